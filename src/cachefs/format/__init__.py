@@ -1,0 +1,1 @@
+"""Bytes on disk and nothing else: every layout and every file name. No I/O."""

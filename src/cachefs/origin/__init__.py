@@ -1,0 +1,1 @@
+"""Where the data lives: one `Origin` per mount."""

@@ -1,0 +1,79 @@
+"""The protocol that every origin speaks.
+
+Paths are relative to the mounted prefix: `""` is the root, `"a/b.jpg"` an object; no leading or
+trailing slash. They are `str`; bytes that are not UTF-8 are carried as surrogate escapes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+
+@dataclass(slots=True)
+class OriginCounters:
+    """Requests that were really sent to the origin, counted by the origin itself."""
+
+    gets: int = 0
+    heads: int = 0
+    lists: int = 0
+    get_bytes: int = 0
+    errors: int = 0
+    skipped_keys: int = 0
+    """Keys of listings that can't be shown as names (see docs/SEMANTICS.md)."""
+
+
+class Origin(ABC):
+    """A read-only tree of immutable object versions.
+
+    All methods are coroutines on the trio loop and never block it. All raise `OriginError`
+    and its children only: `NotFoundError`, `AccessDeniedError`, `OriginUnavailableError`, ...
+    """
+
+    url: str
+    """The source as the user knows it, without credentials."""
+
+    identity: str
+    """Canonical name of the source (store, bucket, prefix): the same on every node, part of
+    every object id, free of credentials."""
+
+    counters: OriginCounters
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Prove once, at mount time, that the source exists and may be read.
+
+        Raises `NotFoundError` for a missing bucket or directory, `AccessDeniedError` for wrong
+        credentials, `OriginUnavailableError` within 5 s for an endpoint that doesn't answer.
+        """
+
+    @abstractmethod
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """Metadata of the object at `path`, or None if `path` is a directory.
+
+        Costs one request for an object. Where a key is both an object and a prefix, an object
+        of one byte or more wins, an empty one yields to the directory. Raises `NotFoundError`.
+        """
+
+    @abstractmethod
+    def list_dir(self, path: str) -> AsyncIterator[list[Entry]]:
+        """The entries directly below `path`, page by page, each name once.
+
+        Keys that are not names are left out and counted in `counters.skipped_keys`; the rule
+        for a key that is both object and prefix is that of `stat`. Raises `NotFoundError` when
+        there is no such directory, `NotADirError` when it is an object.
+        """
+
+    @abstractmethod
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """Exactly `length` bytes at `offset` of exactly the version `meta`; `length` >= 1 and
+        the range lies inside the object.
+
+        Raises `ObjectChangedError` when the object now has another version, `NotFoundError`
+        when it is gone, `BadDataError` when the answer has the wrong length.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Free connections. Nothing else is called afterwards."""
