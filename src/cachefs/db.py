@@ -1,0 +1,219 @@
+"""An ordered key-value store on LMDB whose writes never touch the event loop's time.
+
+Writes go to a dict and are seen by reads at once. About once a second the dict is handed to a
+worker thread that writes it as one LMDB transaction with fsync: that transaction is the only
+commit point. A crash or a power cut loses what was written since, and nothing else.
+
+Concurrency: all methods run on the loop thread; only `_write` runs elsewhere, and it touches
+nothing but the frozen batch and a write transaction of its own. Between two awaits a caller sees
+no change but its own.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import lmdb
+import trio
+
+from cachefs.errors import CacheDirError
+
+log = logging.getLogger(__name__)
+
+Changes = dict[bytes, bytes | None]
+"""Key to new value; None deletes."""
+
+
+class _Overlay:
+    """The changes to one table that LMDB doesn't hold yet: `pending` ones win over `flushing`."""
+
+    __slots__ = ("_sorted_keys", "flushing", "pending")
+
+    def __init__(self) -> None:
+        self.pending: Changes = {}
+        self.flushing: Changes = {}
+        self._sorted_keys: list[bytes] | None = []
+
+    def write(self, key: bytes, value: bytes | None) -> None:
+        self.pending[key] = value
+        self._sorted_keys = None
+
+    def freeze(self) -> Changes:
+        self.flushing, self.pending = self.pending, {}
+        return self.flushing
+
+    def thaw(self, committed: bool) -> None:
+        """End of a commit. What could not be committed is pending again, below newer changes."""
+        if not committed:
+            self.pending = self.flushing | self.pending
+        self.flushing = {}
+        self._sorted_keys = None
+
+    def changes_from(self, start: bytes, prefix: bytes) -> list[tuple[bytes, bytes | None]]:
+        """Changes with keys >= start that have the prefix, in key order."""
+        if self._sorted_keys is None:
+            self._sorted_keys = sorted(self.pending.keys() | self.flushing.keys())
+        keys = self._sorted_keys
+        found = []
+        for position in range(bisect_left(keys, start), len(keys)):
+            key = keys[position]
+            if not key.startswith(prefix):
+                break
+            value = self.pending[key] if key in self.pending else self.flushing[key]
+            found.append((key, value))
+        return found
+
+
+class Database:
+    """A set of named tables in one directory. See the module docstring for its guarantees."""
+
+    def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
+        self._env = env
+        self._handles = {name: env.open_db(name.encode()) for name in tables}
+        self._overlays = {name: _Overlay() for name in tables}
+        self._reader = env.begin()
+        self._commit_lock = trio.Lock()
+        self._failing = False
+
+    @classmethod
+    def open(cls, path: str, tables: Sequence[str], map_size_bytes: int) -> "Database":
+        """Open or create. `map_size_bytes` bounds the file, costs address space only.
+
+        Raises `CacheDirError` if the directory can't be written or holds something else.
+        """
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True, mode=0o700)
+            env = lmdb.open(
+                path,
+                max_dbs=len(tables),
+                map_size=map_size_bytes,
+                mode=0o600,
+                readahead=False,  # look-ups are random; read-ahead would only evict others' pages
+            )
+            return cls(env, tables)
+        except (lmdb.Error, OSError) as error:
+            raise CacheDirError(f"can't open the database {path}: {error}") from error
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        overlay = self._overlays[table]
+        if key in overlay.pending:
+            return overlay.pending[key]
+        if key in overlay.flushing:
+            return overlay.flushing[key]
+        value: bytes | None = self._reader.get(key, db=self._handles[table])
+        return value
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        self._overlays[table].write(key, value)
+
+    def delete(self, table: str, key: bytes) -> None:
+        self._overlays[table].write(key, None)
+
+    def scan(
+        self, table: str, prefix: bytes, start: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key has `prefix`, from `start` on, in key order, pending changes included.
+
+        The iterator is dead after the next await or write: use it up at once.
+        """
+        first = max(start or prefix, prefix)
+        changes = self._overlays[table].changes_from(first, prefix)
+        return _merge(self._stored(table, first, prefix), changes)
+
+    def _stored(self, table: str, first: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        with self._reader.cursor(db=self._handles[table]) as cursor:
+            if first and not cursor.set_range(first):
+                return
+            for key, value in cursor.iternext():
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+
+    @property
+    def pending_count(self) -> int:
+        """Changes that a crash at this instant would lose."""
+        return sum(len(o.pending) + len(o.flushing) for o in self._overlays.values())
+
+    async def commit(self) -> None:
+        """Write everything pending at the time of the call, durably.
+
+        A failure (a full disk) is logged once and the changes stay pending: readers see no
+        difference, only the loss at a crash grows.
+        """
+        async with self._commit_lock:
+            if not any(overlay.pending for overlay in self._overlays.values()):
+                return
+            batch = {name: overlay.freeze() for name, overlay in self._overlays.items()}
+            committed = False
+            try:
+                await trio.to_thread.run_sync(self._write, batch)
+                committed = True
+                self._failing = False
+            except (lmdb.Error, OSError) as error:
+                if not self._failing:
+                    log.warning("can't write the database %s: %s", self._env.path(), error)
+                self._failing = True
+            finally:
+                self._end_commit(committed)
+
+    def _end_commit(self, committed: bool) -> None:
+        # The reader moves on before the overlay shrinks, both without an await between:
+        # no read can miss a change that is on its way from one to the other.
+        self._reader.abort()
+        self._reader = self._env.begin()
+        for overlay in self._overlays.values():
+            overlay.thaw(committed)
+
+    def _write(self, batch: dict[str, Changes]) -> None:
+        with self._env.begin(write=True) as txn:
+            for name, changes in batch.items():
+                handle = self._handles[name]
+                for key in sorted(changes):
+                    value = changes[key]
+                    if value is None:
+                        txn.delete(key, db=handle)
+                    else:
+                        txn.put(key, value, db=handle)
+
+    async def commit_loop(self, interval_s: float = 1.0) -> None:
+        """Commit for ever. Cancel it, then `close`."""
+        while True:
+            await trio.sleep(interval_s)
+            await self.commit()
+
+    def close(self) -> None:
+        """Commit what is pending and close. Blocks for the fsync; call it after the loop."""
+        try:
+            self._write({name: o.flushing | o.pending for name, o in self._overlays.items()})
+        except (lmdb.Error, OSError) as error:
+            log.warning("can't write the database %s: %s", self._env.path(), error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without committing, as a crash would."""
+        self._reader.abort()
+        self._env.close()
+
+
+def _merge(
+    stored: Iterator[tuple[bytes, bytes]], changes: list[tuple[bytes, bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Both inputs in key order; where both have a key the change wins."""
+    position = 0
+    for key, value in stored:
+        while position < len(changes) and changes[position][0] < key:
+            changed_key, changed_value = changes[position]
+            position += 1
+            if changed_value is not None:
+                yield changed_key, changed_value
+        if position < len(changes) and changes[position][0] == key:
+            changed_value = changes[position][1]
+            position += 1
+            if changed_value is not None:
+                yield key, changed_value
+        else:
+            yield key, value
+    for changed_key, changed_value in changes[position:]:
+        if changed_value is not None:
+            yield changed_key, changed_value
