@@ -1,0 +1,123 @@
+"""Rows of the namespace database. Format 1; see docs/formats/namespace.md.
+
+All integers are little-endian in values and big-endian in keys, so that keys sort by number.
+
+| table    | key                      | value                                              |
+|----------|--------------------------|----------------------------------------------------|
+| inodes   | ino u64                  | kind u8, 0 u8, name length u16, parent u64,        |
+|          |                          | size u64, mtime_ns i64, name, version (UTF-8)      |
+| dirents  | parent u64, name         | ino u64, checked_at_ns i64                         |
+| listings | directory ino u64        | listed_at_ns i64, entry count u64                  |
+| orphans  | ino u64                  | empty                                              |
+| meta     | name                     | free form: `format`, `identity`, `next_ino` (u64)  |
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+FORMAT_VERSION = 1
+TABLES = ("inodes", "dirents", "listings", "orphans", "meta")
+KIND_DIR = 1
+KIND_FILE = 2
+
+_INO_KEY = Struct(">Q")
+_INODE = Struct("<BBHQQq")
+_DIRENT = Struct("<Qq")
+_LISTING = Struct("<qQ")
+assert (_INODE.size, _DIRENT.size, _LISTING.size) == (28, 16, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Inode:
+    """One directory, or one version of one object: a file inode never changes.
+
+    `mtime_ns` of a directory is when its listing last changed. `version` of a directory is "".
+    """
+
+    ino: int
+    kind: int
+    parent: int
+    name: bytes
+    size_bytes: int
+    mtime_ns: int
+    version: str
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == KIND_DIR
+
+
+class Dirent(NamedTuple):
+    """What a name stands for, as the origin said at `checked_at_ns` (wall clock)."""
+
+    ino: int
+    checked_at_ns: int
+
+
+class Listing(NamedTuple):
+    """A complete listing of a directory, begun at `listed_at_ns` (wall clock)."""
+
+    listed_at_ns: int
+    entry_count: int
+
+
+def ino_key(ino: int) -> bytes:
+    return _INO_KEY.pack(ino)
+
+
+def ino_of_key(key: bytes) -> int:
+    ino: int = _INO_KEY.unpack(key)[0]
+    return ino
+
+
+def dirent_key(parent: int, name: bytes) -> bytes:
+    """263 bytes at most (a name has 255): below LMDB's limit of 511."""
+    return _INO_KEY.pack(parent) + name
+
+
+def name_of_key(key: bytes) -> bytes:
+    return key[_INO_KEY.size :]
+
+
+def pack_inode(inode: Inode) -> bytes:
+    head = _INODE.pack(
+        inode.kind, 0, len(inode.name), inode.parent, inode.size_bytes, inode.mtime_ns
+    )
+    return head + inode.name + inode.version.encode("utf-8", "surrogateescape")
+
+
+def unpack_inode(ino: int, record: bytes) -> Inode:
+    kind, _, name_length, parent, size_bytes, mtime_ns = _INODE.unpack_from(record)
+    name_end = _INODE.size + name_length
+    return Inode(
+        ino,
+        kind,
+        parent,
+        record[_INODE.size : name_end],
+        size_bytes,
+        mtime_ns,
+        record[name_end:].decode("utf-8", "surrogateescape"),
+    )
+
+
+def unpack_stat(record: bytes) -> tuple[int, int, int]:
+    """(kind, size in bytes, mtime_ns) alone: all that a directory entry needs."""
+    kind, _, _, _, size_bytes, mtime_ns = _INODE.unpack_from(record)
+    return kind, size_bytes, mtime_ns
+
+
+def pack_dirent(dirent: Dirent) -> bytes:
+    return _DIRENT.pack(*dirent)
+
+
+def unpack_dirent(record: bytes) -> Dirent:
+    return Dirent(*_DIRENT.unpack(record))
+
+
+def pack_listing(listing: Listing) -> bytes:
+    return _LISTING.pack(*listing)
+
+
+def unpack_listing(record: bytes) -> Listing:
+    return Listing(*_LISTING.unpack(record))

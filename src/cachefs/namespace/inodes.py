@@ -1,0 +1,218 @@
+"""The inode table: which inode each name stands for, persistently.
+
+Invariants:
+- A file inode is one version of one object. Another version at the same name is another inode,
+  so size, bytes and cached blocks of two versions can't mix.
+- Inode numbers are never used twice in the life of a cache directory.
+- A name is bound by the newest observation only: an answer whose request began before the one
+  that bound the name is ignored. So nothing seen is older than its `checked_at_ns` says.
+- A record outlives its name (an open file goes on reading its version); records without a name
+  are `orphans` and go at the next start, when no kernel refers to them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cachefs.db import Database
+from cachefs.errors import CacheDirError
+from cachefs.format.inode_record import (
+    FORMAT_VERSION,
+    KIND_DIR,
+    KIND_FILE,
+    Dirent,
+    Inode,
+    Listing,
+    dirent_key,
+    ino_key,
+    ino_of_key,
+    name_of_key,
+    pack_dirent,
+    pack_inode,
+    pack_listing,
+    unpack_dirent,
+    unpack_inode,
+    unpack_listing,
+    unpack_stat,
+)
+from cachefs.types import ObjectMeta
+
+ROOT_INO = 1
+_ORPHANS_PER_START = 1_000_000
+
+
+class InodeTable:
+    """All methods are synchronous and atomic: none awaits."""
+
+    def __init__(self, db: Database, identity: str, now_ns: int) -> None:
+        """Take over `db`, creating the root if it is new.
+
+        Raises `CacheDirError` if it was written by a newer cachefs or for another source.
+        """
+        self._db = db
+        self._check_meta(identity)
+        stored = db.get("meta", b"next_ino")
+        self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
+        self._dir_paths: dict[int, str] = {ROOT_INO: ""}
+        if db.get("inodes", ino_key(ROOT_INO)) is None:
+            self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, now_ns, ""))
+
+    def _check_meta(self, identity: str) -> None:
+        for name, wanted, complaint in (
+            (b"format", str(FORMAT_VERSION), "the namespace has format {}, this cachefs knows {}"),
+            (b"identity", identity, "the namespace belongs to {}, not to {}"),
+        ):
+            stored = self._db.get("meta", name)
+            if stored is None:
+                self._db.put("meta", name, wanted.encode("utf-8", "surrogateescape"))
+            elif stored.decode("utf-8", "surrogateescape") != wanted:
+                text = complaint.format(stored.decode("utf-8", "replace"), wanted)
+                raise CacheDirError(f"{text}; use another cache directory")
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, ino: int) -> Inode | None:
+        record = self._db.get("inodes", ino_key(ino))
+        return None if record is None else unpack_inode(ino, record)
+
+    def stat(self, ino: int) -> tuple[int, int, int] | None:
+        """(kind, size in bytes, mtime_ns): a cheaper `get` for directory entries."""
+        record = self._db.get("inodes", ino_key(ino))
+        return None if record is None else unpack_stat(record)
+
+    def dirent(self, parent: int, name: bytes) -> Dirent | None:
+        record = self._db.get("dirents", dirent_key(parent, name))
+        return None if record is None else unpack_dirent(record)
+
+    def dirents(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, Dirent]]:
+        """In name order, names greater than `after` only. Dead after the next await or write."""
+        start = None if after is None else dirent_key(parent, after) + b"\0"
+        for key, record in self._db.scan("dirents", ino_key(parent), start):
+            yield name_of_key(key), unpack_dirent(record)
+
+    def listing(self, ino: int) -> Listing | None:
+        record = self._db.get("listings", ino_key(ino))
+        return None if record is None else unpack_listing(record)
+
+    def path(self, inode: Inode) -> str:
+        """Path below the mounted prefix, `""` for the root."""
+        if inode.ino in self._dir_paths:
+            return self._dir_paths[inode.ino]
+        parent = self._dir_paths.get(inode.parent)
+        if parent is None:
+            parent_inode = self.get(inode.parent)
+            if parent_inode is None:
+                raise LookupError(f"inode {inode.ino} has no parent")
+            parent = self.path(parent_inode)
+        path = join(parent, inode.name)
+        if inode.is_dir:
+            if len(self._dir_paths) > 100_000:
+                self._dir_paths = {ROOT_INO: ""}
+            self._dir_paths[inode.ino] = path
+        return path
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def bind(self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int) -> int:
+        """The name stands for this object version (None: a directory), as observed by a request
+        begun at `observed_ns`. Returns the inode number: the old one if nothing changed."""
+        return self._bind(parent, name, meta, observed_ns, note_check=True)
+
+    def bind_listed(
+        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
+    ) -> int:
+        """Like `bind`, but an unchanged entry costs no write: the listing's own row, put by
+        `finish_listing`, says when all of them were checked."""
+        return self._bind(parent, name, meta, observed_ns, note_check=False)
+
+    def _bind(
+        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int, note_check: bool
+    ) -> int:
+        current = self.dirent(parent, name)
+        if current is not None:
+            if current.checked_at_ns > observed_ns:
+                return current.ino
+            if self._is_same(current.ino, meta):
+                if note_check:
+                    self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
+                return current.ino
+            self._orphan(current.ino)
+        ino = self._allocate()
+        if meta is None:
+            inode = Inode(ino, KIND_DIR, parent, name, 0, observed_ns, "")
+        else:
+            inode = Inode(
+                ino, KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version
+            )
+        self._put(inode)
+        self._put_dirent(parent, name, Dirent(ino, observed_ns))
+        return ino
+
+    def _is_same(self, ino: int, meta: ObjectMeta | None) -> bool:
+        inode = self.get(ino)
+        if inode is None or inode.is_dir != (meta is None):
+            return False
+        return meta is None or (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
+
+    def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
+        """The name stands for nothing, as observed by a request begun at `observed_ns`.
+        Returns whether it stood for something before."""
+        current = self.dirent(parent, name)
+        if current is None or current.checked_at_ns > observed_ns:
+            return False
+        self._db.delete("dirents", dirent_key(parent, name))
+        self._orphan(current.ino)
+        return True
+
+    def finish_listing(self, ino: int, listing: Listing) -> None:
+        """Every name of the directory that is still bound was checked at `listed_at_ns`."""
+        self._db.put("listings", ino_key(ino), pack_listing(listing))
+
+    def touch(self, ino: int, now_ns: int) -> None:
+        """The directory's entries changed: move its mtime on, always forwards."""
+        inode = self.get(ino)
+        if inode is not None:
+            self._put(replace(inode, mtime_ns=max(now_ns, inode.mtime_ns + 1)))
+
+    def _put(self, inode: Inode) -> None:
+        self._db.put("inodes", ino_key(inode.ino), pack_inode(inode))
+
+    def _put_dirent(self, parent: int, name: bytes, dirent: Dirent) -> None:
+        self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))
+
+    def _orphan(self, ino: int) -> None:
+        self._db.put("orphans", ino_key(ino), b"")
+
+    def _allocate(self) -> int:
+        # The counter is part of the same commit as the inode that uses the number.
+        ino = self._next_ino
+        self._next_ino += 1
+        self._db.put("meta", b"next_ino", self._next_ino.to_bytes(8, "big"))
+        return ino
+
+    def purge_orphans(self) -> int:
+        """Delete records that lost their name before the mount began, and all below them.
+
+        Only to be called while no kernel knows an inode of ours. Returns how many went; at most
+        a million at a time, the rest waits for the next start.
+        """
+        doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"")]
+        purged = 0
+        while doomed and purged < _ORPHANS_PER_START:
+            ino = doomed.pop()
+            key = ino_key(ino)
+            children = list(self._db.scan("dirents", key))
+            for child_key, record in children:
+                doomed.append(unpack_dirent(record).ino)
+                self._db.delete("dirents", child_key)
+            for table in ("inodes", "listings", "orphans"):
+                self._db.delete(table, key)
+            purged += 1
+        for ino in doomed:
+            self._orphan(ino)
+        return purged
+
+
+def join(parent: str, name: bytes) -> str:
+    """The path of a name below a directory's path."""
+    text = name.decode("utf-8", "surrogateescape")
+    return f"{parent}/{text}" if parent else text
