@@ -38,6 +38,7 @@ from cachefs.types import ObjectMeta
 
 ROOT_INO = 1
 _ORPHANS_PER_START = 1_000_000
+_INO_RESERVE = 1 << 20
 
 
 class InodeTable:
@@ -52,6 +53,8 @@ class InodeTable:
         self._check_meta(identity)
         stored = db.get("meta", b"next_ino")
         self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
+        self._reserved_to = self._next_ino
+        self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         if db.get("inodes", ino_key(ROOT_INO)) is None:
             self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, now_ns, ""))
@@ -182,11 +185,18 @@ class InodeTable:
     def _orphan(self, ino: int) -> None:
         self._db.put("orphans", ino_key(ino), b"")
 
+    def _reserve(self) -> None:
+        # A crash must not make a number be handed out twice, so the stored counter runs ahead:
+        # the caller commits once after construction, and later reservations are made, and by
+        # the regular commits stored, half a reserve before they are needed.
+        self._reserved_to += _INO_RESERVE
+        self._db.put("meta", b"next_ino", self._reserved_to.to_bytes(8, "big"))
+
     def _allocate(self) -> int:
-        # The counter is part of the same commit as the inode that uses the number.
         ino = self._next_ino
         self._next_ino += 1
-        self._db.put("meta", b"next_ino", self._next_ino.to_bytes(8, "big"))
+        if self._next_ino + _INO_RESERVE // 2 > self._reserved_to:
+            self._reserve()
         return ino
 
     def purge_orphans(self) -> int:

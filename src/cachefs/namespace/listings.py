@@ -1,0 +1,177 @@
+"""Directory listings: one at a time per directory, streamed to readers, kept for a TTL.
+
+A listing fills a `Snapshot` page by page while it binds names in the inode table. When it has
+ended well, names that it didn't show are unbound and its row in the table says that the
+directory is complete; from then on, until the TTL ends, absent names need no request.
+"""
+
+import logging
+from collections import OrderedDict
+
+import trio
+
+from cachefs.errors import CachefsError, NotFoundError, OriginError
+from cachefs.format.inode_record import Inode, Listing
+from cachefs.namespace.clock import Clock
+from cachefs.namespace.inodes import ROOT_INO, InodeTable
+from cachefs.namespace.snapshot import Snapshot
+from cachefs.origin.base import Origin
+from cachefs.types import Entry
+
+log = logging.getLogger(__name__)
+
+_KEPT_NAMES = 500_000
+"""Names kept in finished snapshots, about 25 MB; the least recently read go first."""
+_SNAPSHOT_COST = 16
+"""What an empty snapshot counts for, in names."""
+_FILL_CHUNK = 2_000
+"""Entries read from the table between two checkpoints: about 2 ms."""
+
+
+class Listings:
+    """Every snapshot of the mount, running and finished."""
+
+    def __init__(
+        self,
+        table: InodeTable,
+        origin: Origin,
+        nursery: trio.Nursery,
+        clock: Clock,
+        list_ttl_ns: float,
+    ) -> None:
+        self._table = table
+        self._origin = origin
+        self._nursery = nursery
+        self._clock = clock
+        self._list_ttl_ns = list_ttl_ns
+        self._running: dict[int, Snapshot] = {}
+        self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._kept_names = 0
+        self._next_generation = 1
+
+    def remaining_ns(self, ino: int) -> float:
+        """How much longer the directory's complete listing is fresh; <= 0 if it is not."""
+        listing = self._table.listing(ino)
+        if listing is None:
+            return 0
+        return self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
+
+    def open(self, directory: Inode) -> Snapshot:
+        """The snapshot for a reader who begins now: running, kept or newly begun."""
+        ino = directory.ino
+        if ino in self._running:
+            return self._running[ino]
+        fresh = self.remaining_ns(ino) > 0
+        listing = self._table.listing(ino)
+        if fresh and listing is not None:
+            listed_at_ns, generation = self._newest.get(ino, (0, 0))
+            kept = self._kept.get((ino, generation))
+            if kept is not None and listed_at_ns == listing.listed_at_ns:
+                self._kept.move_to_end((ino, generation))
+                return kept
+        return self._begin(directory, listing if fresh else None)
+
+    def resume(self, directory: Inode, generation: int) -> Snapshot:
+        """The snapshot that a reader began with, by its generation. If that is gone (dozens of
+        larger directories were read since) the current one continues at the same position."""
+        running = self._running.get(directory.ino)
+        if running is not None and running.generation == generation:
+            return running
+        kept = self._kept.get((directory.ino, generation))
+        if kept is None:
+            return self.open(directory)
+        self._kept.move_to_end((directory.ino, generation))
+        return kept
+
+    def refresh(self, directory: Inode) -> None:
+        """List the directory again in the background, unless that is under way."""
+        if directory.ino not in self._running:
+            self._begin(directory, None)
+
+    def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
+        snapshot = Snapshot(self._next_generation)
+        self._next_generation += 1
+        self._running[directory.ino] = snapshot
+        self._nursery.start_soon(self._run, directory, fresh, snapshot)
+        return snapshot
+
+    async def _run(self, directory: Inode, fresh: Listing | None, snapshot: Snapshot) -> None:
+        ino = directory.ino
+        try:
+            if fresh is not None:
+                await self._fill(ino, snapshot)
+                listed_at_ns = fresh.listed_at_ns
+            else:
+                listed_at_ns = await self._list(directory, snapshot)
+            snapshot.end()
+            self._keep(ino, listed_at_ns, snapshot)
+        except CachefsError as error:
+            snapshot.end(error)
+        finally:
+            del self._running[ino]
+            if not snapshot.ended:
+                snapshot.end(OriginError("the mount is shutting down"))
+
+    async def _fill(self, ino: int, snapshot: Snapshot) -> None:
+        """From the table, in name order: positions in it are names, so changes between two
+        chunks neither repeat nor skip an entry."""
+        after: bytes | None = None
+        while True:
+            count = 0
+            for name, dirent in self._table.dirents(ino, after):
+                snapshot.append(name, dirent.ino)
+                after = name
+                count += 1
+                if count == _FILL_CHUNK:
+                    break
+            if count < _FILL_CHUNK:
+                return
+            snapshot.wake()
+            await trio.lowlevel.checkpoint()
+
+    async def _list(self, directory: Inode, snapshot: Snapshot) -> int:
+        ino = directory.ino
+        began_ns = self._clock.now_ns()
+        seen: set[bytes] = set()
+        changed = False
+        try:
+            async for page in self._origin.list_dir(self._table.path(directory)):
+                changed |= self._bind_page(ino, page, began_ns, snapshot, seen)
+                snapshot.wake()
+        except NotFoundError:
+            if ino != ROOT_INO:
+                raise
+        changed |= self._sweep(ino, began_ns, seen)
+        self._table.finish_listing(ino, Listing(began_ns, len(seen)))
+        if changed:
+            self._table.touch(ino, self._clock.now_ns())
+        return began_ns
+
+    def _bind_page(
+        self, ino: int, page: list[Entry], began_ns: int, snapshot: Snapshot, seen: set[bytes]
+    ) -> bool:
+        changed = False
+        for text, meta in page:
+            name = text.encode("utf-8", "surrogateescape")
+            before = self._table.dirent(ino, name)
+            child = self._table.bind_listed(ino, name, meta, began_ns)
+            changed |= before is None or before.ino != child
+            seen.add(name)
+            snapshot.append(name, child)
+        return changed
+
+    def _sweep(self, ino: int, began_ns: int, seen: set[bytes]) -> bool:
+        """Unbind what the listing didn't show. Atomic: no await between scan and writes."""
+        gone = [name for name, _ in self._table.dirents(ino) if name not in seen]
+        return any([self._table.unbind(ino, name, began_ns) for name in gone])
+
+    def _keep(self, ino: int, listed_at_ns: int, snapshot: Snapshot) -> None:
+        self._kept[(ino, snapshot.generation)] = snapshot
+        self._newest[ino] = (listed_at_ns, snapshot.generation)
+        self._kept_names += len(snapshot) + _SNAPSHOT_COST
+        while self._kept_names > _KEPT_NAMES and len(self._kept) > 1:
+            (old_ino, generation), old = self._kept.popitem(last=False)
+            self._kept_names -= len(old) + _SNAPSHOT_COST
+            if self._newest.get(old_ino, (0, 0))[1] == generation:
+                del self._newest[old_ino]

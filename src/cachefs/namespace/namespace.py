@@ -1,0 +1,253 @@
+"""The tree that a mount shows: look-ups, attributes and directory reading.
+
+What the origin said is believed for a TTL and then asked again, never forgotten: an unchanged
+version keeps its inode and its cached bytes. The kernel is given only what remains of a TTL, so
+that no change stays unseen for longer than one TTL.
+"""
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import trio
+
+from cachefs.db import Database
+from cachefs.errors import CachefsError, NotADirError, NotFoundError, ObjectChangedError
+from cachefs.format.inode_record import Dirent, Inode
+from cachefs.format.object_id import object_id
+from cachefs.namespace.clock import Clock
+from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
+from cachefs.namespace.listings import Listings
+from cachefs.namespace.snapshot import Snapshot
+from cachefs.origin.base import Origin
+from cachefs.types import ObjectMeta, ObjectRef
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+_NEGATIVES = 100_000
+"""Names remembered to be absent, about 20 MB; the oldest go first."""
+_LIST_PAGE_ENTRIES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ttls:
+    """How long answers of the origin are believed, in seconds; `inf` is for ever."""
+
+    attr_s: float
+    entry_s: float
+    negative_s: float
+    list_s: float
+
+
+class _Asking:
+    """One question to the origin that several look-ups may wait for."""
+
+    __slots__ = ("done", "error", "inode")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: CachefsError | None = None
+        self.inode: Inode | None = None
+
+
+class Namespace:
+    """See the module docstring. Runs on the loop thread; only methods marked async await."""
+
+    def __init__(
+        self,
+        db: Database,
+        origin: Origin,
+        nursery: trio.Nursery,
+        ttls: Ttls,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises `CacheDirError` when the database is of a newer format or another source."""
+        self._clock = clock or Clock()
+        self.table = InodeTable(db, origin.identity, self._clock.now_ns())
+        self._origin = origin
+        self._nursery = nursery
+        self._ttls = ttls
+        self._entry_ttl_ns = ttls.entry_s * NS
+        self._negative_ttl_ns = ttls.negative_s * NS
+        self._listings = Listings(self.table, origin, nursery, self._clock, ttls.list_s * NS)
+        self._asking: dict[tuple[int, bytes], _Asking] = {}
+        self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._heads_since_listing: dict[int, int] = {}
+
+    # -- attributes ----------------------------------------------------------------------------
+
+    def inode(self, ino: int) -> Inode:
+        """Raises `ObjectChangedError` for a number whose record is gone (ESTALE)."""
+        inode = self.table.get(ino)
+        if inode is None:
+            raise ObjectChangedError(f"inode {ino} no longer exists")
+        return inode
+
+    @property
+    def attr_ttl_s(self) -> float:
+        return self._ttls.attr_s
+
+    def object_ref(self, inode: Inode) -> ObjectRef:
+        """What the cache needs to read this file version."""
+        path = self.table.path(inode)
+        meta = ObjectMeta(inode.size_bytes, inode.mtime_ns, inode.version)
+        return ObjectRef(object_id(self._origin.identity, path, inode.version), path, meta)
+
+    def source_url(self, inode: Inode) -> str:
+        path = self.table.path(inode)
+        return f"{self._origin.url.rstrip('/')}/{path}" if path else self._origin.url
+
+    # -- look-ups ------------------------------------------------------------------------------
+
+    async def lookup(self, parent: int, name: bytes) -> tuple[Inode, float]:
+        """The inode of a name and for how many seconds the kernel may believe it.
+
+        Raises `NotFoundError` (see `negative_ttl_s`) or what the origin raised.
+        """
+        known = self._known(parent, name)
+        if known is not None:
+            return known
+        inode = await self._ask(parent, name)
+        return inode, self.entry_ttl_s(parent, name)
+
+    def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
+        """The answer, if what is known is fresh. Raises `NotFoundError` for known absence."""
+        dirent = self.table.dirent(parent, name)
+        if dirent is not None:
+            remaining_ns = self._dirent_remaining_ns(parent, dirent)
+            if remaining_ns <= 0:
+                return None
+            inode = self.table.get(dirent.ino)
+            return None if inode is None else (inode, remaining_ns / NS)
+        if self.negative_ttl_s(parent, name) > 0:
+            raise NotFoundError("no such file or directory")
+        return None
+
+    def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
+        remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._entry_ttl_ns)
+        if remaining_ns > 0:
+            return remaining_ns
+        listing = self.table.listing(parent)
+        if listing is None:
+            return 0
+        return self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
+
+    def entry_ttl_s(self, parent: int, name: bytes) -> float:
+        """For how many seconds more the name stands for its inode; 0 if that must be asked."""
+        dirent = self.table.dirent(parent, name)
+        if dirent is None:
+            return 0.0
+        return max(0.0, self._dirent_remaining_ns(parent, dirent) / NS)
+
+    def listed_entry_ttl_s(self, parent: int) -> float:
+        """The same for a name out of a listing that may still be running."""
+        listing = self.table.listing(parent)
+        if listing is None:
+            return 0.0
+        remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
+        return max(0.0, remaining_ns / NS)
+
+    def negative_ttl_s(self, parent: int, name: bytes) -> float:
+        """For how many seconds more the name is known not to exist; 0 if it may exist."""
+        if self.table.dirent(parent, name) is not None:
+            return 0.0
+        since_ns = self._negatives.get((parent, name))
+        remaining_ns = 0.0
+        if since_ns is not None:
+            remaining_ns = self._clock.remaining_ns(since_ns, self._negative_ttl_ns)
+        listed_ns = min(self._listings.remaining_ns(parent), self._negative_ttl_ns)
+        return max(0.0, remaining_ns, listed_ns) / NS
+
+    async def _ask(self, parent: int, name: bytes) -> Inode:
+        """Ask the origin, once for all who want to know, and whoever of them gives up."""
+        key = (parent, name)
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = _Asking()
+            self._nursery.start_soon(self._run_asking, key, asking)
+        await asking.done.wait()
+        if asking.error is not None:
+            raise type(asking.error)(str(asking.error))
+        assert asking.inode is not None
+        return asking.inode
+
+    async def _run_asking(self, key: tuple[int, bytes], asking: _Asking) -> None:
+        try:
+            asking.inode = await self._observe(*key)
+        except CachefsError as error:
+            asking.error = error
+        finally:
+            # Whatever ended this, nobody may wait for ever.
+            if asking.inode is None and asking.error is None:
+                asking.error = CachefsError("the mount is shutting down")
+            del self._asking[key]
+            asking.done.set()
+
+    async def _observe(self, parent: int, name: bytes) -> Inode:
+        directory = self.inode(parent)
+        if not directory.is_dir:
+            raise NotADirError("not a directory")
+        self._relist_if_cheaper(directory)
+        observed_ns = self._clock.now_ns()
+        try:
+            meta = await self._origin.stat(join(self.table.path(directory), name))
+        except NotFoundError:
+            self._note_absent(parent, name, observed_ns)
+            raise
+        before = self.table.dirent(parent, name)
+        ino = self.table.bind(parent, name, meta, observed_ns)
+        self._negatives.pop((parent, name), None)
+        if before is None or before.ino != ino:
+            self._note_change(parent)
+        return self.inode(ino)
+
+    def _note_absent(self, parent: int, name: bytes, observed_ns: int) -> None:
+        if self.table.unbind(parent, name, observed_ns):
+            self._note_change(parent)
+        self._negatives[(parent, name)] = observed_ns
+        if len(self._negatives) > _NEGATIVES:
+            self._negatives.popitem(last=False)
+
+    def _note_change(self, parent: int) -> None:
+        """A name changed outside a listing: the listing that readers know is no longer right."""
+        if self.table.listing(parent) is not None:
+            self.table.touch(parent, self._clock.now_ns())
+
+    def _relist_if_cheaper(self, directory: Inode) -> None:
+        """When a directory's listing has expired, its names are asked one by one as they are
+        needed; as soon as that has cost as many requests as listing anew, list anew."""
+        listing = self.table.listing(directory.ino)
+        if listing is None:
+            return
+        asked = self._heads_since_listing.get(directory.ino, 0) + 1
+        if asked > 1 + listing.entry_count // _LIST_PAGE_ENTRIES:
+            self._heads_since_listing.pop(directory.ino, None)
+            self._listings.refresh(directory)
+        else:
+            self._heads_since_listing[directory.ino] = asked
+
+    # -- directories ---------------------------------------------------------------------------
+
+    def open_directory(self, ino: int) -> Snapshot:
+        """The entries of the directory as a reader who begins now sees them."""
+        return self._listings.open(self._directory(ino))
+
+    def resume_directory(self, ino: int, generation: int) -> Snapshot:
+        """The snapshot that this reader began with."""
+        return self._listings.resume(self._directory(ino), generation)
+
+    def _directory(self, ino: int) -> Inode:
+        inode = self.inode(ino)
+        if not inode.is_dir:
+            raise NotADirError("not a directory")
+        return inode
+
+    def note_object_changed(self, inode: Inode) -> None:
+        """A read found that the origin has another version now: the next look-up must ask."""
+        dirent = self.table.dirent(inode.parent, inode.name)
+        if dirent is not None and dirent.ino == inode.ino:
+            self.table.expire(inode.parent, inode.name)
+
+
+__all__ = ["ROOT_INO", "Namespace", "Ttls"]
