@@ -1,0 +1,37 @@
+.DEFAULT_GOAL := help
+.PHONY: help bootstrap demo test lint format bench lock clean
+
+PYTHONS := src tests $(wildcard bench demo)
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+bootstrap: ## Debian packages, .venv with locked versions, cachefs itself
+	@scripts/bootstrap
+
+demo: bootstrap ## mount a real S3 bucket and read three epochs from it
+	@.venv/bin/python demo/demo.py
+
+lint: bootstrap ## style, types and import contracts
+	.venv/bin/ruff check $(PYTHONS)
+	.venv/bin/ruff format --check $(PYTHONS)
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+test: lint ## all checks and all tests
+	.venv/bin/pytest -q --durations=10
+
+format: bootstrap ## let ruff rewrite the sources
+	.venv/bin/ruff check --fix $(PYTHONS)
+	.venv/bin/ruff format $(PYTHONS)
+
+bench: bootstrap ## the benchmark: a table, and JSON in bench/out
+	@.venv/bin/python -m bench
+
+lock: ## resolve all dependencies anew into requirements/*.lock
+	@scripts/lock
+
+clean: ## remove everything that was built here
+	rm -rf .venv .build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
