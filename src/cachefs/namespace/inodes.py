@@ -10,7 +10,7 @@ Invariants:
   are `orphans` and go at the next start, when no kernel refers to them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cachefs.db import Database
@@ -37,19 +37,28 @@ from cachefs.format.inode_record import (
 from cachefs.types import ObjectMeta
 
 ROOT_INO = 1
-_ORPHANS_PER_START = 1_000_000
+_ORPHANS_PER_START = 100_000
 _INO_RESERVE = 1 << 20
 
 
 class InodeTable:
     """All methods are synchronous and atomic: none awaits."""
 
-    def __init__(self, db: Database, identity: str, now_ns: int) -> None:
-        """Take over `db`, creating the root if it is new.
+    def __init__(
+        self,
+        db: Database,
+        identity: str,
+        now_ns: int,
+        on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
+    ) -> None:
+        """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
+        whenever a name stops standing for its inode; it must not call back.
 
         Raises `CacheDirError` if it was written by a newer cachefs or for another source.
         """
         self._db = db
+        self._on_unbound = on_unbound
+        self.unbound_count = 0
         self._check_meta(identity)
         stored = db.get("meta", b"next_ino")
         self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
@@ -138,7 +147,7 @@ class InodeTable:
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
                 return current.ino
-            self._orphan(current.ino)
+            self._unbound(parent, name, current.ino)
         ino = self._allocate()
         if meta is None:
             inode = Inode(ino, KIND_DIR, parent, name, 0, observed_ns, "")
@@ -163,7 +172,7 @@ class InodeTable:
         if current is None or current.checked_at_ns > observed_ns:
             return False
         self._db.delete("dirents", dirent_key(parent, name))
-        self._orphan(current.ino)
+        self._unbound(parent, name, current.ino)
         return True
 
     def finish_listing(self, ino: int, listing: Listing) -> None:
@@ -181,6 +190,11 @@ class InodeTable:
 
     def _put_dirent(self, parent: int, name: bytes, dirent: Dirent) -> None:
         self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))
+
+    def _unbound(self, parent: int, name: bytes, ino: int) -> None:
+        self.unbound_count += 1
+        self._orphan(ino)
+        self._on_unbound(parent, name)
 
     def _orphan(self, ino: int) -> None:
         self._db.put("orphans", ino_key(ino), b"")
@@ -203,7 +217,7 @@ class InodeTable:
         """Delete records that lost their name before the mount began, and all below them.
 
         Only to be called while no kernel knows an inode of ours. Returns how many went; at most
-        a million at a time, the rest waits for the next start.
+        100,000 (about a second), the rest waits for the next start.
         """
         doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"")]
         purged = 0

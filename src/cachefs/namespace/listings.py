@@ -46,7 +46,7 @@ class Listings:
         self._list_ttl_ns = list_ttl_ns
         self._running: dict[int, Snapshot] = {}
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
-        self._newest: dict[int, tuple[int, int]] = {}
+        self._newest: dict[int, int] = {}
         self._kept_names = 0
         self._next_generation = 1
 
@@ -65,9 +65,9 @@ class Listings:
         fresh = self.remaining_ns(ino) > 0
         listing = self._table.listing(ino)
         if fresh and listing is not None:
-            listed_at_ns, generation = self._newest.get(ino, (0, 0))
+            generation = self._newest.get(ino, 0)
             kept = self._kept.get((ino, generation))
-            if kept is not None and listed_at_ns == listing.listed_at_ns:
+            if kept is not None and kept.as_of_ns == listing.listed_at_ns:
                 self._kept.move_to_end((ino, generation))
                 return kept
         return self._begin(directory, listing if fresh else None)
@@ -90,7 +90,8 @@ class Listings:
             self._begin(directory, None)
 
     def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
-        snapshot = Snapshot(self._next_generation)
+        as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
+        snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
         self._next_generation += 1
         self._running[directory.ino] = snapshot
         self._nursery.start_soon(self._run, directory, fresh, snapshot)
@@ -101,13 +102,16 @@ class Listings:
         try:
             if fresh is not None:
                 await self._fill(ino, snapshot)
-                listed_at_ns = fresh.listed_at_ns
             else:
-                listed_at_ns = await self._list(directory, snapshot)
+                await self._list(directory, snapshot)
             snapshot.end()
-            self._keep(ino, listed_at_ns, snapshot)
+            self._keep(ino, snapshot)
         except CachefsError as error:
             snapshot.end(error)
+        except Exception:
+            # A bug here costs this directory's readers an error, not everybody the mount.
+            log.exception("bug while listing inode %d", ino)
+            snapshot.end(OriginError("internal error; see the log"))
         finally:
             del self._running[ino]
             if not snapshot.ended:
@@ -130,9 +134,9 @@ class Listings:
             snapshot.wake()
             await trio.lowlevel.checkpoint()
 
-    async def _list(self, directory: Inode, snapshot: Snapshot) -> int:
+    async def _list(self, directory: Inode, snapshot: Snapshot) -> None:
         ino = directory.ino
-        began_ns = self._clock.now_ns()
+        began_ns = snapshot.as_of_ns
         seen: set[bytes] = set()
         changed = False
         try:
@@ -146,7 +150,6 @@ class Listings:
         self._table.finish_listing(ino, Listing(began_ns, len(seen)))
         if changed:
             self._table.touch(ino, self._clock.now_ns())
-        return began_ns
 
     def _bind_page(
         self, ino: int, page: list[Entry], began_ns: int, snapshot: Snapshot, seen: set[bytes]
@@ -166,12 +169,12 @@ class Listings:
         gone = [name for name, _ in self._table.dirents(ino) if name not in seen]
         return any([self._table.unbind(ino, name, began_ns) for name in gone])
 
-    def _keep(self, ino: int, listed_at_ns: int, snapshot: Snapshot) -> None:
+    def _keep(self, ino: int, snapshot: Snapshot) -> None:
         self._kept[(ino, snapshot.generation)] = snapshot
-        self._newest[ino] = (listed_at_ns, snapshot.generation)
+        self._newest[ino] = snapshot.generation
         self._kept_names += len(snapshot) + _SNAPSHOT_COST
         while self._kept_names > _KEPT_NAMES and len(self._kept) > 1:
             (old_ino, generation), old = self._kept.popitem(last=False)
             self._kept_names -= len(old) + _SNAPSHOT_COST
-            if self._newest.get(old_ino, (0, 0))[1] == generation:
+            if self._newest.get(old_ino) == generation:
                 del self._newest[old_ino]

@@ -7,6 +7,7 @@ that no change stays unseen for longer than one TTL.
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -61,10 +62,14 @@ class Namespace:
         nursery: trio.Nursery,
         ttls: Ttls,
         clock: Clock | None = None,
+        on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
-        """Raises `CacheDirError` when the database is of a newer format or another source."""
+        """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, so
+        that the kernel can be told; it must not call back.
+
+        Raises `CacheDirError` when the database is of a newer format or another source."""
         self._clock = clock or Clock()
-        self.table = InodeTable(db, origin.identity, self._clock.now_ns())
+        self.table = InodeTable(db, origin.identity, self._clock.now_ns(), on_unbound)
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls
@@ -140,13 +145,20 @@ class Namespace:
             return 0.0
         return max(0.0, self._dirent_remaining_ns(parent, dirent) / NS)
 
-    def listed_entry_ttl_s(self, parent: int) -> float:
-        """The same for a name out of a listing that may still be running."""
-        listing = self.table.listing(parent)
-        if listing is None:
-            return 0.0
-        remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
-        return max(0.0, remaining_ns / NS)
+    def snapshot_ttl_s(self, snapshot: Snapshot) -> float:
+        """The same for every name that a snapshot gives by `listed_ino`."""
+        return max(0.0, self._clock.remaining_ns(snapshot.as_of_ns, self._entry_ttl_ns) / NS)
+
+    def listed_ino(self, parent: int, name: bytes, ino: int, snapshot: Snapshot) -> int | None:
+        """What the name of a snapshot's entry stands for now; None if for nothing any more.
+
+        The kernel believes directory entries as it believes look-ups, so it must never be given
+        an inode that has been replaced since the snapshot was taken.
+        """
+        if snapshot.unbound_count == self.table.unbound_count:
+            return ino
+        dirent = self.table.dirent(parent, name)
+        return None if dirent is None else dirent.ino
 
     def negative_ttl_s(self, parent: int, name: bytes) -> float:
         """For how many seconds more the name is known not to exist; 0 if it may exist."""
@@ -177,10 +189,13 @@ class Namespace:
             asking.inode = await self._observe(*key)
         except CachefsError as error:
             asking.error = error
+        except Exception:
+            # A bug here costs those who ask an error, not everybody the mount.
+            log.exception("bug while looking up %r in inode %d", key[1], key[0])
         finally:
             # Whatever ended this, nobody may wait for ever.
             if asking.inode is None and asking.error is None:
-                asking.error = CachefsError("the mount is shutting down")
+                asking.error = CachefsError("the look-up was broken off")
             del self._asking[key]
             asking.done.set()
 
@@ -244,10 +259,13 @@ class Namespace:
         return inode
 
     def note_object_changed(self, inode: Inode) -> None:
-        """A read found that the origin has another version now: the next look-up must ask."""
-        dirent = self.table.dirent(inode.parent, inode.name)
-        if dirent is not None and dirent.ino == inode.ino:
-            self.table.expire(inode.parent, inode.name)
+        """A read found that the origin has another version now: find out which, at once, so
+        that the next open gets that one and doesn't wait for a TTL."""
+        key = (inode.parent, inode.name)
+        dirent = self.table.dirent(*key)
+        if dirent is not None and dirent.ino == inode.ino and key not in self._asking:
+            asking = self._asking[key] = _Asking()
+            self._nursery.start_soon(self._run_asking, key, asking)
 
 
 __all__ = ["ROOT_INO", "Namespace", "Ttls"]

@@ -14,10 +14,24 @@ from cachefs.errors import CachefsError
 class Snapshot:
     """Names and inode numbers, about 20 bytes an entry beside the names themselves."""
 
-    __slots__ = ("_ends", "_inos", "_names", "_progress", "error", "ended", "generation")
+    __slots__ = (
+        "_ends",
+        "_inos",
+        "_names",
+        "_progress",
+        "as_of_ns",
+        "ended",
+        "error",
+        "generation",
+        "unbound_count",
+    )
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, as_of_ns: int, unbound_count: int) -> None:
+        """`as_of_ns` is when the listing behind it began; `unbound_count` is the table's: while
+        that stands, every name here still stands for its inode."""
         self.generation = generation
+        self.as_of_ns = as_of_ns
+        self.unbound_count = unbound_count
         self.ended = False
         self.error: CachefsError | None = None
         self._names = bytearray()

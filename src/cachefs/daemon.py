@@ -1,0 +1,231 @@
+"""The composition root: builds the objects of one mount, runs them, takes them down in order."""
+
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from cachefs import __version__
+from cachefs.cache.block_cache import BlockCache
+from cachefs.config import MountConfig
+from cachefs.control import server as control_server
+from cachefs.db import Database
+from cachefs.errors import CachefsError
+from cachefs.format import inode_record, paths
+from cachefs.fuse import session
+from cachefs.fuse.attrs import AttrBuilder, Ownership
+from cachefs.fuse.operations import Operations
+from cachefs.fuse.xattrs import Xattrs
+from cachefs.mounts import prepare_mountpoint, socket_path
+from cachefs.namespace.namespace import Namespace, Ttls
+from cachefs.namespace.reader import Readers
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import open_origin
+from cachefs.origin.options import OriginOptions
+from cachefs.tiers.tier import Tier
+
+log = logging.getLogger(__name__)
+
+_CHECK_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 20.0
+_NAMESPACE_MAP_BYTES = 1 << 38
+_OPEN_FILES = 1 << 17
+"""One descriptor a slab: 64 MiB times this is 8 TiB of cache."""
+
+
+def run(config: MountConfig, on_ready: Callable[[], None]) -> None:
+    """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
+    when the kernel's first request has been answered.
+
+    Raises `CachefsError` for everything that a user can mend. Blocks.
+    """
+    _raise_file_limit()
+    with _single_error():
+        trio.run(_run, config, on_ready)
+
+
+async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
+    mountpoint = str(config.mountpoint)
+    await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
+    origin = open_origin(config.source, _origin_options(config))
+    try:
+        await _check(origin)
+        tiers = await trio.to_thread.run_sync(_open_tiers, config, origin)
+        mount = _Mount(config, origin, tiers)
+        try:
+            await mount.serve(mountpoint, on_ready)
+        finally:
+            mount.close()
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
+            await origin.aclose()
+
+
+async def _check(origin: Origin) -> None:
+    with trio.move_on_after(_CHECK_TIMEOUT_S) as scope:
+        await origin.check()
+    if scope.cancelled_caught:
+        from cachefs.errors import OriginUnavailableError
+
+        raise OriginUnavailableError(
+            f"{origin.url} did not answer within {_CHECK_TIMEOUT_S:.0f} s; check the endpoint"
+        )
+
+
+class _Mount:
+    """One mount: what has to live exactly as long as it."""
+
+    def __init__(self, config: MountConfig, origin: Origin, tiers: list[Tier]) -> None:
+        self._config = config
+        self._origin = origin
+        self._started_at = time.time()
+        self._cache = BlockCache(origin, tiers, config.cache_eviction, config.buffer_size)
+        self._db = Database.open(
+            str(paths.namespace_dir(tiers[0].path)), inode_record.TABLES, _NAMESPACE_MAP_BYTES
+        )
+
+    async def serve(self, mountpoint: str, on_ready: Callable[[], None]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on_signal)
+            await nursery.start(self._cache.run)
+            namespace = await self._open_namespace(nursery)
+            nursery.start_soon(self._db.commit_loop)
+            nursery.start_soon(
+                control_server.serve, socket_path(Path(mountpoint)), self.status
+            )
+            initialised = trio.Event()
+            operations = self._operations(namespace, initialised.set)
+            session.mount(
+                operations, mountpoint, self._origin.url, self._config.allow_other
+            )
+            try:
+                nursery.start_soon(_announce, mountpoint, initialised, on_ready)
+                await session.serve()
+            finally:
+                session.unmount()
+            nursery.cancel_scope.cancel()
+
+    async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:
+        config = self._config
+        ttls = Ttls(config.attr_ttl, config.entry_ttl, config.negative_ttl, config.list_ttl)
+        namespace = Namespace(
+            self._db, self._origin, nursery, ttls, on_unbound=session.forget_entry
+        )
+        namespace.table.purge_orphans()
+        # Inode numbers may be handed out only when their reservation is on disk.
+        await self._db.commit()
+        return namespace
+
+    def _operations(self, namespace: Namespace, on_init: Callable[[], None]) -> Operations:
+        config = self._config
+        ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
+        return Operations(
+            namespace,
+            Readers(namespace, self._cache, config.readahead),
+            Xattrs(namespace, self._cache),
+            AttrBuilder(ownership),
+            on_init,
+        )
+
+    def close(self) -> None:
+        """Last writes, after the loop's tasks have ended. Blocks for fsync."""
+        self._cache.close()
+        self._db.close()
+
+    def status(self) -> dict[str, Any]:
+        """What `cachefs status` shows. No secrets: `url` has none."""
+        origin = self._origin.counters
+        return {
+            "version": __version__,
+            "mountpoint": str(self._config.mountpoint),
+            "source": self._origin.url,
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "cache": self._cache.status(),
+            "reads": self._cache.counters.reads(),
+            "origin": {
+                "gets": origin.gets,
+                "heads": origin.heads,
+                "lists": origin.lists,
+                "get_bytes": origin.get_bytes,
+                "errors": origin.errors,
+                "skipped_keys": origin.skipped_keys,
+            },
+        }
+
+
+async def _announce(
+    mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]
+) -> None:
+    await initialised.wait()
+    await trio.to_thread.run_sync(session.tune, mountpoint)
+    log.info("mounted on %s", mountpoint)
+    on_ready()
+
+
+async def _stop_on_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("%s: unmounting", signal.Signals(number).name)
+            session.stop()
+
+
+def _origin_options(config: MountConfig) -> OriginOptions:
+    return OriginOptions(
+        endpoint=config.endpoint,
+        region=config.region,
+        addressing=config.addressing,
+        anonymous=config.anonymous,
+        profile=config.profile,
+        max_downloads=config.max_downloads,
+    )
+
+
+def _open_tiers(config: MountConfig, origin: Origin) -> list[Tier]:
+    """All or none. Raises `CacheDirError`."""
+    tiers: list[Tier] = []
+    try:
+        for path in config.cache_dirs:
+            tiers.append(
+                Tier.open(
+                    path,
+                    quota_bytes=config.cache_size // len(config.cache_dirs),
+                    source_identity=origin.identity,
+                    high=config.cache_high,
+                    low=config.cache_low,
+                    free_space_ratio=config.free_space_ratio,
+                )
+            )
+    except BaseException:
+        for tier in tiers:
+            tier.close()
+        raise
+    return tiers
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def _single_error() -> Iterator[None]:
+    """Nurseries raise groups; a user is told of the first expected failure in one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        expected, unexpected = group.split(CachefsError)
+        if expected is None or unexpected is not None:
+            raise
+        error: BaseException = expected
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -1,0 +1,231 @@
+"""FUSE requests, one method each: decode, one call below, encode.
+
+Read-only. `fh` of an open file or directory is its inode number and there is no state per open,
+so that a data path which sends no OPEN at all (DESIGN: the zero-message path) needs no other code.
+A directory position is `generation << 40 | index` in the snapshot that the reader began with.
+
+Where a reply uses the cache's shared buffer, no await may come between `read_now` and the return:
+pyfuse3 writes the reply to the kernel in the same step.
+"""
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import pyfuse3
+
+from cachefs.errors import CachefsError, NotFoundError
+from cachefs.format.inode_record import Inode
+from cachefs.fuse.attrs import AttrBuilder
+from cachefs.fuse.errno_map import errno_of
+from cachefs.fuse.xattrs import Xattrs
+from cachefs.log import warn_once
+from cachefs.namespace.namespace import ROOT_INO, Namespace
+from cachefs.namespace.reader import Readers
+from cachefs.namespace.snapshot import Snapshot
+from cachefs.types import Buffer
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_POSITION_BITS = 40
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+_DOTS = 2
+"""Positions 0 and 1 are "." and ".."; entry i of a snapshot has position i + 2."""
+_TOTAL_BYTES = 1 << 50
+_FUSE_BLOCK_BYTES = 4096
+
+
+def translated(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Any failure of a handler becomes an errno; one that is no `CachefsError` is a bug, costs
+    this one request an EIO and is logged once per place."""
+
+    @wraps(handler)
+    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await handler(*args, **kwargs)
+        except CachefsError as error:
+            raise pyfuse3.FUSEError(errno_of(error)) from None
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:
+            place = f"{handler.__name__}: {type(error).__name__}: {error}"
+            warn_once(log, place, "bug in %s; the request fails with EIO", place, exc_info=error)
+            raise pyfuse3.FUSEError(errno.EIO) from None
+
+    return answer
+
+
+class Operations(pyfuse3.Operations):  # type: ignore[misc]
+    """The handlers that pyfuse3 calls, all on the trio loop."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        readers: Readers,
+        xattrs: Xattrs,
+        attrs: AttrBuilder,
+        on_init: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._namespace = namespace
+        self._readers = readers
+        self._xattrs = xattrs
+        self._attrs = attrs
+        self._on_init = on_init
+        # Filled anew for every directory entry: pyfuse3 copies it into the reply at once.
+        self._dir_entry = attrs.template()
+
+    def init(self) -> None:
+        self._on_init()
+
+    # -- names and attributes ------------------------------------------------------------------
+
+    @translated
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        try:
+            inode, entry_ttl_s = await self._namespace.lookup(parent_inode, name)
+        except NotFoundError:
+            ttl_s = self._namespace.negative_ttl_s(parent_inode, name)
+            if ttl_s <= 0:
+                raise
+            return self._attrs.negative(ttl_s)
+        return self._attrs.build(inode, self._namespace.attr_ttl_s, entry_ttl_s)
+
+    @translated
+    async def getattr(
+        self, inode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._attrs.build(self._namespace.inode(inode), self._namespace.attr_ttl_s)
+
+    async def forget(self, inode_list: Any) -> None:
+        """Nothing is held per look-up: records live in the inode table."""
+
+    # -- files ---------------------------------------------------------------------------------
+
+    async def open(
+        self, inode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        # A file inode never changes its content, so the kernel may always keep its pages.
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    async def read(self, fh: int, off: int, size: int) -> Buffer:
+        # Not wrapped by `translated`: a hit shall cost nothing but the hit.
+        try:
+            reader = self._readers.get(fh)
+            data = reader.read_now(off, size)
+            if data is not None:
+                return data
+        except CachefsError as error:
+            raise pyfuse3.FUSEError(errno_of(error)) from None
+        return await self._read_slowly(reader, off, size)
+
+    @translated
+    async def _read_slowly(self, reader: Any, off: int, size: int) -> Buffer:
+        return await self._readers.read(reader, off, size)
+
+    async def flush(self, fh: int) -> None:
+        # Once answered so, the kernel sends no FLUSH again on this mount.
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    async def release(self, fh: int) -> None:
+        """Nothing is held per open."""
+
+    # -- directories ---------------------------------------------------------------------------
+
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        return inode
+
+    async def releasedir(self, fh: int) -> None:
+        """Nothing is held per open."""
+
+    @translated
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        generation, position = start_id >> _POSITION_BITS, start_id & _POSITION_MASK
+        if start_id == 0:
+            snapshot = self._namespace.open_directory(fh)
+        else:
+            snapshot = self._namespace.resume_directory(fh, generation)
+        if not await self._wait_for_entry(snapshot, position):
+            return
+        self._reply_entries(fh, snapshot, position, token)
+
+    async def _wait_for_entry(self, snapshot: Snapshot, position: int) -> bool:
+        """Wait for the first entry to send; more are sent as far as they are there."""
+        return position < _DOTS or await snapshot.has(position - _DOTS)
+
+    def _reply_entries(
+        self, ino: int, snapshot: Snapshot, position: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        base = snapshot.generation << _POSITION_BITS
+        entry = self._dir_entry
+        entry.entry_timeout = self._namespace.snapshot_ttl_s(snapshot)
+        entry.attr_timeout = self._namespace.attr_ttl_s
+        while position < len(snapshot) + _DOTS:
+            name, child = self._entry(ino, snapshot, position)
+            position += 1
+            if child is None:
+                continue
+            stat = self._namespace.table.stat(child)
+            if stat is None:
+                continue
+            self._attrs.fill(entry, child, *stat)
+            if not pyfuse3.readdir_reply(token, name, entry, base | position):
+                return
+
+    def _entry(self, ino: int, snapshot: Snapshot, position: int) -> tuple[bytes, int | None]:
+        if position >= _DOTS:
+            name, child = snapshot.entry(position - _DOTS)
+            return name, self._namespace.listed_ino(ino, name, child, snapshot)
+        if position == 0:
+            return b".", ino
+        return b"..", self._namespace.inode(ino).parent if ino != ROOT_INO else ROOT_INO
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    @translated
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        value = self._xattrs.get(self._namespace.inode(inode), name)
+        if value is None:
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @translated
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        return self._xattrs.names(self._namespace.inode(inode))
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        """1 PiB, all free: nobody knows how large an object store is, and programs that check
+        for space before they read must not stop."""
+        stats = pyfuse3.StatvfsData()
+        stats.f_bsize = stats.f_frsize = _FUSE_BLOCK_BYTES
+        stats.f_blocks = stats.f_bfree = stats.f_bavail = _TOTAL_BYTES // _FUSE_BLOCK_BYTES
+        stats.f_files = stats.f_ffree = stats.f_favail = 1 << 40
+        stats.f_namemax = 255
+        return stats
+
+
+def _refuse(operation: str) -> Callable[..., Awaitable[None]]:
+    async def refuse(*args: Any) -> None:
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    refuse.__name__ = operation
+    refuse.__doc__ = "The mount is read-only; the kernel refuses this before it gets here."
+    return refuse
+
+
+for _operation in (
+    "setattr mknod mkdir unlink rmdir symlink rename link write create setxattr removexattr"
+).split():
+    setattr(Operations, _operation, _refuse(_operation))
+
+__all__ = ["Inode", "Operations"]

@@ -1,0 +1,174 @@
+"""Reading file versions: ranges to blocks, and what to fetch before it is asked for.
+
+A reader belongs to an inode, not to an open file: the kernel's page cache makes one stream of
+requests out of many openers, and on some data paths there is no open at all. Several streams in
+one file (workers reading different parts) are told apart by where they stand.
+
+Read-ahead: a stream that enters block after block gets a window that doubles up to
+`readahead_bytes`, fetched in extents of up to 8 MiB. Random reads never start one: they fetch the
+blocks that they touch. Small files have one block and need none of this.
+"""
+
+from collections import OrderedDict
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import NotFoundError, ObjectChangedError
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.namespace import Namespace
+from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
+
+_BLOCK_SHIFT = 20
+_BLOCK_MASK = BLOCK_BYTES - 1
+assert 1 << _BLOCK_SHIFT == BLOCK_BYTES
+
+_EXTENT_BLOCKS = 8
+_STREAMS = 4
+_READERS = 16_384
+"""Readers kept, under 1 KiB each. One that comes back later is made anew in some 10 us."""
+
+
+class _Stream:
+    """A run of consecutive blocks: `head` was entered last, up to `ahead` (exclusive) is asked
+    for, `run` blocks were entered in order."""
+
+    __slots__ = ("ahead", "head", "run", "window")
+
+    def __init__(self, head: int) -> None:
+        self.head = head
+        self.ahead = head + 1
+        # The first block of a file is rarely entered by chance: one more makes a sequence.
+        self.run = 1 if head == 0 else 0
+        self.window = 1
+
+
+class FileReader:
+    """The reading state of one file version."""
+
+    __slots__ = ("_cache", "_max_window", "_streams", "inode", "ref")
+
+    def __init__(self, cache: BlockCache, inode: Inode, ref: ObjectRef, max_window: int) -> None:
+        self._cache = cache
+        self._max_window = max_window
+        self._streams: list[_Stream] = []
+        self.inode = inode
+        self.ref = ref
+
+    def read_now(self, offset: int, size: int) -> Buffer | None:
+        """The bytes if they are cached, in one block and in memory; None to call `read`.
+
+        The buffer is valid until the next await or call.
+        """
+        size_bytes = self.ref.meta.size_bytes
+        if offset + size > size_bytes:
+            size = size_bytes - offset
+            if size <= 0:
+                return b""
+        block = offset >> _BLOCK_SHIFT
+        if size_bytes > BLOCK_BYTES:
+            self._advance(block)
+        start = offset & _BLOCK_MASK
+        if start + size > BLOCK_BYTES:
+            return None
+        return self._cache.read_now(BlockKey(self.ref.object_id, block), start, size)
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        """Up to `size` bytes at `offset`, less only at the end of the file.
+
+        Raises what the origin raised; `ObjectChangedError` if this version can't be had.
+        """
+        end = min(offset + size, self.ref.meta.size_bytes)
+        pieces: list[Buffer] = []
+        while offset < end:
+            block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
+            length = min(end - offset, BLOCK_BYTES - start)
+            cached = self._cache.read_now(BlockKey(self.ref.object_id, block), start, length)
+            if cached is not None:
+                pieces.append(bytes(cached))  # its buffer is used again by the next call
+            else:
+                pieces.append(await self._cache.read(self.ref, block, start, length))
+            offset += length
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _advance(self, block: int) -> None:
+        stream = self._stream_of(block)
+        if block <= stream.head:
+            return
+        stream.run += 1
+        stream.head = block
+        if stream.run < 2:
+            return
+        if stream.ahead <= block:
+            stream.ahead = block + 1
+        if stream.ahead - block <= stream.window // 2 + 1:
+            stream.window = min(stream.window * 2, self._max_window)
+            self._fetch_ahead(stream)
+
+    def _stream_of(self, block: int) -> _Stream:
+        """The stream that this block continues (requests arrive slightly out of order), else a
+        new one in place of the one least recently used."""
+        for index, stream in enumerate(self._streams):
+            if stream.head - 2 <= block <= stream.head + 1:
+                if index:
+                    del self._streams[index]
+                    self._streams.insert(0, stream)
+                return stream
+        stream = _Stream(block)
+        self._streams.insert(0, stream)
+        del self._streams[_STREAMS:]
+        return stream
+
+    def _fetch_ahead(self, stream: _Stream) -> None:
+        """Ask for what is missing between `ahead` and the end of the window, in few GETs."""
+        end = min(stream.head + 1 + stream.window, self.ref.block_count)
+        first = stream.ahead
+        while first < end:
+            if self._is_coming(first):
+                first += 1
+                continue
+            count = 1
+            while (
+                count < _EXTENT_BLOCKS
+                and first + count < end
+                and not self._is_coming(first + count)
+            ):
+                count += 1
+            if not self._cache.prefetch(self.ref, first, count):
+                break
+            first += count
+        stream.ahead = first
+
+    def _is_coming(self, block: int) -> bool:
+        return self._cache.is_cached_or_inflight(BlockKey(self.ref.object_id, block))
+
+
+class Readers:
+    """The readers of a mount by inode number, the most recently used ones."""
+
+    def __init__(self, namespace: Namespace, cache: BlockCache, readahead_bytes: int) -> None:
+        self._namespace = namespace
+        self._cache = cache
+        self._max_window = max(1, readahead_bytes // BLOCK_BYTES)
+        self._readers: OrderedDict[int, FileReader] = OrderedDict()
+
+    def get(self, ino: int) -> FileReader:
+        """Raises `ObjectChangedError` when the inode's record is gone."""
+        reader = self._readers.get(ino)
+        if reader is None:
+            inode = self._namespace.inode(ino)
+            ref = self._namespace.object_ref(inode)
+            reader = self._readers[ino] = FileReader(self._cache, inode, ref, self._max_window)
+            if len(self._readers) > _READERS:
+                self._readers.popitem(last=False)
+        return reader
+
+    async def read(self, reader: FileReader, offset: int, size: int) -> Buffer:
+        """`FileReader.read`; an object that turns out to be replaced or gone is looked up again
+        at once, so that the next open sees what is there now.
+
+        Raises `ObjectChangedError` for both: this version existed, and can't be had any more.
+        """
+        try:
+            return await reader.read(offset, size)
+        except (ObjectChangedError, NotFoundError) as error:
+            self._namespace.note_object_changed(reader.inode)
+            raise ObjectChangedError(str(error)) from error
