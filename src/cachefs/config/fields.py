@@ -1,0 +1,211 @@
+"""Building blocks of `MountConfig`: how an option is named, and how its values are checked.
+
+Every check takes what a command line (text) or a TOML file (text, numbers, booleans, lists) can
+hold and raises `ValueError` with a text that shows the value and says what would be right.
+"""
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BeforeValidator
+
+from cachefs import units
+from cachefs.errors import UsageError
+
+
+class Group(Enum):
+    """Sections of `cachefs mount --help`, in this order."""
+
+    CACHE = "Cache"
+    METADATA = "Metadata"
+    READING = "Reading"
+    ORIGIN = "Origin"
+    ACCESS = "Access"
+    PROCESS = "Process"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a field appears on the command line. No `metavar`: a switch without a value.
+
+    `name` may hold the negative form after a slash: `--x/--no-x`. `shown_default` stands in the
+    help for a default that depends on the machine.
+    """
+
+    names: tuple[str, ...]
+    group: Group
+    metavar: str | None = None
+    shown_default: str | None = None
+
+    @property
+    def option(self) -> str:
+        """The long name by which errors call the option, such as `--cache-size`."""
+        return next(name for name in self.names if name.startswith("--")).partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        """The name in a TOML file, such as `cache_size`."""
+        return self.option.removeprefix("--").replace("-", "_")
+
+
+def show(value: object) -> str:
+    """A value as an error shows it: short, on one line."""
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:76]}..."
+
+
+def _refuse(value: object, wanted: str) -> ValueError:
+    return ValueError(f"{show(value)} is not {wanted}")
+
+
+def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
+    """Text through `parse`, numbers as they are, everything else refused."""
+    if isinstance(value, str):
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise _refuse(value, wanted)
+    return value
+
+
+def size(least: int = 0) -> BeforeValidator:
+    """A number of bytes of at least `least`."""
+
+    def check(value: object) -> int:
+        wanted = f"a size; write {units.SIZE_FORMS}"
+        size_bytes = _parsed(units.parse_size, value, wanted)
+        if isinstance(size_bytes, float) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
+            raise _refuse(value, wanted)
+        if size_bytes < least:
+            raise ValueError(
+                f"{show(value)} is too small; the least is {units.format_bytes(least)}"
+            )
+        return size_bytes
+
+    return BeforeValidator(check)
+
+
+def _check_duration(value: object) -> float:
+    wanted = f"a duration; write {units.DURATION_FORMS}"
+    seconds = float(_parsed(units.parse_duration, value, wanted))
+    if seconds < 0:
+        raise _refuse(value, wanted)
+    return seconds
+
+
+def _check_ratio(value: object) -> float:
+    wanted = f"a ratio; write {units.RATIO_FORMS}"
+    ratio = float(_parsed(units.parse_ratio, value, wanted))
+    if not 0 <= ratio <= 1:
+        raise _refuse(value, wanted)
+    return ratio
+
+
+def count(least: int, most: int) -> BeforeValidator:
+    """A whole number within bounds, both included."""
+    wanted = f"a whole number from {least} to {most}"
+
+    def check(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\d{1,12}", value.strip(), re.ASCII):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise _refuse(value, wanted)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _check_mode(value: object) -> int:
+    wanted = 'a file mode; write three octal digits in quotes, such as "644"'
+    mode = _parsed(units.parse_mode, value, wanted)
+    if not isinstance(mode, int) or not 0 <= mode <= 0o777:
+        raise _refuse(value, wanted)
+    return mode
+
+
+def _check_switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(value, "a switch; write true or false, without quotes")
+    return value
+
+
+def choice(*allowed: str) -> BeforeValidator:
+    """One of a few words."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise _refuse(value, f"one of {', '.join(allowed)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _check_text(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise _refuse(value, "a text of at least one printable character")
+    return value
+
+
+def absolute_path(value: object) -> Path:
+    """An absolute path, `~` expanded, links left as they are."""
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise _refuse(value, "a path")
+    return Path(os.path.abspath(Path(value).expanduser()))
+
+
+def _check_optional_path(value: object) -> Path | None:
+    return None if value is None else absolute_path(value)
+
+
+def _check_paths(value: object) -> tuple[Path, ...]:
+    """A list of paths, or text with colons between them; none twice."""
+    parts: list[Any] = value.split(":") if isinstance(value, str) else [value]
+    if isinstance(value, list | tuple):
+        parts = list(value)
+    paths = tuple(absolute_path(part) for part in parts)
+    if not paths:
+        raise _refuse(value, "a list of directories; name at least one")
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"{show(value)} names a directory twice")
+    return paths
+
+
+DURATION = BeforeValidator(_check_duration)
+RATIO = BeforeValidator(_check_ratio)
+MODE = BeforeValidator(_check_mode)
+SWITCH = BeforeValidator(_check_switch)
+TEXT = BeforeValidator(_check_text)
+PATH = BeforeValidator(absolute_path)
+OPTIONAL_PATH = BeforeValidator(_check_optional_path)
+PATHS = BeforeValidator(_check_paths)
+
+
+def user_cache_home() -> Path:
+    """Where root's, or the user's, caches live."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/cachefs")
+    return Path("~/.cache/cachefs").expanduser()
+
+
+def cache_id(source: str, endpoint: str | None) -> str:
+    """A directory name for the cache of one source: readable, and different for each."""
+    digest = hashlib.sha256(f"{endpoint or ''}\0{source.rstrip('/')}".encode()).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", source).strip("-.")[:40]
+    return f"{readable}-{digest[:8]}"
+
+
+def default_cache_dirs(data: dict[str, Any]) -> tuple[Path, ...]:
+    """From the fields checked so far; `source` is missing from them if it was wrong."""
+    return (user_cache_home() / cache_id(data.get("source", ""), data.get("endpoint")),)

@@ -1,0 +1,98 @@
+"""A TOML file and a command line, merged into one checked `MountConfig`."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cachefs.config.fields import Flag, show
+from cachefs.config.model import MountConfig
+from cachefs.errors import UsageError
+
+_SECRET = re.compile(
+    r"secret|passw|token|credential|(access|private|api|account|encryption)_?key|key_?id"
+    r"|^(key|auth|sas)$",
+    re.IGNORECASE,
+)
+_ARGUMENTS = ("source", "mountpoint")
+
+
+def flags() -> dict[str, Flag]:
+    """The command-line form of every field that has one, by field name."""
+    return {
+        name: meta
+        for name, field in MountConfig.model_fields.items()
+        for meta in field.metadata
+        if isinstance(meta, Flag)
+    }
+
+
+def load_mount_config(
+    source: str, mountpoint: str, options: Mapping[str, object], file: Path | None = None
+) -> MountConfig:
+    """The configuration of one mount; what `options` (by field name) says wins over `file`.
+
+    Raises `UsageError`, one line that names the option (or the file and its key), the value and
+    the fix.
+    """
+    values = {} if file is None else _read_toml(file)
+    names = {field: f"{file}: {flag.key}" for field, flag in flags().items() if field in values}
+    names |= {field: flag.option for field, flag in flags().items() if field in options}
+    try:
+        return MountConfig.model_validate(
+            {**values, **options, "source": source, "mountpoint": mountpoint}
+        )
+    except ValidationError as error:
+        raise UsageError(_one_line(error, names, file)) from error
+
+
+def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | None) -> str:
+    """The first error: where it is, and what the check said about it."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    text = (
+        str(cause) if isinstance(cause, ValueError) else f"{show(first['input'])}: {first['msg']}"
+    )
+    if not first["loc"]:
+        return text if file is None else f"{text} (options come from {file} too)"
+    field = str(first["loc"][0])
+    return f"{names.get(field, field.upper())}: {text}"
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    """The file's values by field name. Raises `UsageError` for what isn't an option's key."""
+    try:
+        with file.open("rb") as stream:
+            values = tomllib.load(stream)
+    except OSError as error:
+        raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from error
+    fields = {flag.key: field for field, flag in flags().items()}
+    for key in values:
+        if key not in fields:
+            raise UsageError(f"{file}: {_explain_unknown(key, list(fields))}")
+    for key in ("file_mode", "dir_mode"):
+        if key in values and not isinstance(values[key], str):
+            raise UsageError(
+                f"{file}: {key}: {show(values[key])} is ambiguous; write three octal digits in "
+                'quotes, such as "644"'
+            )
+    return {fields[key]: value for key, value in values.items()}
+
+
+def _explain_unknown(key: str, known: list[str]) -> str:
+    if _SECRET.search(key):
+        return (
+            f'"{key}" looks like a credential, and configuration files must not hold any; set '
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
+        )
+    if key in _ARGUMENTS:
+        return f'"{key}" is no key of this file; it is given on the command line'
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
+    fix = f'did you mean "{close[0]}"?' if close else "see cachefs mount --help for the options"
+    return f'unknown key "{key}"; {fix}'
