@@ -1,0 +1,285 @@
+"""Any URL that fsspec can open: `file://`, `memory://`, `webhdfs://`, `http://`, s3fs, ossfs, ...
+
+fsspec has no conditional reads. So `read` asks for the version again after the bytes have
+arrived: the version asked for existed before the read began, and if it is still there when the
+read has ended, it was there all the time (a version that goes and comes back is the one thing
+this does not see). fsspec's own caches are switched off throughout. A directory comes back
+from fsspec in one piece, so a very large one takes memory here that `object_store` does not.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import fsspec
+import trio
+from botocore.exceptions import ClientError, NoCredentialsError
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+    UsageError,
+)
+from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
+from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+T = TypeVar("T")
+
+_PAGE_ENTRIES = 1000
+_USERINFO = re.compile("://[^/@]*@")
+_ETAG_KEYS = ("ETag", "etag", "e_tag", "md5", "checksum", "generation")
+_MTIME_KEYS = ("LastModified", "mtime", "last_modified", "modified", "updated", "created")
+_S3_PROTOCOLS = ("s3", "s3a")
+
+
+def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
+    """The origin for any fsspec URL; sends no request. Raises `UsageError`."""
+    shown = _USERINFO.sub("://", url)
+    protocol = url.partition("://")[0]
+    settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if protocol in _S3_PROTOCOLS:
+        settings |= _s3_settings(options)
+    try:
+        fs, root = fsspec.core.url_to_fs(url, **settings)
+    except ImportError:
+        raise UsageError(
+            f"{protocol}:// needs a Python package that is not installed: "
+            f"see `fsspec.known_implementations` for {protocol!r}"
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise UsageError(
+            f"fsspec can't open {shown} ({type(error).__name__}): check the scheme and the address"
+        ) from None
+    return FsspecOrigin(fs, root, shown, options)
+
+
+def _s3_settings(options: OriginOptions) -> dict[str, Any]:
+    """`OriginOptions` in the words of s3fs."""
+    config: dict[str, Any] = {
+        "connect_timeout": options.connect_timeout_s,
+        "read_timeout": options.request_timeout_s,
+        "retries": {"max_attempts": 2},
+    }
+    if options.addressing != "auto":
+        config["s3"] = {"addressing_style": options.addressing}
+    settings: dict[str, Any] = {"anon": options.anonymous, "config_kwargs": config}
+    if options.endpoint:
+        settings["endpoint_url"] = options.endpoint
+    if options.region:
+        settings["client_kwargs"] = {"region_name": options.region}
+    if options.profile:
+        settings["profile"] = options.profile
+    return settings
+
+
+class FsspecOrigin(Origin):
+    """A directory of an fsspec file system."""
+
+    def __init__(self, fs: Any, root: str, url: str, options: OriginOptions) -> None:
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self.identity = self.url
+        self.counters = OriginCounters()
+        self._fs = fs
+        self._root = root.rstrip("/")
+        # Object stores have whole seconds in HEAD and finer ones in LIST.
+        self._whole_seconds = "s3" in _protocols(fs)
+        self._limiter = trio.CapacityLimiter(options.max_downloads)
+
+    async def check(self) -> None:
+        """See `Origin.check`; a listing, because object stores have no empty directories."""
+        with trio.move_on_after(CHECK_DEADLINE_S) as scope:
+            async for _ in self.list_dir(""):
+                break
+        if scope.cancelled_caught:
+            self.counters.errors += 1
+            raise OriginUnavailableError(f"{self.url} does not answer")
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """See `Origin.stat`."""
+        if not path:
+            return None
+        self._checked(path)
+        info = await self._info(path)
+        if info["type"] == "directory":
+            return None
+        meta = self._meta(info)
+        if meta is None:
+            raise NotFoundError(f"{self._subject(path)} is neither a file nor a directory")
+        if not meta.size_bytes and await self._has_children(path):
+            return None
+        return meta
+
+    def list_dir(self, path: str) -> Pages:
+        """See `Origin.list_dir`."""
+        pages: list[list[Entry]] | None = None
+
+        async def next_page() -> list[Entry] | None:
+            nonlocal pages
+            if pages is None:
+                self._checked(path)
+                pages = list(chunked(await self._entries(path), _PAGE_ENTRIES))
+                pages.reverse()
+            return pages.pop() if pages else None
+
+        return Pages(next_page)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """One read, then one `info` to prove that the version did not change under it."""
+        self._checked(path)
+        self.counters.gets += 1
+        failure: OriginError | None = None
+        data: bytes = b""
+        try:
+            data = await self._call(
+                path, partial(self._fs.cat_file, start=offset, end=offset + length)
+            )
+        except (BadDataError, OriginUnavailableError) as error:
+            failure = error  # a range beyond a file that has shrunk, perhaps
+        self.counters.get_bytes += len(data)
+        now = self._meta(await self._info(path))
+        if now is None or now.version != meta.version:
+            raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
+        if failure is not None:
+            raise failure
+        if len(data) != length:
+            self.counters.errors += 1
+            raise BadDataError(f"{self._subject(path)}: got {len(data)} bytes instead of {length}")
+        return data
+
+    async def aclose(self) -> None:
+        """Let the file system go; it closes its sessions when it is dropped."""
+        self._fs = None
+        await trio.lowlevel.checkpoint()
+
+    def _subject(self, path: str) -> str:
+        return join(self.url.rstrip("/"), path)
+
+    def _checked(self, path: str) -> None:
+        if path and not all(is_name(part) for part in path.split("/")):
+            raise NotFoundError(f"{self._subject(path)!r} can't be a name")
+
+    def _full(self, path: str) -> str:
+        if path:
+            return f"{self._root}/{path}"
+        return self._root or str(self._fs.root_marker)
+
+    async def _info(self, path: str) -> dict[str, Any]:
+        self.counters.heads += 1
+        info: dict[str, Any] = await self._call(path, self._fs.info)
+        return info
+
+    async def _has_children(self, path: str) -> bool:
+        with contextlib.suppress(NotFoundError, NotADirError):
+            return any(_name_below(self._full(path), info) for info in await self._ls(path))
+        return False
+
+    async def _ls(self, path: str) -> list[dict[str, Any]]:
+        self.counters.lists += 1
+        found: list[dict[str, Any]] = await self._call(path, partial(self._fs.ls, detail=True))
+        return found
+
+    async def _entries(self, path: str) -> list[Entry]:
+        full = self._full(path)
+        infos = await self._ls(path)
+        entries = resolve_twins(self._named(full, infos))
+        if not entries and infos:
+            # fsspec lists a file as a directory whose only entry is the file itself.
+            own = [info for info in infos if info["name"].rstrip("/") == full.rstrip("/")]
+            if path and any(info["type"] == "file" for info in own) and len(own) == len(infos):
+                await self._refuse_file(path)
+        return entries
+
+    async def _refuse_file(self, path: str) -> None:
+        # An empty object may be the marker `path/` of an empty directory just as well.
+        info = await self._info(path)
+        if info["type"] != "directory":
+            raise NotADirError(f"{self._subject(path)} is an object, not a directory")
+
+    def _named(self, full: str, infos: Iterable[dict[str, Any]]) -> Iterable[Entry]:
+        for info in infos:
+            name = _name_below(full, info)
+            if name is None:
+                continue
+            is_dir = info["type"] == "directory"
+            meta = None if is_dir else self._meta(info)
+            if not is_name(name) or (meta is None and not is_dir):
+                self.counters.skipped_keys += 1
+                continue
+            yield Entry(name, meta)
+
+    def _meta(self, info: dict[str, Any]) -> ObjectMeta | None:
+        """None for what has no bytes to read: a directory, a socket, a broken link."""
+        if info["type"] != "file":
+            return None
+        mtime_ns = _mtime_ns(info)
+        if self._whole_seconds:
+            mtime_ns -= mtime_ns % 1_000_000_000
+        size = int(info["size"] or 0)
+        tag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), None)
+        inode = f"-{info['ino']}" if "ino" in info else ""
+        return ObjectMeta(size, mtime_ns, tag or f"{mtime_ns}-{size}{inode}")
+
+    async def _call(self, path: str, function: Callable[..., T]) -> T:
+        """`function(full path)` in a worker thread. Raises `OriginError`."""
+        try:
+            return await trio.to_thread.run_sync(
+                function, self._full(path), limiter=self._limiter, abandon_on_cancel=True
+            )
+        except Exception as error:
+            mapped = _map_error(self._subject(path), error)
+            if not isinstance(mapped, NotFoundError | NotADirError):
+                self.counters.errors += 1
+            raise mapped from None
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _name_below(full: str, info: dict[str, Any]) -> str | None:
+    """The entry's name, or None for the directory's own marker."""
+    prefix = full.rstrip("/") + "/"
+    name: str = info["name"]
+    if name.rstrip("/") + "/" == prefix and info.get("type") != "directory":
+        return None
+    below = name.removeprefix(prefix) if name.startswith(prefix) else name.rpartition("/")[2]
+    if not below and name == full:
+        return None
+    return below
+
+
+def _mtime_ns(info: dict[str, Any]) -> int:
+    value = next((info[key] for key in _MTIME_KEYS if info.get(key) is not None), 0)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return 0
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+        return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+    return int(value * 1_000_000_000)
+
+
+def _map_error(subject: str, error: Exception) -> OriginError:
+    kind = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"{subject} does not exist")
+    if isinstance(error, NotADirectoryError):
+        return NotADirError(f"{subject}: a part of the path is a file")
+    if isinstance(error, PermissionError | NoCredentialsError):
+        return AccessDeniedError(f"access denied to {subject} ({kind}): check the credentials")
+    if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == "403":
+        return AccessDeniedError(f"access denied to {subject}: check the credentials")
+    return OriginUnavailableError(f"{subject} can't be read ({kind})")

@@ -1,0 +1,190 @@
+"""An origin in memory for tests: it mutates, waits and fails on request."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
+from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+_STRIPE_BYTES = 4096
+_NS_PER_S = 1_000_000_000
+_FIRST_MTIME_NS = 1_700_000_000 * _NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """Content that is computed when it is read."""
+
+    size: int
+    seed: int
+
+    def slice(self, start: int, end: int) -> bytes:
+        first = start // _STRIPE_BYTES
+        stripes = range(first, -(-end // _STRIPE_BYTES))
+        data = b"".join(
+            random.Random(f"{self.seed}/{index}").randbytes(_STRIPE_BYTES) for index in stripes
+        )
+        return data[start - first * _STRIPE_BYTES : end - first * _STRIPE_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    content: bytes | _Generated
+    meta: ObjectMeta
+
+
+class MemoryOrigin(Origin):
+    """Objects by key. `delay_s` is slept (on trio's clock) in every request; `on_read`, if set,
+    is awaited in `read` after the version was checked and before the bytes are taken."""
+
+    def __init__(self, name: str = "test", page_size: int = 1000, delay_s: float = 0) -> None:
+        self.url = f"fake://{name}"
+        self.identity = self.url
+        self.counters = OriginCounters()
+        self.page_size = page_size
+        self.delay_s = delay_s
+        self.on_read: Callable[[str, int, int], Awaitable[None]] | None = None
+        self._objects: dict[str, _Object] = {}
+        self._failures: list[Exception] = []
+        self._puts = 0
+
+    def put(self, path: str, data: bytes, version: str | None = None) -> ObjectMeta:
+        """Create or replace an object; every put has a new mtime, and a new version if none
+        is given."""
+        return self._store(path, bytes(data), len(data), version)
+
+    def put_generated(self, path: str, size: int, seed: int = 0) -> ObjectMeta:
+        """Like `put`, with pseudo-random content that takes no memory; see `expected`."""
+        return self._store(path, _Generated(size, seed), size, None)
+
+    def delete(self, path: str) -> None:
+        """Remove one object; its directories vanish with their last object."""
+        del self._objects[path]
+
+    def delete_tree(self, path: str) -> None:
+        """Remove every object below `path`, and one at `path` itself."""
+        for key in [k for k in self._objects if k == path or k.startswith(path + "/")]:
+            del self._objects[key]
+
+    def expected(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """What `read` should give now. Sends no request."""
+        found = self._objects[path]
+        end = found.meta.size_bytes if length is None else offset + length
+        return _slice(found, offset, end)
+
+    def fail_next(self, count: int, error: Exception) -> None:
+        """Make the next `count` requests raise `error`."""
+        self._failures += [error] * count
+
+    async def check(self) -> None:
+        """One request that fails only on demand."""
+        self.counters.lists += 1
+        await self._request()
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """See `Origin.stat`."""
+        if not path:
+            return None
+        self._checked(path)
+        self.counters.heads += 1
+        await self._request()
+        found = self._objects.get(path)
+        if found is None or not found.meta.size_bytes:
+            self.counters.lists += 1
+            if self._has_keys(path):
+                return None
+        if found is None:
+            raise NotFoundError(f"{self.url}/{path} does not exist")
+        return found.meta
+
+    def list_dir(self, path: str) -> Pages:
+        """See `Origin.list_dir`; a listing is a snapshot taken at its first page."""
+        pages: list[list[Entry]] | None = None
+
+        async def next_page() -> list[Entry] | None:
+            nonlocal pages
+            if pages is None:
+                self._checked(path)
+                self.counters.lists += 1
+                await self._request()
+                pages = list(chunked(self._entries(path), self.page_size))
+                pages.reverse()
+            elif pages:
+                self.counters.lists += 1
+                await self._request()
+            return pages.pop() if pages else None
+
+        return Pages(next_page)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """See `Origin.read`."""
+        assert length >= 1
+        assert 0 <= offset <= meta.size_bytes - length
+        self.counters.gets += 1
+        await self._request()
+        found = self._objects.get(path)
+        if found is None:
+            raise NotFoundError(f"{self.url}/{path} does not exist")
+        if self.on_read is not None and found.meta.version == meta.version:
+            await self.on_read(path, offset, length)
+        if found.meta.version != meta.version:
+            raise ObjectChangedError(f"{self.url}/{path} has changed since it was listed")
+        self.counters.get_bytes += length
+        return _slice(found, offset, offset + length)
+
+    async def aclose(self) -> None:
+        """Keep everything: tests look at it afterwards."""
+        await trio.lowlevel.checkpoint()
+
+    async def _request(self) -> None:
+        await trio.sleep(self.delay_s)
+        if self._failures:
+            self.counters.errors += 1
+            raise self._failures.pop(0)
+
+    def _store(
+        self, path: str, content: bytes | _Generated, size: int, version: str | None
+    ) -> ObjectMeta:
+        self._puts += 1
+        mtime_ns = _FIRST_MTIME_NS + self._puts * _NS_PER_S
+        meta = ObjectMeta(size, mtime_ns, version or f"v{self._puts}")
+        self._objects[path] = _Object(content, meta)
+        return meta
+
+    def _checked(self, path: str) -> None:
+        if path and not all(is_name(part) for part in path.split("/")):
+            raise NotFoundError(f"{self.url}/{path!r} can't be a name")
+
+    def _has_keys(self, path: str) -> bool:
+        return any(key.startswith(path + "/") for key in self._objects)
+
+    def _entries(self, path: str) -> list[Entry]:
+        prefix = path + "/" if path else ""
+        found: dict[tuple[str, bool], Entry | None] = {}
+        for key, item in sorted(self._objects.items()):
+            if not key.startswith(prefix):
+                continue
+            name, slash, _ = key[len(prefix) :].partition("/")
+            if key == prefix:
+                found["", False] = None
+            elif is_name(name):
+                found[name, bool(slash)] = Entry(name, None if slash else item.meta)
+            elif (name, bool(slash)) not in found:
+                found[name, bool(slash)] = None
+                self.counters.skipped_keys += 1
+        if path and not found:
+            if path in self._objects:
+                raise NotADirError(f"{self.url}/{path} is an object, not a directory")
+            raise NotFoundError(f"{self.url}/{path} does not exist")
+        return resolve_twins(entry for entry in found.values() if entry)
+
+
+def _slice(found: _Object, start: int, end: int) -> bytes:
+    if isinstance(found.content, _Generated):
+        return found.content.slice(start, end)
+    return found.content[start:end]

@@ -1,0 +1,317 @@
+"""S3 and what speaks like it: objects through obstore, listings through `s3_listing`.
+
+A path is a key below the mounted prefix. An object version is its ETag; every GET carries it as
+If-Match, and the ETag of the answer is compared too, so that a server which ignores the header
+can't slip in other bytes.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import obstore
+import trio
+from obstore.store import S3Store
+
+from cachefs.errors import (
+    BadDataError,
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin import s3_errors
+from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.names import Pages, TwinMerger, is_key_name
+from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.prefetch import Prefetch
+from cachefs.origin.s3_config import (
+    Credentials,
+    S3Target,
+    new_session,
+    read_ca_file,
+    resolve_target,
+)
+from cachefs.origin.s3_listing import (
+    PAGE_KEYS,
+    Page,
+    S3Lister,
+    next_token,
+    parse_page,
+    version_of,
+)
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+T = TypeVar("T")
+
+_LIST_RETRY_DELAYS_S = (0.1, 0.4)
+_KEY_MAX_BYTES = 1024
+_NS_PER_S = 1_000_000_000
+
+
+def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
+    """The origin for `BUCKET[/PREFIX]`; sends no request. Raises `UsageError`."""
+    session = new_session(options.profile)
+    target = resolve_target(location, options, session)
+    return ObjectStoreOrigin(target, Credentials(session, options.anonymous), options)
+
+
+class ObjectStoreOrigin(Origin):
+    """One prefix of one S3 bucket."""
+
+    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+        self.url = target.url
+        self.identity = target.identity
+        self.counters = OriginCounters()
+        self._target = target
+        self._credentials = credentials
+        self._limiter = trio.CapacityLimiter(options.max_downloads)
+        self._store = _open_store(target, credentials, options)
+        self._lister = S3Lister(target, credentials, options)
+
+    async def check(self) -> None:
+        """One LIST of one key; see `Origin.check`."""
+        target = self._target
+        with trio.move_on_after(CHECK_DEADLINE_S) as scope:
+            if not await self._has_keys(target.prefix) and target.prefix:
+                raise NotFoundError(f"there is nothing under {target.url} at {target.endpoint}")
+        if scope.cancelled_caught:
+            self.counters.errors += 1
+            raise s3_errors.unreachable(target, target.url)
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """One HEAD for an object, one LIST of one key more for anything else."""
+        if not path:
+            return None
+        try:
+            meta = await self._head(path)
+        except NotFoundError as error:
+            if await self._has_keys(self._key(path) + "/"):
+                return None
+            raise error from None
+        if not meta.size_bytes and await self._has_keys(self._key(path) + "/"):
+            return None
+        return meta
+
+    def list_dir(self, path: str) -> Pages:
+        """One LIST per 1,000 keys, the next page under way while this one is used."""
+        return Pages(_Listing(self, path).next_page)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """One GET; see `Origin.read`. The buffer is obstore's own, not copied."""
+        key = self._checked_key(path)
+        options: dict[str, Any] = {}
+        if _is_strong(meta.version):
+            options["if_match"] = meta.version
+        if (offset, length) != (0, meta.size_bytes):
+            options["range"] = (offset, offset + length)
+        self.counters.gets += 1
+        found, data = await self._in_thread(path, partial(_get, self._store, key, options))
+        view = memoryview(data)
+        self.counters.get_bytes += view.nbytes
+        if _meta_from(found).version != meta.version:
+            raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
+        if view.nbytes != length:
+            self.counters.errors += 1
+            raise BadDataError(
+                f"{self._subject(path)}: got {view.nbytes} bytes instead of {length}"
+            )
+        return view
+
+    async def aclose(self) -> None:
+        """Close the connections for listings; obstore closes its own when dropped."""
+        self._lister.close()
+        await trio.lowlevel.checkpoint()
+
+    def _key(self, path: str) -> str:
+        return self._target.prefix + path
+
+    def _subject(self, path: str) -> str:
+        return f"s3://{self._target.bucket}/{self._key(path)}"
+
+    def _checked_key(self, path: str) -> str:
+        """The key of `path`. Raises `NotFoundError`, without a request, if no key can be so."""
+        key = self._key(path)
+        fits = all(is_key_name(part) for part in path.split("/"))
+        if not fits or len(key.encode("utf-8")) > _KEY_MAX_BYTES:
+            raise NotFoundError(f"{self._subject(path)!r} can't be a key")
+        return key
+
+    async def _head(self, path: str) -> ObjectMeta:
+        key = self._checked_key(path)
+        self.counters.heads += 1
+        return _meta_from(await self._in_thread(path, partial(_head, self._store, key)))
+
+    async def _in_thread(self, path: str, call: Callable[[], T]) -> T:
+        """Run a call of obstore in a worker thread. Raises `OriginError`."""
+
+        def work() -> T:
+            self._credentials.current()  # renews them, or fails with a clear error
+            return call()
+
+        try:
+            return await trio.to_thread.run_sync(
+                work, limiter=self._limiter, abandon_on_cancel=True
+            )
+        except OriginError:
+            self.counters.errors += 1
+            raise
+        except Exception as error:
+            mapped = s3_errors.from_obstore(self._target, self._subject(path), error)
+            if not isinstance(mapped, NotFoundError | ObjectChangedError):
+                self.counters.errors += 1
+            raise mapped from None
+
+    async def _has_keys(self, prefix: str) -> bool:
+        """Whether any key begins with `prefix`: one LIST of one key."""
+        body = await self.fetch_page(self.start_page(prefix, None, 1, ""), prefix, None, 1, "")
+        return parse_page(body, prefix).keys > 0
+
+    def start_page(
+        self, prefix: str, token: str | None, max_keys: int, delimiter: str
+    ) -> Prefetch[bytes]:
+        """Send one LIST now."""
+        self.counters.lists += 1
+        return Prefetch(partial(self._lister.fetch, prefix, token, max_keys, delimiter))
+
+    async def fetch_page(
+        self,
+        started: Prefetch[bytes],
+        prefix: str,
+        token: str | None,
+        max_keys: int,
+        delimiter: str,
+    ) -> bytes:
+        """The answer to a LIST, sent again a few times if the server was unavailable."""
+        for delay_s in (*_LIST_RETRY_DELAYS_S, None):
+            try:
+                return await started.get()
+            except OriginUnavailableError:
+                self.counters.errors += 1
+                if delay_s is None:
+                    raise
+                await trio.sleep(delay_s)
+                started = self.start_page(prefix, token, max_keys, delimiter)
+            except NotFoundError:
+                raise
+            except OriginError:
+                self.counters.errors += 1
+                raise
+        raise AssertionError("unreachable")
+
+    async def no_such_dir(self, path: str) -> OriginError:
+        """Why a listing came back without a single key."""
+        try:
+            await self._head(path)
+        except NotFoundError as error:
+            return error
+        return NotADirError(f"{self._subject(path)} is an object, not a directory")
+
+
+class _Listing:
+    """The state of one `list_dir`: the next page is on its way while this one is parsed."""
+
+    def __init__(self, origin: ObjectStoreOrigin, path: str) -> None:
+        self._origin = origin
+        self._path = path
+        self._prefix = ""
+        self._token: str | None = None
+        self._started: Prefetch[bytes] | None = None
+        self._merger = TwinMerger()
+        self._keys = 0
+        self._ended = False
+
+    async def next_page(self) -> list[Entry] | None:
+        """Decided entries of the next page that has any, or None at the end."""
+        if self._started is None and not self._ended:
+            if self._path:
+                self._prefix = self._origin._checked_key(self._path) + "/"
+            else:
+                self._prefix = self._origin._target.prefix
+            self._start()
+        while not self._ended:
+            page = await self._parse(await self._fetch())
+            self._keys += page.keys
+            self._origin.counters.skipped_keys += page.skipped
+            entries = self._merger.feed(page.entries)
+            if self._started is None:
+                self._ended = True
+                entries += self._merger.finish()
+            if not self._keys and self._ended and self._path:
+                raise await self._origin.no_such_dir(self._path)
+            if entries:
+                return entries
+        return None
+
+    def _start(self) -> None:
+        self._started = self._origin.start_page(self._prefix, self._token, PAGE_KEYS, "/")
+
+    async def _fetch(self) -> bytes:
+        started, self._started = self._started, None
+        assert started is not None
+        body = await self._origin.fetch_page(started, self._prefix, self._token, PAGE_KEYS, "/")
+        self._token = next_token(body)
+        if self._token:
+            self._start()
+        return body
+
+    async def _parse(self, body: bytes) -> Page:
+        work = partial(parse_page, body, self._prefix)
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def _open_store(target: S3Target, credentials: Credentials, options: OriginOptions) -> S3Store:
+    client: dict[str, Any] = {
+        "allow_http": target.endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=options.connect_timeout_s),
+        "timeout": timedelta(seconds=options.request_timeout_s),
+    }
+    ca_pem = read_ca_file(target)
+    if ca_pem and target.endpoint.startswith("https://"):
+        client["root_certificate"] = ca_pem
+    # The URL with the bucket in it is worked out once, in s3_config, for both libraries;
+    # "virtual hosted" makes obstore append the key to it as it is.
+    config: dict[str, Any] = {
+        "endpoint": target.base_url,
+        "virtual_hosted_style_request": True,
+        "region": target.region,
+        "client_options": client,
+        "retry_config": {
+            "max_retries": 2,
+            "retry_timeout": timedelta(seconds=4),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=1),
+                "base": 2,
+            },
+        },
+    }
+    if credentials.anonymous:
+        config["skip_signature"] = True
+    else:
+        config["credential_provider"] = credentials.for_obstore
+    return S3Store(target.bucket, **config)
+
+
+def _head(store: S3Store, key: str) -> Any:
+    return obstore.head(store, key)
+
+
+def _get(store: S3Store, key: str, options: Any) -> tuple[Any, Buffer]:
+    result = obstore.get(store, key, options=options)
+    return result.meta, result.bytes()
+
+
+def _meta_from(found: Any) -> ObjectMeta:
+    """From obstore's description; `last_modified` has whole seconds."""
+    modified: datetime = found["last_modified"]
+    mtime_ns = int(modified.timestamp()) * _NS_PER_S
+    size: int = found["size"]
+    return ObjectMeta(size, mtime_ns, version_of(found.get("e_tag"), mtime_ns, size))
+
+
+def _is_strong(version: str) -> bool:
+    """Whether `version` is an ETag that If-Match can be asked for; weak ones never match."""
+    return version.startswith('"')

@@ -1,0 +1,36 @@
+"""From a URL to an `Origin`.
+
+The libraries behind the origins take up to a second to import, so they are imported here, on
+use: `cachefs --help` does not pay for them.
+"""
+
+from cachefs.errors import UsageError
+from cachefs.origin.base import Origin
+from cachefs.origin.options import OriginOptions
+
+_FSSPEC_PREFIX = "fsspec+"
+
+
+def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
+    """The origin for `url`; sends no request.
+
+    `s3://BUCKET[/PREFIX]` opens the object store, any other URL goes to fsspec;
+    `fsspec+s3://...` forces fsspec. Raises `UsageError` for a URL that nothing can open and
+    for options that contradict each other.
+    """
+    options = options or OriginOptions()
+    if options.max_downloads < 1:
+        raise UsageError(f"max downloads is {options.max_downloads}: give a number of 1 or more")
+    scheme, separator, rest = url.partition("://")
+    if not separator or not scheme:
+        raise UsageError(f"source {url!r} is no URL: write s3://BUCKET/PREFIX or file:///DIR")
+    if scheme == "s3":
+        from cachefs.origin.object_store import open_s3
+
+        return open_s3(rest, options)
+    from cachefs.origin.fsspec import open_fsspec
+
+    return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)
+
+
+__all__ = ["OriginOptions", "open_origin"]

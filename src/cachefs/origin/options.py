@@ -1,0 +1,27 @@
+"""How an origin is to be reached: plain values, checked where they are used."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Addressing = Literal["auto", "path", "virtual"]
+
+CHECK_DEADLINE_S = 4.5
+"""`Origin.check` answers within this time, so that a mount fails within 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginOptions:
+    """Everything about an origin but its URL. None means: ask the environment.
+
+    `max_downloads` bounds the requests in flight. `request_timeout_s` bounds one request,
+    body included.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    addressing: Addressing = "auto"
+    anonymous: bool = False
+    profile: str | None = None
+    max_downloads: int = 64
+    connect_timeout_s: float = 5.0
+    request_timeout_s: float = 30.0
