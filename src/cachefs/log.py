@@ -72,16 +72,23 @@ def open_log_file(path: Path) -> Path:
     return path
 
 
-def warn_once(logger: logging.Logger, key: object, message: str, *args: object) -> None:
+def warn_once(
+    logger: logging.Logger,
+    key: object,
+    message: str,
+    *args: object,
+    exc_info: BaseException | None = None,
+) -> None:
     """Log a warning the first time that `key` is seen by `logger` in this process.
 
-    For what may happen on every request. `args` are formatted into `message` as logging does.
+    For what may happen on every request. `args` are formatted into `message` as logging does,
+    `exc_info` is shown with it.
     """
     seen = (logger.name, key)
     if seen in _warned or len(_warned) >= MAX_WARN_KEYS:
         return
     _warned.add(seen)
-    logger.warning(message, *args)
+    logger.warning(message, *args, exc_info=exc_info)
 
 
 def forget_warnings() -> None:

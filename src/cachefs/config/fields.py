@@ -84,7 +84,7 @@ def size(least: int = 0) -> BeforeValidator:
     def check(value: object) -> int:
         wanted = f"a size; write {units.SIZE_FORMS}"
         size_bytes = _parsed(units.parse_size, value, wanted)
-        if isinstance(size_bytes, float) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
+        if not isinstance(size_bytes, int) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
             raise _refuse(value, wanted)
         if size_bytes < least:
             raise ValueError(

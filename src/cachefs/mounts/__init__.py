@@ -1,0 +1,23 @@
+"""Mountpoints: the kernel's table, checks before mounting, unmounting, and runtime files."""
+
+from cachefs.mounts.prepare import prepare_mountpoint
+from cachefs.mounts.runtime import RuntimeFile, find_entry, read_entries, socket_path
+from cachefs.mounts.table import FSTYPE, Health, Mount, cachefs_mounts, canonical, find_mount, probe
+from cachefs.mounts.unmount import holders, unmount
+
+__all__ = [
+    "FSTYPE",
+    "Health",
+    "Mount",
+    "RuntimeFile",
+    "cachefs_mounts",
+    "canonical",
+    "find_entry",
+    "find_mount",
+    "holders",
+    "prepare_mountpoint",
+    "probe",
+    "read_entries",
+    "socket_path",
+    "unmount",
+]

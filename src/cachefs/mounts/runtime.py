@@ -1,0 +1,168 @@
+"""Runtime files: which daemon serves which mountpoint.
+
+Each daemon holds a lock on `RUNTIME_DIR/HASH.json` (HASH names its mountpoint) for as long as it
+lives; the kernel lets go of it however the daemon ends. So a file that isn't locked is left over
+from a dead daemon. The control socket stands beside it as `HASH.sock`.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cachefs.errors import CachefsError, MountError
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeEntry:
+    """What a daemon says about itself before it mounts. `alive`: its lock is held."""
+
+    mountpoint: str
+    source: str
+    pid: int
+    started_at: float
+    log_file: str | None = None
+    alive: bool = False
+
+
+def runtime_dir() -> Path:
+    """This user's directory, created if need be, readable by nobody else.
+
+    Raises `CachefsError` if something else stands in its place.
+    """
+    uid = os.geteuid()
+    xdg = os.environ.get("XDG_RUNTIME_DIR")
+    if uid == 0:
+        path = Path("/run/cachefs")
+    elif xdg and os.access(xdg, os.W_OK):
+        path = Path(xdg) / "cachefs"
+    else:
+        path = Path(f"/tmp/cachefs-{uid}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise CachefsError(f"can't create {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or info.st_mode & 0o077:
+        raise CachefsError(
+            f"{path} must be a directory of uid {uid} with mode 700, and is not; remove it"
+        )
+    return path
+
+
+def _stem(mountpoint: Path) -> str:
+    return hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
+
+
+def socket_path(mountpoint: Path) -> Path:
+    """Where the daemon of a (canonical) mountpoint listens."""
+    return runtime_dir() / f"{_stem(mountpoint)}.sock"
+
+
+def entry_path(mountpoint: Path) -> Path:
+    """The runtime file of a (canonical) mountpoint."""
+    return runtime_dir() / f"{_stem(mountpoint)}.json"
+
+
+class RuntimeFile:
+    """A daemon's claim on a mountpoint, from construction to `close` or the process's end."""
+
+    def __init__(self, mountpoint: Path, source: str, log_file: Path | None = None) -> None:
+        """Raises `MountError` while another daemon holds the claim."""
+        self._path = entry_path(mountpoint)
+        self._fd = _lock(self._path, mountpoint)
+        log_name = None if log_file is None else str(log_file)
+        entry = RuntimeEntry(str(mountpoint), source, os.getpid(), time.time(), log_name)
+        fields = asdict(entry)
+        del fields["alive"]
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(fields).encode(), 0)
+
+    def close(self) -> None:
+        """Give up the claim and remove the file."""
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _lock(path: Path, mountpoint: Path) -> int:
+    """A descriptor that holds the lock on the file that `path` names at that time."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            holder = read_entry(path)
+            who = f" (process {holder.pid}, {holder.source})" if holder else ""
+            raise MountError(
+                f"{mountpoint} is already served by a cachefs daemon{who}; unmount it first: "
+                f"cachefs umount {mountpoint}"
+            ) from None
+        os.close(fd)
+
+
+def read_entry(path: Path) -> RuntimeEntry | None:
+    """One runtime file; None if it is missing or not (yet) complete."""
+    try:
+        with path.open("rb") as stream:
+            fields = json.loads(stream.read(65536))
+            alive = not _try_shared_lock(stream.fileno())
+        return RuntimeEntry(
+            mountpoint=str(fields["mountpoint"]),
+            source=str(fields["source"]),
+            pid=int(fields["pid"]),
+            started_at=float(fields["started_at"]),
+            log_file=fields.get("log_file"),
+            alive=alive,
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _try_shared_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def read_entries() -> list[RuntimeEntry]:
+    """All runtime files of this user, left-over ones included."""
+    entries = [read_entry(path) for path in sorted(runtime_dir().glob("*.json"))]
+    return [entry for entry in entries if entry is not None]
+
+
+def find_entry(mountpoint: Path) -> RuntimeEntry | None:
+    """The runtime file of a (canonical) mountpoint, if there is one."""
+    return read_entry(entry_path(mountpoint))
+
+
+def remove_leftovers(mountpoint: Path) -> None:
+    """Remove what a dead daemon left for `mountpoint`; nothing if the daemon lives."""
+    entry = find_entry(mountpoint)
+    if entry is None or not entry.alive:
+        entry_path(mountpoint).unlink(missing_ok=True)
+        socket_path(mountpoint).unlink(missing_ok=True)
