@@ -17,11 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 
 from cachefs.errors import CachefsError, NotFoundError
-from cachefs.format.inode_record import Inode
 from cachefs.fuse.attrs import AttrBuilder
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.xattrs import Xattrs
-from cachefs.log import warn_once
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
 from cachefs.namespace.snapshot import Snapshot
@@ -53,11 +51,20 @@ def translated(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         except pyfuse3.FUSEError:
             raise
         except Exception as error:
-            place = f"{handler.__name__}: {type(error).__name__}: {error}"
-            warn_once(log, place, "bug in %s; the request fails with EIO", place, exc_info=error)
+            _report_bug(handler.__name__, error)
             raise pyfuse3.FUSEError(errno.EIO) from None
 
     return answer
+
+
+_reported_bugs: set[tuple[str, type[Exception]]] = set()
+
+
+def _report_bug(place: str, error: Exception) -> None:
+    """With a traceback, but only once for each kind of failure in each handler."""
+    if (place, type(error)) not in _reported_bugs:
+        _reported_bugs.add((place, type(error)))
+        log.error("bug in %s; such requests fail with EIO", place, exc_info=error)
 
 
 class Operations(pyfuse3.Operations):  # type: ignore[misc]
@@ -227,5 +234,3 @@ for _operation in (
     "setattr mknod mkdir unlink rmdir symlink rename link write create setxattr removexattr"
 ).split():
     setattr(Operations, _operation, _refuse(_operation))
-
-__all__ = ["Inode", "Operations"]

@@ -124,29 +124,31 @@ class InodeTable:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def bind(self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int) -> int:
+    def bind(
+        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
+    ) -> tuple[int, bool]:
         """The name stands for this object version (None: a directory), as observed by a request
-        begun at `observed_ns`. Returns the inode number: the old one if nothing changed."""
+        begun at `observed_ns`. Returns the inode number and whether it is new to the name."""
         return self._bind(parent, name, meta, observed_ns, note_check=True)
 
     def bind_listed(
         self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
-    ) -> int:
+    ) -> tuple[int, bool]:
         """Like `bind`, but an unchanged entry costs no write: the listing's own row, put by
         `finish_listing`, says when all of them were checked."""
         return self._bind(parent, name, meta, observed_ns, note_check=False)
 
     def _bind(
         self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int, note_check: bool
-    ) -> int:
+    ) -> tuple[int, bool]:
         current = self.dirent(parent, name)
         if current is not None:
             if current.checked_at_ns > observed_ns:
-                return current.ino
+                return current.ino, False
             if self._is_same(current.ino, meta):
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
-                return current.ino
+                return current.ino, False
             self._unbound(parent, name, current.ino)
         ino = self._allocate()
         if meta is None:
@@ -157,7 +159,7 @@ class InodeTable:
             )
         self._put(inode)
         self._put_dirent(parent, name, Dirent(ino, observed_ns))
-        return ino
+        return ino, True
 
     def _is_same(self, ino: int, meta: ObjectMeta | None) -> bool:
         inode = self.get(ino)

@@ -139,6 +139,7 @@ class Listings:
         began_ns = snapshot.as_of_ns
         seen: set[bytes] = set()
         changed = False
+        knew_names = next(self._table.dirents(ino), None) is not None
         try:
             async for page in self._origin.list_dir(self._table.path(directory)):
                 changed |= self._bind_page(ino, page, began_ns, snapshot, seen)
@@ -146,7 +147,8 @@ class Listings:
         except NotFoundError:
             if ino != ROOT_INO:
                 raise
-        changed |= self._sweep(ino, began_ns, seen)
+        # Names bound by look-ups since it began are newer than the listing and stay.
+        changed |= knew_names and self._sweep(ino, began_ns, seen)
         self._table.finish_listing(ino, Listing(began_ns, len(seen)))
         if changed:
             self._table.touch(ino, self._clock.now_ns())
@@ -157,9 +159,8 @@ class Listings:
         changed = False
         for text, meta in page:
             name = text.encode("utf-8", "surrogateescape")
-            before = self._table.dirent(ino, name)
-            child = self._table.bind_listed(ino, name, meta, began_ns)
-            changed |= before is None or before.ino != child
+            child, is_new = self._table.bind_listed(ino, name, meta, began_ns)
+            changed |= is_new
             seen.add(name)
             snapshot.append(name, child)
         return changed

@@ -210,10 +210,9 @@ class Namespace:
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
             raise
-        before = self.table.dirent(parent, name)
-        ino = self.table.bind(parent, name, meta, observed_ns)
+        ino, changed = self.table.bind(parent, name, meta, observed_ns)
         self._negatives.pop((parent, name), None)
-        if before is None or before.ino != ino:
+        if changed:
             self._note_change(parent)
         return self.inode(ino)
 
