@@ -1,7 +1,15 @@
 """Mountpoints: the kernel's table, checks before mounting, unmounting, and runtime files."""
 
 from cachefs.mounts.prepare import prepare_mountpoint
-from cachefs.mounts.runtime import RuntimeFile, find_entry, read_entries, socket_path
+from cachefs.mounts.runtime import (
+    RuntimeEntry,
+    RuntimeFile,
+    default_log_file,
+    find_entry,
+    read_entries,
+    remove_leftovers,
+    socket_path,
+)
 from cachefs.mounts.table import FSTYPE, Health, Mount, cachefs_mounts, canonical, find_mount, probe
 from cachefs.mounts.unmount import holders, unmount
 
@@ -9,15 +17,18 @@ __all__ = [
     "FSTYPE",
     "Health",
     "Mount",
+    "RuntimeEntry",
     "RuntimeFile",
     "cachefs_mounts",
     "canonical",
+    "default_log_file",
     "find_entry",
     "find_mount",
     "holders",
     "prepare_mountpoint",
     "probe",
     "read_entries",
+    "remove_leftovers",
     "socket_path",
     "unmount",
 ]

@@ -70,6 +70,14 @@ def entry_path(mountpoint: Path) -> Path:
     return runtime_dir() / f"{_stem(mountpoint)}.json"
 
 
+def default_log_file(mountpoint: Path) -> Path:
+    """Where the daemon of a (canonical) mountpoint logs unless told otherwise."""
+    name = str(mountpoint).strip("/").replace("/", "-") or "root"
+    if os.geteuid() == 0:
+        return Path("/var/log/cachefs", f"{name}.log")
+    return Path("~/.cache/cachefs/log").expanduser() / f"{name}.log"
+
+
 class RuntimeFile:
     """A daemon's claim on a mountpoint, from construction to `close` or the process's end."""
 

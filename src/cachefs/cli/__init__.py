@@ -1,0 +1,101 @@
+"""The command line: `main` is the console script. One module per verb, imported when used.
+
+Nothing heavy is imported here: `cachefs --help` answers in a moment.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from cachefs import __version__
+from cachefs.errors import CachefsError, UsageError
+
+_VERBS = {
+    "mount": "Mount a bucket or directory tree, cached on local disk.",
+    "status": "Show what is mounted and how its cache does.",
+    "umount": "Unmount, and wait until the daemon has ended.",
+}
+
+
+class _Verbs(click.Group):
+    """A group whose commands are imported on use, and the one place that prints errors."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"cachefs.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run and exit: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
+        argv = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(argv, prog_name or "cachefs", complete_var, False, **extra)
+        except BaseException as error:
+            if not standalone_mode or ("--debug" in argv and isinstance(error, Exception)):
+                raise
+            code = _explain(error)
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: BaseException) -> int:
+    """Print one line for `error`; the exit code. What isn't ours to explain is raised again."""
+    match error:
+        case click.Abort() | KeyboardInterrupt():
+            text, code = "interrupted", 130
+        case click.UsageError():
+            context = error.ctx.command_path if error.ctx else "cachefs"
+            text, code = f"{_sentence(error.format_message())} ({context} --help)", 2
+        case click.ClickException():
+            text, code = _sentence(error.format_message()), 1
+        case UsageError():
+            text, code = str(error), 2
+        case CachefsError():
+            text, code = str(error), 1
+        case BrokenPipeError():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case Exception():
+            text = f"internal error: {type(error).__name__}: {error} (--debug shows where)"
+            code = 1
+        case _:
+            raise error
+    click.echo(f"cachefs: error: {' '.join(text.split())}", err=True)
+    return code
+
+
+def _sentence(text: str) -> str:
+    return text[:1].lower() + text[1:].removesuffix(".")
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="cachefs", message="%(prog)s %(version)s")
+def main() -> None:
+    """A read cache for training data: an object store as files, kept on local disk.
+
+    \b
+      cachefs mount s3://bucket/prefix /mnt/data
+      cachefs status
+      cachefs umount /mnt/data
+    """

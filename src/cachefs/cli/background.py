@@ -1,0 +1,177 @@
+"""Running the daemon in the background: fork, hear whether it came up, tell the user.
+
+The fork comes before any thread and before the heavy imports. The child leads its own session
+and writes to the log file; over a pipe it sends one JSON object, `{"ready": true}` or
+`{"error": TEXT, "code": EXIT_CODE}`, and the pipe's end means that it has died.
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, unmount
+
+START_TIMEOUT_S = 90.0
+"""For the daemon to come up; its own limits on the origin are far shorter."""
+
+STOP_TIMEOUT_S = 25.0
+
+_logger = logging.getLogger(__name__)
+
+Serve = Callable[[Callable[[], None]], None]
+"""Blocks as long as the mount lives; calls its argument once it answers."""
+
+
+def launch(serve: Serve, mountpoint: Path, log_file: Path) -> None:
+    """Start `serve` in a daemon and return when `mountpoint` answers.
+
+    Raises what the daemon failed with (`CachefsError` or `UsageError`), or `MountError` if it
+    dies, hangs, or the mount doesn't answer. However this ends but by returning, no daemon and
+    no mount is left.
+    """
+    receiver, sender = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(receiver)
+        _be_daemon(serve, sender, log_file)
+    os.close(sender)
+    try:
+        with _interruptible():
+            message = _await_message(receiver)
+            if message is None:
+                raise MountError(_obituary(pid, log_file))
+            if "error" in message:
+                kind = UsageError if message.get("code") == 2 else CachefsError
+                raise kind(str(message["error"]))
+            _verify(mountpoint, log_file)
+    except BaseException:
+        _stop(pid, mountpoint)
+        raise
+    finally:
+        os.close(receiver)
+
+
+def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
+    """The child's life. Never returns into the caller's stack."""
+    code = 1
+    try:
+        _detach(log_file)
+        serve(lambda: _send(sender, {"ready": True}))
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except CachefsError as error:
+        _logger.error("%s", error)
+        code = 2 if isinstance(error, UsageError) else 1
+        _send(sender, {"error": str(error), "code": code})
+    except BaseException as error:
+        _logger.exception("the daemon failed")
+        text = f"internal error: {type(error).__name__}: {error}; see {log_file}"
+        _send(sender, {"error": text, "code": 1})
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _detach(log_file: Path) -> None:
+    os.setsid()
+    os.chdir("/")
+    output = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(nothing)
+    os.close(output)
+
+
+def _send(sender: int, message: dict[str, Any]) -> None:
+    """One message ever; the second finds the pipe closed, and a parent may be gone."""
+    try:
+        os.write(sender, json.dumps(message).encode())
+        os.close(sender)
+    except OSError:
+        _logger.debug("nobody waits for %s any more", message)
+
+
+def _await_message(receiver: int) -> dict[str, Any] | None:
+    """What the daemon said; None if it died without a word."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    text = b""
+    while select.select([receiver], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(receiver, 65536)
+        if not chunk:
+            message: dict[str, Any] | None = json.loads(text) if text else None
+            return message
+        text += chunk
+    raise MountError(f"the daemon did not come up within {START_TIMEOUT_S:.0f} s")
+
+
+def _obituary(pid: int, log_file: Path) -> str:
+    _, status = os.waitpid(pid, 0)
+    how = (
+        f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        if os.WIFSIGNALED(status)
+        else "ended"
+    )
+    return f"the daemon {how} before the mount was up; see {log_file}"
+
+
+def _verify(mountpoint: Path, log_file: Path) -> None:
+    mount = find_mount(mountpoint)
+    if mount is None or mount.fstype != FSTYPE or probe(mountpoint) is not Health.ALIVE:
+        raise MountError(f"{mountpoint} was mounted but does not answer; see {log_file}")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt the waiting as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _stop(pid: int, mountpoint: Path) -> None:
+    """End the daemon, kindly first, and remove its mount if it left one."""
+    if not _ended(pid, 0.0):
+        os.kill(pid, signal.SIGTERM)
+        if not _ended(pid, STOP_TIMEOUT_S):
+            os.kill(pid, signal.SIGKILL)
+            _ended(pid, STOP_TIMEOUT_S)
+            mount = find_mount(mountpoint)
+            if mount is not None and mount.fstype == FSTYPE:
+                unmount(mountpoint, lazy=True)
+    remove_leftovers(mountpoint)
+
+
+def _ended(pid: int, timeout_s: float) -> bool:
+    """Wait for the child; True once it is gone, also if it was waited for before."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return True
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)

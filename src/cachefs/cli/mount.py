@@ -1,0 +1,174 @@
+"""`cachefs mount`: from a command line to a running daemon."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic.fields import FieldInfo
+
+from cachefs import log
+from cachefs.cli.background import launch
+from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config
+from cachefs.errors import UsageError
+from cachefs.mounts import RuntimeFile, canonical, default_log_file
+from cachefs.units import format_bytes, format_duration
+
+_IGNORED = {"ro", "default_permissions", "auto_cache"}
+"""Words for `-o` that say what is so anyhow."""
+
+_SWITCHES = {"allow_other", "nonempty"}
+_VALUES = {
+    "attr_timeout": "attr_ttl",
+    "entry_timeout": "entry_ttl",
+    "negative_timeout": "negative_ttl",
+    "uid": "uid",
+    "gid": "gid",
+}
+"""Words for `-o` that take a value, and the fields that they set."""
+
+
+def parse_mount_words(words: str) -> dict[str, object]:
+    """Fields from what follows `-o`: "ro,allow_other,attr_timeout=60". Raises `UsageError`."""
+    fields: dict[str, object] = {}
+    for word in filter(None, words.split(",")):
+        name, equals, value = word.partition("=")
+        if name in _VALUES and value:
+            fields[_VALUES[name]] = value
+        elif name in _SWITCHES and not equals:
+            fields[name] = True
+        elif name == "rw":
+            raise UsageError("-o rw: mounts are read-only; leave it out")
+        elif word not in _IGNORED:
+            raise UsageError(f'-o: "{word}" is unknown; known are {_known_words()}')
+    return fields
+
+
+def _known_words() -> str:
+    return ", ".join([*sorted(_IGNORED), *sorted(_SWITCHES), *(f"{name}=..." for name in _VALUES)])
+
+
+class _MountCommand(click.Command):
+    """Shows the options in their groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        by_field = flags()
+        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in Group}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                flag = by_field.get(param.name or "")
+                sections[(flag.group if flag else Group.PROCESS).value].append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _shown_default(name: str, field: FieldInfo, flag: Flag) -> str | None:
+    """The default as one would type it."""
+    value = field.default
+    if flag.shown_default is not None or isinstance(value, bool):
+        return flag.shown_default
+    if name.endswith("_ttl"):
+        return format_duration(value)
+    if name.endswith("_mode"):
+        return f"{value:o}"
+    if flag.metavar == "SIZE":
+        return format_bytes(value).replace(" ", "")
+    return str(value)
+
+
+def _option(name: str, flag: Flag) -> click.Option:
+    field = MountConfig.model_fields[name]
+    default = _shown_default(name, field, flag)
+    text = field.description or ""
+    return click.Option(
+        [*flag.names, name],
+        metavar=flag.metavar,
+        is_flag=flag.metavar is None,
+        default=None,
+        help=text if default is None else f"{text} [{default}]",
+    )
+
+
+def _params() -> list[click.Parameter]:
+    return [
+        click.Argument(["source"]),
+        click.Argument(["mountpoint"]),
+        *(_option(name, flag) for name, flag in flags().items()),
+        click.Option(
+            ["-c", "--config", "config_file"],
+            metavar="FILE",
+            help="Read options from a TOML file, named as here with underscores; the command "
+            "line wins.",
+        ),
+        click.Option(
+            ["-d", "--background"], is_flag=True, help="Go to the background; done anyhow."
+        ),
+        click.Option(
+            ["-o", "words"],
+            metavar="WORD[,WORD...]",
+            multiple=True,
+            help=f"Options as mount(8) writes them: {_known_words()}.",
+        ),
+    ]
+
+
+def _mount(
+    source: str,
+    mountpoint: str,
+    config_file: str | None,
+    background: bool,
+    words: tuple[str, ...],
+    **options: Any,
+) -> None:
+    fields = parse_mount_words(",".join(words))
+    fields |= {name: value for name, value in options.items() if value is not None}
+    if background and fields.get("foreground"):
+        raise UsageError("-d and -f contradict each other; leave one out")
+    config = _load(source, mountpoint, fields, config_file)
+    if config.foreground:
+        log.setup(debug=config.debug, log_file=config.log_file, tracebacks=False)
+        _serve(config, lambda: None)
+        return
+    log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
+
+    def serve(on_ready: Callable[[], None]) -> None:
+        log.setup(debug=config.debug)
+        _serve(config, on_ready, log_file)
+
+    launch(serve, config.mountpoint, log_file)
+
+
+def _load(
+    source: str, mountpoint: str, fields: Mapping[str, object], config_file: str | None
+) -> MountConfig:
+    if not mountpoint or "\0" in mountpoint:
+        raise UsageError("the mountpoint is empty; name a directory")
+    place = canonical(Path(mountpoint))
+    return load_mount_config(source, str(place), fields, Path(config_file) if config_file else None)
+
+
+def _serve(config: MountConfig, on_ready: Callable[[], None], log_file: Path | None = None) -> None:
+    """Be the daemon until unmounted. The claim comes first: it is cheap, the imports aren't."""
+    with RuntimeFile(config.mountpoint, config.source, log_file or config.log_file):
+        from cachefs import daemon
+
+        daemon.run(config, on_ready)
+
+
+command = _MountCommand(
+    "mount",
+    params=_params(),
+    callback=_mount,
+    help="""Mount SOURCE, such as s3://bucket/prefix or file:///dir, on the directory MOUNTPOINT.
+
+    Returns once the mount answers; a daemon serves it until `cachefs umount MOUNTPOINT`.
+
+    SIZE is bytes or has a unit: 512, 300MiB, 1.5TiB. TIME is seconds or has a unit: 600, 10m,
+    1h; "indefinite" is for ever. RATIO is 0.1 or 10%. Defaults stand in brackets.
+
+    Credentials come from the usual variables and files (AWS_ACCESS_KEY_ID, ...,
+    ~/.aws/credentials), never from options.
+    """,
+)

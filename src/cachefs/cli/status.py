@@ -1,0 +1,125 @@
+"""`cachefs status`: every mount of this machine, and how its cache does."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachefs.control.client import ask
+from cachefs.errors import CachefsError, MountError
+from cachefs.mounts import (
+    Health,
+    RuntimeEntry,
+    cachefs_mounts,
+    canonical,
+    probe,
+    read_entries,
+    remove_leftovers,
+    socket_path,
+)
+from cachefs.units import format_bytes, format_duration
+
+SERVING = "serving"
+STARTING = "starting"
+STALE = "stale"
+SILENT = "not answering"
+FOREIGN = "another user's"
+
+_PROBE_S = 2.0
+
+
+@click.command("status")
+@click.argument("mountpoint", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per mount.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:  # noqa: ARG001
+    """Show all mounts, or that on MOUNTPOINT: source, cache, hits, requests to the origin.
+
+    Exit code 1 if MOUNTPOINT is given and isn't served.
+    """
+    rows = collect()
+    if mountpoint is not None:
+        place = str(canonical(Path(mountpoint)))
+        rows = [row for row in rows if row["mountpoint"] == place]
+        if not rows:
+            raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif rows:
+        _print_table(rows)
+    else:
+        click.echo("nothing is mounted")
+    return int(mountpoint is not None and rows[0]["state"] != SERVING)
+
+
+def collect() -> list[dict[str, Any]]:
+    """One object per mount: `state`, and the daemon's report (`control.report`) if it gave one,
+    else `mountpoint`, `source`, `pid` as far as they are known, and `problem`."""
+    entries = {entry.mountpoint: entry for entry in read_entries()}
+    mounts = {str(mount.mountpoint): mount.source for mount in cachefs_mounts()}
+    rows = [_describe(Path(place), mounts[place], entries.get(place)) for place in mounts]
+    for place, entry in entries.items():
+        if place not in mounts and entry.alive:
+            rows.append(_row(place, entry.source, entry.pid, STARTING, None))
+        elif place not in mounts:
+            remove_leftovers(Path(place))
+    return sorted(rows, key=lambda row: str(row["mountpoint"]))
+
+
+def _describe(place: Path, source: str, entry: RuntimeEntry | None) -> dict[str, Any]:
+    if entry is not None and entry.alive:
+        try:
+            return {"state": SERVING, **ask(socket_path(place))}
+        except CachefsError as error:
+            return _row(str(place), source, entry.pid, SILENT, str(error))
+    if probe(place, _PROBE_S) is Health.DEAD:
+        fix = f"its daemon is gone; unmount it with: cachefs umount {place}"
+        return _row(str(place), source, None, STALE, fix)
+    return _row(str(place), source, None, FOREIGN, "its daemon belongs to another user")
+
+
+def _row(
+    place: str, source: str, pid: int | None, state: str, problem: str | None
+) -> dict[str, Any]:
+    return {"state": state, "mountpoint": place, "source": source, "pid": pid, "problem": problem}
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("MOUNTPOINT", "SOURCE", "STATE"):
+        table.add_column(title, overflow="fold")
+    for title in ("PID", "UP", "CACHED", "HITS", "MISSES", "HIT RATIO", "GET/HEAD/LIST"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row))
+    wide = None if sys.stdout.isatty() else 250
+    console = Console(width=wide, markup=False, highlight=False, emoji=False)
+    console.print(table)
+    for row in rows:
+        if row.get("problem"):
+            console.print(f"{row['mountpoint']}: {row['problem']}", soft_wrap=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    head = [str(row["mountpoint"]), str(row["source"]), str(row["state"])]
+    pid = "-" if row.get("pid") is None else str(row["pid"])
+    if row["state"] != SERVING:
+        return [*head, pid, *["-"] * 6]
+    cache, reads, origin = row["cache"], row["reads"], row["origin"]
+    asked = reads["hits"] + reads["misses"]
+    return [
+        *head,
+        pid,
+        format_duration(max(0.0, time.time() - row["started_at"])),
+        f"{format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}",
+        str(reads["hits"]),
+        str(reads["misses"]),
+        f"{reads['hits'] / asked:.1%}" if asked else "-",
+        f"{origin['gets']}/{origin['heads']}/{origin['lists']}",
+    ]

@@ -1,0 +1,139 @@
+"""`cachefs umount`: take a mount away and wait for its daemon."""
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import click
+
+from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.mounts import (
+    FSTYPE,
+    Health,
+    Mount,
+    RuntimeEntry,
+    canonical,
+    find_entry,
+    find_mount,
+    holders,
+    probe,
+    remove_leftovers,
+    unmount,
+)
+
+EXIT_TIMEOUT_S = 30.0
+LAZY_TIMEOUT_S = 1.0
+KILL_AFTER_S = 5.0
+BUSY_RETRY_S = 1.0
+"""Something may look at a mount for a moment, such as an indexer; only then is it busy."""
+
+
+@click.command("umount")
+@click.argument("mountpoint")
+@click.option(
+    "-l", "--lazy", is_flag=True, help="Hide it now, end it when nobody uses it any more."
+)
+@click.option("--force", is_flag=True, help="Unmount even if in use or hanging; kill the daemon.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(mountpoint: str, lazy: bool, force: bool, debug: bool) -> None:  # noqa: ARG001
+    """Unmount MOUNTPOINT and wait until its daemon has ended."""
+    if not mountpoint or "\0" in mountpoint:
+        raise UsageError("the mountpoint is empty; name a directory")
+    place = canonical(Path(mountpoint))
+    entry = find_entry(place)
+    daemon = _open_daemon(entry)
+    try:
+        mount = find_mount(place)
+        if mount is not None:
+            _remove(mount, lazy=lazy, force=force)
+        elif daemon is None:
+            remove_leftovers(place)
+            raise MountError(f"{place} is not mounted; cachefs status shows what is")
+        else:
+            _signal(daemon, signal.SIGTERM)
+        if daemon is not None and entry is not None:
+            _await_exit(daemon, entry, lazy=lazy, force=force)
+    finally:
+        if daemon is not None:
+            os.close(daemon)
+    remove_leftovers(place)
+
+
+def _open_daemon(entry: RuntimeEntry | None) -> int | None:
+    """A pidfd of the daemon, so that a reused process id can't be mistaken for it."""
+    if entry is None or not entry.alive:
+        return None
+    try:
+        pidfd = os.pidfd_open(entry.pid)
+    except OSError:
+        return None
+    now = find_entry(Path(entry.mountpoint))
+    if now is not None and now.alive and now.pid == entry.pid:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _remove(mount: Mount, *, lazy: bool, force: bool) -> None:
+    place = mount.mountpoint
+    if mount.fstype != FSTYPE:
+        raise MountError(
+            f"{place} is a mount of {mount.source} ({mount.fstype}), not of cachefs; use umount"
+        )
+    lazy = lazy or probe(place) is Health.DEAD
+    deadline = time.monotonic() + BUSY_RETRY_S
+    while True:
+        try:
+            unmount(place, lazy=lazy, force=force)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                raise _explained(error, place) from error
+        time.sleep(0.1)
+
+
+def _explained(error: OSError, place: Path) -> CachefsError:
+    if error.errno == errno.EBUSY:
+        found = [f"{h.name} (process {h.pid}: {h.what})" for h in holders(place)]
+        who = "; ".join(found) or "a process that only root can see"
+        return MountError(f"{place} is in use by {who}; end that, or use --lazy")
+    if error.errno == errno.EPERM:
+        return MountError(f"{place} is another user's mount; unmount it as that user or as root")
+    return MountError(f"can't unmount {place}: {error.strerror}")
+
+
+def _await_exit(daemon: int, entry: RuntimeEntry, *, lazy: bool, force: bool) -> None:
+    timeout_s = KILL_AFTER_S if force else LAZY_TIMEOUT_S if lazy else EXIT_TIMEOUT_S
+    if _exits_within(daemon, timeout_s):
+        return
+    if force:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _signal(daemon, number)
+            if _exits_within(daemon, KILL_AFTER_S):
+                return
+    if lazy:
+        click.echo(
+            f"{entry.mountpoint} is unmounted for new users; process {entry.pid} serves the "
+            "present ones until they are done"
+        )
+        return
+    where = f"; see {entry.log_file}" if entry.log_file else ""
+    raise MountError(
+        f"{entry.mountpoint} is unmounted, but its daemon (process {entry.pid}) has not ended "
+        f"within {timeout_s:.0f} s{where}"
+    )
+
+
+def _exits_within(daemon: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(daemon, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _signal(daemon: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(daemon, number)
