@@ -1,0 +1,1 @@
+"""Blocks: look up, fetch once, admit, evict."""

@@ -1,0 +1,174 @@
+"""Storing fetched blocks: one task per tier, one hop to its writer thread per batch.
+
+The way of a block: slot allocated (loop) -> checksum, table entry and data written (writer) ->
+slot committed, index put, `settle` called (loop, no await between). Until the last step readers
+get the fetched bytes; from it on, the slot. A write that fails costs this copy and no reader.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.evictor import Evictor
+from cachefs.cache.flights import Flight
+from cachefs.cache.store import TierStore
+from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
+from cachefs.tiers.slabs import Allocation, Slab
+from cachefs.types import BlockKey
+
+log = logging.getLogger(__name__)
+
+_BATCH_BLOCKS = 64
+_BATCH_BYTES = 8 << 20
+
+
+class Candidate(NamedTuple):
+    """A fetched block that waits to be stored."""
+
+    key: BlockKey
+    data: memoryview
+    flight: Flight
+
+
+class _Write(NamedTuple):
+    candidate: Candidate
+    slab: Slab
+    slot: int
+
+
+class Admission:
+    """`settle(candidate)` is called exactly once for every candidate, stored or not."""
+
+    def __init__(
+        self, store: TierStore, evictor: Evictor, settle: Callable[[Candidate], None]
+    ) -> None:
+        self._store = store
+        self._evictor = evictor
+        self._settle = settle
+        self._queue: deque[Candidate] = deque()
+        self._parked = trio.lowlevel.ParkingLot()
+        self._idle_parked = trio.lowlevel.ParkingLot()
+        self._busy = False
+        self._failing = False
+
+    def offer(self, candidate: Candidate) -> None:
+        self._queue.append(candidate)
+        self._parked.unpark()
+
+    async def drained(self) -> None:
+        """Wait until everything offered so far is settled."""
+        while self._queue or self._busy:
+            await self._idle_parked.park()
+
+    async def run(self) -> None:
+        """Store what is offered, for ever."""
+        while True:
+            while not self._queue:
+                self._idle_parked.unpark_all()
+                await self._parked.park()
+            batch = self._take_batch()
+            self._busy = True
+            try:
+                await self._store_batch(batch)
+            finally:
+                self._busy = False
+
+    def _take_batch(self) -> list[Candidate]:
+        batch: list[Candidate] = []
+        size_bytes = 0
+        while self._queue and len(batch) < _BATCH_BLOCKS and size_bytes < _BATCH_BYTES:
+            batch.append(self._queue.popleft())
+            size_bytes += len(batch[-1].data)
+        return batch
+
+    async def _store_batch(self, batch: list[Candidate]) -> None:
+        writes: list[_Write] = []
+        unsettled = dict.fromkeys(range(len(batch)))
+        try:
+            for number, candidate in enumerate(batch):
+                allocation = await self._allocate(candidate)
+                if allocation is None:
+                    del unsettled[number]
+                    self._settle(candidate)
+                else:
+                    writes.append(_Write(candidate, *allocation))
+            results = await self._store.writer.run(_write_all, writes) if writes else []
+            # Atomic from here to the end.
+            self._finish(writes, results)
+        except BaseException:  # cancelled, before the writer had its turn
+            for write in writes:
+                self._store.slabs.abort(write.slab, write.slot)
+            for number in unsettled:
+                self._settle(batch[number])
+            raise
+        if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
+            self._evictor.wake()
+
+    async def _allocate(self, candidate: Candidate) -> Allocation | None:
+        """A free slot, or None if the block is already here, or not to be stored."""
+        store, length = self._store, len(candidate.data)
+        if store.index.find(candidate.key) is not None:
+            return None
+        if store.policy.admits(candidate.key, length, False):
+            class_index = class_of(length)
+            while True:
+                slab = store.slabs.open_slab(class_index)
+                if slab is None:
+                    if not await self._evictor.make_room(candidate.key, length):
+                        break
+                elif slab.fd >= 0:
+                    return Allocation(slab, store.slabs.allocate(slab))
+                elif not await store.open_slab(slab):
+                    break
+        store.counters.rejected += 1
+        return None
+
+    def _finish(self, writes: list[_Write], results: list[int | OSError]) -> None:
+        store = self._store
+        touched = {}
+        for (candidate, slab, slot), result in zip(writes, results, strict=True):
+            if isinstance(result, OSError):
+                self._write_failed(result)
+                store.slabs.abort(slab, slot)
+            elif store.index.find(candidate.key) is not None:  # adopted from a table meanwhile
+                store.slabs.abort(slab, slot)
+            else:
+                store.admit(candidate.key, slab, slot, len(candidate.data), result)
+                touched[slab.slab_id] = slab
+                self._failing = False
+            self._settle(candidate)
+        for slab in touched.values():
+            store.put_row(slab)
+
+    def _write_failed(self, error: OSError) -> None:
+        self._store.counters.write_errors += 1
+        if not self._failing:
+            log.warning("%s: can't store blocks: %s", self._store.tier.paths.root, error.strerror)
+        self._failing = True
+
+
+def _write_all(writes: list[_Write]) -> list[int | OSError]:
+    """In the writer thread: checksum and write each block. The result is the checksum, or why
+    the block could not be written; then its slot holds nothing of use."""
+    results: list[int | OSError] = []
+    for (key, data, _), slab, slot in writes:
+        checksum = checksum_of(data)
+        entry = encode_entry(SlotEntry(key, len(data), checksum))
+        try:
+            _write(slab.fd, entry, table_offset(slot))
+            _write(slab.fd, data, slab.layout.slot_offset(slot))
+        except OSError as error:
+            results.append(error)
+        else:
+            results.append(checksum)
+    return results
+
+
+def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)

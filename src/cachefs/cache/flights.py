@@ -1,0 +1,103 @@
+"""Blocks on their way from the origin: one flight per block, and a bound on their memory."""
+
+from collections import deque
+
+import trio
+
+from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
+from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+
+
+class Flight:
+    """One GET of a contiguous run of blocks. Over when `done` is set: `data` or `error` then."""
+
+    __slots__ = ("_open_blocks", "block_count", "data", "done", "error", "first_block", "ref")
+
+    def __init__(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
+        self.ref = ref
+        self.first_block = first_block
+        self.block_count = block_count
+        self.done = trio.Event()
+        self.data: memoryview | None = None
+        self.error: BaseException | None = None
+        self._open_blocks = block_count
+
+    @property
+    def offset(self) -> int:
+        return self.first_block * BLOCK_BYTES
+
+    @property
+    def length(self) -> int:
+        last = self.first_block + self.block_count - 1
+        return last * BLOCK_BYTES + self.ref.block_length(last) - self.offset
+
+    def block_keys(self) -> list[BlockKey]:
+        first = self.first_block
+        object_id = self.ref.object_id
+        return [BlockKey(object_id, index) for index in range(first, first + self.block_count)]
+
+    def block(self, block_index: int) -> memoryview:
+        """The bytes of one block, not copied. Raises what the GET raised, afresh."""
+        if self.data is None:
+            raise _afresh(self.error)
+        start = (block_index - self.first_block) * BLOCK_BYTES
+        return self.data[start : start + self.ref.block_length(block_index)]
+
+    def settle_block(self) -> bool:
+        """One block is stored or given up. True for the last: nothing of the flight is needed
+        any more."""
+        self._open_blocks -= 1
+        return self._open_blocks == 0
+
+
+def _afresh(error: BaseException | None) -> CachefsError:
+    """An exception of its own for every waiter: one instance raised in several tasks would
+    gather all their tracebacks."""
+    if isinstance(error, OriginError):
+        return type(error)(*error.args)
+    if error is None or isinstance(error, trio.Cancelled):
+        return OriginUnavailableError("the cache is shutting down")
+    return OriginUnavailableError(f"reading from the origin failed: {error!r}")
+
+
+class Budget:
+    """Bytes that may be held at once. First come, first served; a request for more than the
+    whole counts as the whole, so that it waits for everybody else and then goes on."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._free_bytes = total_bytes
+        self._waiting: deque[tuple[int, trio.Event]] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._total_bytes - self._free_bytes
+
+    async def reserve(self, size_bytes: int) -> None:
+        """Wait until the bytes can be held. A cancelled wait reserves nothing."""
+        size_bytes = min(size_bytes, self._total_bytes)
+        if not self._waiting and size_bytes <= self._free_bytes:
+            self._free_bytes -= size_bytes
+            return
+        granted = trio.Event()
+        entry = (size_bytes, granted)
+        self._waiting.append(entry)
+        try:
+            await granted.wait()
+        except trio.Cancelled:
+            if granted.is_set():
+                self.release(size_bytes)
+            else:
+                self._waiting.remove(entry)
+                self._grant()
+            raise
+
+    def release(self, size_bytes: int) -> None:
+        self._free_bytes += min(size_bytes, self._total_bytes)
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free_bytes:
+            size_bytes, granted = self._waiting.popleft()
+            self._free_bytes -= size_bytes
+            granted.set()

@@ -1,0 +1,349 @@
+"""One tier at work: its slabs, its index and its policy, kept in step.
+
+Every method that isn't a coroutine is atomic on the loop. Those that change which block is where
+change index, slots and slab row together (`index.py` says why): no await may come between.
+
+A slot that a worker thread reads is pinned from before the thread starts until it is done; its
+block may be evicted meanwhile, its bytes are not overwritten.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.counters import TierCounters, TierStatus
+from cachefs.cache.eviction import EvictionPolicy, make_policy
+from cachefs.cache.index import Index
+from cachefs.cache.workers import Workers
+from cachefs.format.slab import (
+    SLOT_ENTRY,
+    SlotEntry,
+    checksum_of,
+    entry_at,
+    table_offset,
+    used_entries,
+)
+from cachefs.tiers.slabs import Slab
+from cachefs.tiers.tier import OpenedSlab, Tier
+from cachefs.types import BlockKey, BlockLocation
+
+log = logging.getLogger(__name__)
+
+_OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
+
+
+class _Checked(NamedTuple):
+    """What a worker thread found in a slot. `data` is None if it wasn't the block."""
+
+    data: bytes | None
+    owner: SlotEntry | None
+
+
+class TierStore:
+    """See the module docstring. `readers` are shared by all tiers, the writer thread isn't."""
+
+    def __init__(self, tier: Tier, index: Index, policy_name: str) -> None:
+        self.tier = tier
+        self.slabs = tier.slabs
+        self.index = index
+        self.counters = TierCounters()
+        self.readers: Workers
+        self.writer: Workers
+        self._by_id = tier.slabs.by_id
+        self.must_adopt = not index.take_clean_mark()
+        """The last daemon crashed: slot tables may know blocks that the index doesn't."""
+        self._load_slabs()
+        clock = max((slab.tick for slab in self._by_id.values()), default=0)
+        self.policy: EvictionPolicy = make_policy(policy_name, clock)
+
+    @classmethod
+    def open(cls, tier: Tier, policy_name: str) -> "TierStore":
+        """Raises `CacheDirError`."""
+        return cls(tier, Index.open(str(tier.paths.index), tier.quota_bytes), policy_name)
+
+    def _load_slabs(self) -> None:
+        """From the rows and the names of the files alone, so that starting costs no scan."""
+        on_disk = self.tier.slab_ids_on_disk()
+        lost = []
+        for slab_id, row in self.index.slab_rows():
+            if slab_id in on_disk:
+                on_disk.discard(slab_id)
+                self.slabs.add(slab_id, row)
+            else:
+                lost.append(slab_id)
+        for slab_id in lost:
+            self.index.delete_slab(slab_id)
+        self.counters.bad_slabs += len(lost)
+        for slab_id in on_disk:
+            self.slabs.add(slab_id)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read_now(
+        self, key: BlockKey, offset: int, length: int, buffer: memoryview
+    ) -> memoryview | None:
+        """Read into `buffer` (exactly `length` long) if that takes no waiting; None otherwise.
+
+        None doesn't mean that the block isn't here, only that `read` must be asked.
+        """
+        found = self.index.find(key)
+        flags = self.tier.read_flags
+        if found is None or flags is None:
+            return None
+        slab_id, slot, stored_length, checksum = found
+        slab = self._by_id.get(slab_id)
+        if slab is None or slab.fd < 0 or offset + length > stored_length:
+            return None
+        try:
+            if slab.proof[slot] != checksum:
+                return None
+            position = slab.data_offset + slot * slab.slot_bytes + offset
+            if os.preadv(slab.fd, (buffer,), position, flags) != length:
+                return None
+        except (OSError, IndexError):  # not in memory; or an index that contradicts the slab
+            return None
+        self.policy.on_hit(slab, slot)
+        counters = self.counters
+        counters.hits += 1
+        counters.hit_bytes += length
+        return buffer
+
+    async def read(self, key: BlockKey, offset: int, length: int) -> bytes | None:
+        """Read in a worker thread, verified. None if the block isn't here, or was bad (then it
+        is dropped and counted)."""
+        while True:
+            location = self.index.locate(key)
+            if location is None:
+                return None
+            slab = self._by_id.get(location.slab)
+            if slab is not None and slab.fd < 0:
+                if not await self.open_slab(slab):
+                    return None  # out of descriptors: the origin serves, the block stays
+                continue  # the block may have moved or gone meanwhile
+            if slab is None or not self._fits(slab, location, offset + length):
+                self.drop_bad(key, slab, location, None)
+                return None
+            return await self._read_pinned(key, slab, location, offset, length)
+
+    @staticmethod
+    def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
+        return (
+            end <= location.length <= slab.slot_bytes
+            and location.checksum != 0
+            and slab.holds(location.slot)
+        )
+
+    async def _read_pinned(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
+    ) -> bytes | None:
+        slot = location.slot
+        proven = slab.proof[slot] == location.checksum
+        slab.pin(slot)
+        try:
+            try:
+                if proven:
+                    position = slab.layout.slot_offset(slot) + offset
+                    data = await self.readers.run(os.pread, slab.fd, length, position)
+                    checked = _Checked(data if len(data) == length else None, None)
+                else:
+                    checked = await self.readers.run(_read_and_check, slab, location)
+                    self.counters.verified += 1
+            except OSError as error:
+                self.counters.read_errors += 1
+                self._report(slab, f"read failed: {error.strerror}")
+                checked = _Checked(None, None)
+            if checked.data is None:
+                self.drop_bad(key, slab, location, checked.owner)
+                return None
+            if slab.holds(slot):
+                slab.proof[slot] = location.checksum
+                self.policy.on_hit(slab, slot)
+        finally:
+            self.slabs.unpin(slab, slot)
+        self.counters.hits += 1
+        self.counters.hit_bytes += length
+        return checked.data if proven else checked.data[offset : offset + length]
+
+    # -- changing what is where --------------------------------------------------------------
+
+    def admit(self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int) -> None:
+        """The slot's bytes are written: from now on the block is found there.
+
+        The caller puts the slab's row (`put_row`) before its next await.
+        """
+        self.slabs.commit(slab, slot, length, checksum)
+        self.policy.on_admit(slab, slot)
+        self.index.put(key, BlockLocation(slab.slab_id, slot, length, checksum))
+        self.counters.admitted += 1
+        self.counters.admitted_bytes += length
+
+    def put_row(self, slab: Slab) -> None:
+        self.index.put_slab(slab.slab_id, slab.row())
+
+    def drop_bad(
+        self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None
+    ) -> None:
+        """Forget a block whose bytes are not what the index promised.
+
+        `owner` is what the slot table says. If that is another block, and the index agrees, the
+        slot was reused before a crash undid the change to the index, and stays as it is.
+        """
+        if self.index.locate(key) != location:
+            return  # somebody else dropped it, or fetched it again, while we read
+        self.index.delete(key)
+        self.counters.bad_blocks += 1
+        if slab is None:
+            return
+        self._report(slab, "a block is not what was stored; it will be fetched again")
+        if not slab.holds(location.slot) or self._belongs_to_other(slab, location, owner):
+            return
+        self.policy.on_remove(slab, location.slot)
+        self.slabs.free(slab, location.slot, location.length)
+        self.put_row(slab)
+
+    def _belongs_to_other(
+        self, slab: Slab, location: BlockLocation, owner: SlotEntry | None
+    ) -> bool:
+        if owner is None:
+            return False
+        found = self.index.locate(owner.key)
+        return found is not None and found[:2] == (slab.slab_id, location.slot)
+
+    def evict(self, slab: Slab, slot: int, entry: SlotEntry | None) -> None:
+        """Drop the block of a used slot. `entry` is the slot's in the table, read since the
+        block was stored; None if it was damaged.
+
+        The caller puts the slab's row before its next await.
+        """
+        length = 0
+        if entry is not None:
+            length = entry.length
+            found = self.index.locate(entry.key)
+            if found is not None and found[:2] == (slab.slab_id, slot):
+                self.index.delete(entry.key)
+                length = found.length
+        self.policy.on_remove(slab, slot)
+        self.slabs.free(slab, slot, length)
+        self.counters.evicted += 1
+
+    # -- slab files ----------------------------------------------------------------------------
+
+    async def open_slab(self, slab: Slab) -> bool:
+        """Open the slab's file if it isn't. False only if descriptors are used up.
+
+        The slab may turn out to be missing (removed), foreign (left without a class) or of
+        another class than its row said (the header wins): look at everything anew afterwards.
+        """
+        if slab.fd >= 0:
+            return True
+        try:
+            opened = await self.readers.run(self.tier.open_slab, slab.slab_id)
+        except OSError as error:
+            if error.errno in _OUT_OF_FDS:
+                self._report(slab, "can't be opened: too many open files")
+                return False
+            await self._lose(slab, error)
+            return True
+        if slab.fd >= 0 or self._by_id.get(slab.slab_id) is not slab:
+            os.close(opened.fd)
+            return True
+        self._install(slab, opened)
+        return True
+
+    def _install(self, slab: Slab, opened: OpenedSlab) -> None:
+        slab.fd = opened.fd
+        tick = self.policy.clock
+        if opened.header is None:
+            self.counters.bad_slabs += 1
+            self._report(slab, "the header is damaged or another slab's; its blocks are dropped")
+            self.slabs.reformat(slab, None, tick)
+        elif opened.header.class_index != slab.class_index:
+            self.slabs.reformat(slab, opened.header.class_index, tick)
+            self.adopt(slab, opened.table)
+        else:
+            slab.hydrate()
+            if self.must_adopt:
+                self.adopt(slab, opened.table)
+            return
+        self.put_row(slab)
+
+    def adopt(self, slab: Slab, table: bytes) -> None:
+        """Take blocks that the table knows and the index doesn't into the index, unproven."""
+        adopted = False
+        for slot, entry in used_entries(table, slab.layout):
+            location = BlockLocation(slab.slab_id, slot, entry.length, entry.checksum)
+            found = self.index.locate(entry.key)
+            # The same location but no bit: the slab was reset since the index learnt of it.
+            if found is not None and found != location:
+                continue
+            if self.slabs.adopt(slab, slot, entry.length):
+                self.index.put(entry.key, location)
+                self.counters.adopted += 1
+                adopted = True
+        if adopted:
+            self.put_row(slab)
+
+    async def _lose(self, slab: Slab, error: OSError) -> None:
+        """The slab's file can't be opened. Its blocks are dropped as they are asked for."""
+        if self._by_id.get(slab.slab_id) is not slab or slab.fd >= 0:
+            return
+        self.counters.bad_slabs += 1
+        self._report(slab, f"can't be opened: {error.strerror}; its blocks are dropped")
+        self.slabs.remove(slab)
+        self.index.delete_slab(slab.slab_id)
+        # What is there instead, if anything, would use up space that nobody accounts for.
+        with contextlib.suppress(OSError):
+            await self.readers.run(self.tier.delete_slab, slab.slab_id)
+
+    def _report(self, slab: Slab, text: str) -> None:
+        """Once per slab."""
+        if not slab.reported:
+            slab.reported = True
+            log.warning("%s: %s", self.tier.paths.slab(slab.slab_id), text)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def status(self) -> TierStatus:
+        return TierStatus(
+            path=str(self.tier.paths.root),
+            quota_bytes=self.tier.quota_bytes,
+            disk_bytes=self.slabs.disk_bytes,
+            used_bytes=self.slabs.used_charge_bytes,
+            high_bytes=self.tier.watermarks.high_bytes,
+            low_bytes=self.tier.watermarks.low_bytes,
+            cached_bytes=self.slabs.cached_bytes,
+            cached_blocks=self.slabs.cached_blocks,
+            counters=self.counters,
+        )
+
+    async def commit_loop(self, interval_s: float) -> None:
+        while True:
+            await trio.sleep(interval_s)
+            await self.index.commit()
+
+    def close(self) -> None:
+        """Write what is pending, mark the directory as cleanly closed, give it back."""
+        for slab in self._by_id.values():
+            if slab.ticks:
+                self.put_row(slab)  # recency has moved since the row was put
+        self.index.put_clean_mark()
+        self.index.close()
+        self.tier.close()
+
+    def abandon(self) -> None:
+        """End as a crash would: nothing more is written."""
+        self.index.abandon()
+        self.tier.close()
+
+
+def _read_and_check(slab: Slab, location: BlockLocation) -> _Checked:
+    """In a worker thread; the slot is pinned, so that neither fd nor layout can change."""
+    data = os.pread(slab.fd, location.length, slab.layout.slot_offset(location.slot))
+    if len(data) == location.length and checksum_of(data) == location.checksum:
+        return _Checked(data, None)
+    entry = os.pread(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
+    return _Checked(None, entry_at(entry.ljust(SLOT_ENTRY.size, b"\0"), 0))

@@ -1,0 +1,108 @@
+"""Keys and values of a cache directory's index (docs/formats/index.md), format 1.
+
+Keys are big-endian, so that the blocks of one object version lie side by side and in order;
+values are little-endian.
+"""
+
+import struct
+from typing import NamedTuple
+
+from cachefs.types import BlockKey, BlockLocation
+
+BLOCKS_TABLE = "blocks"
+SLABS_TABLE = "slabs"
+STATE_TABLE = "state"
+TABLES = (BLOCKS_TABLE, SLABS_TABLE, STATE_TABLE)
+
+CLEAN_KEY = b"clean"
+"""In the state table while no daemon has the directory open and the last one closed it."""
+
+BLOCK_RECORD = struct.Struct("<IIIQ")
+"""slab, slot, length, checksum."""
+_BLOCK_KEY = struct.Struct(">16sI")
+_SLAB_KEY = struct.Struct(">I")
+_SLAB_ROW = struct.Struct("<HHIIIQ")
+"""class, 0, slot count, used count, recency tick, bytes of the blocks; then the bitmap."""
+
+assert BLOCK_RECORD.size == 20
+assert _BLOCK_KEY.size == 20
+assert _SLAB_ROW.size == 24
+
+NO_CLASS = 0xFFFF
+"""Class of a slab that belongs to none (found damaged, not yet rewritten)."""
+
+
+def encode_block_key(key: BlockKey) -> bytes:
+    return _BLOCK_KEY.pack(key.object_id, key.block_index)
+
+
+def decode_block_key(data: bytes) -> BlockKey:
+    return BlockKey(*_BLOCK_KEY.unpack(data))
+
+
+def encode_location(location: BlockLocation) -> bytes:
+    return BLOCK_RECORD.pack(*location)
+
+
+def decode_location(data: bytes) -> BlockLocation:
+    return BlockLocation(*BLOCK_RECORD.unpack(data))
+
+
+def encode_slab_key(slab_id: int) -> bytes:
+    return _SLAB_KEY.pack(slab_id)
+
+
+def decode_slab_key(data: bytes) -> int:
+    slab_id: int = _SLAB_KEY.unpack(data)[0]
+    return slab_id
+
+
+class SlabRow(NamedTuple):
+    """What is known of a slab without opening it.
+
+    `bitmap` has one bit a slot, lowest bit first: 1 means that a key in the blocks table points
+    there. `tick` is the recency of the most recently used slot when the row was written.
+    """
+
+    class_index: int
+    slot_count: int
+    used_count: int
+    tick: int
+    used_bytes: int
+    bitmap: bytes
+
+
+def encode_slab_row(row: SlabRow) -> bytes:
+    fields = (row.class_index, 0, row.slot_count, row.used_count, row.tick, row.used_bytes)
+    return _SLAB_ROW.pack(*fields) + row.bitmap
+
+
+def decode_slab_row(data: bytes) -> SlabRow | None:
+    """None if the row contradicts itself; the slab's header is asked then."""
+    if len(data) < _SLAB_ROW.size:
+        return None
+    class_index, _, slot_count, used_count, tick, used_bytes = _SLAB_ROW.unpack_from(data)
+    bitmap = data[_SLAB_ROW.size :]
+    if len(bitmap) != -(-slot_count // 8) or used_count > slot_count:
+        return None
+    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap)
+
+
+_TO_DIGITS = bytes(ord("1") if value == 1 else ord("0") for value in range(256))
+_FROM_DIGITS = bytes(1 if value == ord("1") else 0 for value in range(256))
+
+
+def pack_bitmap(states: bytes | bytearray) -> bytes:
+    """One bit for each byte of `states`, set where the byte is 1."""
+    if not states:
+        return b""
+    digits = states.translate(_TO_DIGITS)[::-1]
+    return int(digits, 2).to_bytes(-(-len(states) // 8), "little")
+
+
+def unpack_bitmap(bitmap: bytes, count: int) -> bytearray:
+    """The inverse of `pack_bitmap`: `count` bytes, each 0 or 1."""
+    if count == 0:
+        return bytearray()
+    digits = format(int.from_bytes(bitmap, "little"), f"0{count}b")[-count:]
+    return bytearray(digits.encode().translate(_FROM_DIGITS)[::-1])

@@ -1,0 +1,66 @@
+"""Every file name inside a cache directory (docs/formats/cache_directory.md). Nothing else
+spells them."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+IDENTITY_NAME = "cachefs.json"
+LOCK_NAME = "lock"
+SLABS_NAME = "slabs"
+INDEX_NAME = "index"
+PROBE_NAME = "probe.tmp"
+IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
+
+OWN_NAMES = frozenset(
+    {IDENTITY_NAME, IDENTITY_TMP_NAME, LOCK_NAME, SLABS_NAME, INDEX_NAME, PROBE_NAME}
+)
+"""Names that an interrupted creation may have left behind."""
+
+_SLAB_NAME = re.compile(r"([0-9]{6,10})\.slab")
+
+
+def slab_name(slab_id: int) -> str:
+    return f"{slab_id:06d}.slab"
+
+
+def slab_id_of(name: str) -> int | None:
+    """The inverse of `slab_name`; None for any other name."""
+    match = _SLAB_NAME.fullmatch(name)
+    if match is None or slab_name(int(match[1])) != name:
+        return None
+    return int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class TierPaths:
+    """The files of one cache directory."""
+
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.root / IDENTITY_NAME
+
+    @property
+    def identity_tmp(self) -> Path:
+        return self.root / IDENTITY_TMP_NAME
+
+    @property
+    def lock(self) -> Path:
+        return self.root / LOCK_NAME
+
+    @property
+    def slabs(self) -> Path:
+        return self.root / SLABS_NAME
+
+    @property
+    def index(self) -> Path:
+        return self.root / INDEX_NAME
+
+    @property
+    def probe(self) -> Path:
+        return self.root / PROBE_NAME
+
+    def slab(self, slab_id: int) -> Path:
+        return self.slabs / slab_name(slab_id)

@@ -1,0 +1,54 @@
+"""`cachefs.json`: who a cache directory belongs to (docs/formats/cache_directory.md).
+
+The `format` number covers the whole directory: this file, the slabs and the index.
+"""
+
+import json
+from dataclasses import dataclass
+
+from cachefs.errors import CacheDirError
+
+DIRECTORY_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TierIdentity:
+    """`source` is `Origin.identity` of the only mount whose blocks the directory may hold."""
+
+    uuid: bytes
+    slab_bytes: int
+    source: str
+
+
+def encode_identity(identity: TierIdentity) -> bytes:
+    document = {
+        "format": DIRECTORY_FORMAT,
+        "uuid": identity.uuid.hex(),
+        "slab_bytes": identity.slab_bytes,
+        "source": identity.source,
+    }
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def decode_identity(data: bytes, directory: str) -> TierIdentity:
+    """Raises `CacheDirError` naming `directory` if the format is newer, or the file is damaged."""
+    try:
+        document = json.loads(data)
+        version = document["format"]
+        if isinstance(version, int) and version > DIRECTORY_FORMAT:
+            raise CacheDirError(
+                f"cache directory {directory} has format {version}, this cachefs knows up to "
+                f"{DIRECTORY_FORMAT}: use a newer cachefs or another directory"
+            )
+        uuid = bytes.fromhex(document["uuid"])
+        slab_bytes, source = document["slab_bytes"], document["source"]
+        if version != DIRECTORY_FORMAT or len(uuid) != 16 or not isinstance(source, str):
+            raise ValueError("a field has an impossible value")
+        if not isinstance(slab_bytes, int) or slab_bytes < 4096 or slab_bytes & (slab_bytes - 1):
+            raise ValueError("slab_bytes is not a power of two")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheDirError(
+            f"{directory}/cachefs.json can't be understood ({error}): "
+            "empty the directory or name another"
+        ) from error
+    return TierIdentity(uuid, slab_bytes, source)

@@ -1,0 +1,1 @@
+"""Cache directories: what is on disk, and the arithmetic of slots. Nothing here waits."""

@@ -1,0 +1,311 @@
+"""The slots of one tier: which are free, which hold a block, which may not be reused yet.
+
+Pure arithmetic, no I/O and no waiting: every method is atomic on the loop thread. A slot goes
+
+    FREE -> WRITING -> USED -> FREE
+                  \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
+
+Invariants (checked by tests/unit/test_slabs.py):
+- a slot is given out by `allocate` only while FREE, so no two blocks ever share one;
+- `free_count` is the number of FREE slots, `used_count` of USED ones, of each slab;
+- a slab stands in `_open[class]` exactly if it has a FREE slot and isn't draining;
+- `used_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all slabs.
+
+A used slot is charged its share of the slab file (`slab_bytes / slot_count`, rounded down), so
+that a tier whose slots are all used is charged its whole quota whatever the classes.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
+from cachefs.format.slab import SLOT_CLASSES, SlabLayout, slab_layout
+
+FREE, USED, WRITING, ZOMBIE = 0, 1, 2, 3
+
+NO_LAYOUT = SlabLayout(NO_CLASS, 0, 0, 0)
+
+
+class Slab:
+    """One slab file. Ten odd bytes of memory a slot, and only once the slab is in use.
+
+    `ticks[slot]` is the recency clock of the slot's last use (written by the eviction policy).
+    `proof[slot]` is the checksum that the slot's bytes were seen to have since the daemon
+    started, 0 if none was checked: a reader may trust bytes only for the same checksum, which
+    holds even if a damaged index has two keys point at one slot.
+    """
+
+    __slots__ = (
+        "_bitmap",
+        "_hint",
+        "_pins",
+        "charge_bytes",
+        "class_index",
+        "data_offset",
+        "draining",
+        "fd",
+        "free_count",
+        "layout",
+        "proof",
+        "reported",
+        "slab_bytes",
+        "slab_id",
+        "slot_bytes",
+        "slot_count",
+        "state",
+        "tick",
+        "ticks",
+        "used_bytes",
+        "used_count",
+        "writing_count",
+    )
+
+    def __init__(self, slab_id: int, slab_bytes: int) -> None:
+        self.slab_id = slab_id
+        self.slab_bytes = slab_bytes
+        self.fd = -1
+        self.reported = False
+        """A bad block was logged already."""
+        self._pins: dict[int, int] = {}
+        self.format(NO_LAYOUT, tick=0)
+
+    def format(self, layout: SlabLayout, tick: int) -> None:
+        """Forget everything and be an empty slab of `layout`. No slot may be pinned."""
+        assert not self._pins
+        self.layout = layout
+        self.class_index = layout.class_index
+        self.slot_bytes = layout.slot_bytes
+        self.slot_count = layout.slot_count
+        self.data_offset = layout.data_offset
+        self.charge_bytes = self.slab_bytes // layout.slot_count if layout.slot_count else 0
+        self.free_count = layout.slot_count
+        self.used_count = 0
+        self.used_bytes = 0
+        self.writing_count = 0
+        self.draining = False
+        self.tick = tick
+        self._hint = 0
+        self._bitmap: bytes | None = b"\0" * -(-layout.slot_count // 8)
+        self.state = bytearray()
+        self.ticks = array("I")
+        self.proof = array("Q")
+
+    def restore(self, row: SlabRow, layout: SlabLayout) -> None:
+        """Be what the row says. The bitmap is unpacked only when the slab is first used."""
+        self.format(layout, row.tick)
+        self._bitmap = row.bitmap
+        self.used_count = row.used_count
+        self.used_bytes = row.used_bytes
+        self.free_count = layout.slot_count - row.used_count
+
+    def hydrate(self) -> None:
+        """Unpack the per-slot arrays. The bitmap is the truth about the counts."""
+        if self._bitmap is None:
+            return
+        self.state = unpack_bitmap(self._bitmap, self.slot_count)
+        self._bitmap = None
+        self.ticks = array("I", [self.tick]) * self.slot_count
+        self.proof = array("Q", [0]) * self.slot_count
+
+    def row(self) -> SlabRow:
+        tick = max(self.ticks) if self.ticks else self.tick
+        bitmap = pack_bitmap(self.state) if self._bitmap is None else self._bitmap
+        return SlabRow(
+            self.class_index, self.slot_count, self.used_count, tick, self.used_bytes, bitmap
+        )
+
+    def used_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Slots that hold a block, ascending. Not to be held over a change."""
+        self.hydrate()
+        end = self.slot_count if stop is None else min(stop, self.slot_count)
+        slot = self.state.find(USED, first, end)
+        while slot >= 0:
+            yield slot
+            slot = self.state.find(USED, slot + 1, end)
+
+    def holds(self, slot: int) -> bool:
+        if slot >= self.slot_count:
+            return False
+        self.hydrate()
+        return self.state[slot] == USED
+
+    def is_empty(self) -> bool:
+        """No slot is used, being written, or read by a thread."""
+        return self.free_count == self.slot_count and not self._pins
+
+    def pin(self, slot: int) -> None:
+        """Keep the slot from being reused until `SlabSet.unpin`."""
+        self._pins[slot] = self._pins.get(slot, 0) + 1
+
+
+class Allocation(NamedTuple):
+    slab: Slab
+    slot: int
+
+
+class SlabSet:
+    """All slabs of one tier, and the sums over them."""
+
+    def __init__(self, slab_bytes: int, max_slabs: int) -> None:
+        self.slab_bytes = slab_bytes
+        self.max_slabs = max_slabs
+        self.by_id: dict[int, Slab] = {}
+        self.used_charge_bytes = 0
+        self.cached_blocks = 0
+        self.cached_bytes = 0
+        self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
+        self._next_id = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.max_slabs * self.slab_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        return len(self.by_id) * self.slab_bytes
+
+    def take_id(self) -> int:
+        """An id that no slab has had since the directory was opened."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def add(self, slab_id: int, row: SlabRow | None = None) -> Slab:
+        """A slab that exists on disk; of no class and no use if the row is missing or wrong."""
+        slab = Slab(slab_id, self.slab_bytes)
+        if row is not None and row.class_index < len(SLOT_CLASSES):
+            layout = slab_layout(row.class_index, self.slab_bytes)
+            if layout.slot_count == row.slot_count:
+                slab.restore(row, layout)
+        self.by_id[slab_id] = slab
+        self._next_id = max(self._next_id, slab_id + 1)
+        self._count(slab, 1)
+        self._sort_in(slab)
+        return slab
+
+    def remove(self, slab: Slab) -> None:
+        """The slab's file is gone, and with it whatever it held."""
+        self._count(slab, -1)
+        self._sort_out(slab)
+        del self.by_id[slab.slab_id]
+
+    def reformat(self, slab: Slab, class_index: int | None, tick: int) -> None:
+        """Empty the slab and give it a class, or none."""
+        self._count(slab, -1)
+        self._sort_out(slab)
+        layout = NO_LAYOUT if class_index is None else slab_layout(class_index, self.slab_bytes)
+        slab.format(layout, tick)
+        self._sort_in(slab)
+
+    def open_slab(self, class_index: int) -> Slab | None:
+        """A slab of the class with a free slot."""
+        return next(iter(self._open[class_index].values()), None)
+
+    def allocate(self, slab: Slab) -> int:
+        """A free slot of a slab that `open_slab` has just named; `commit` or `abort` follows."""
+        slab.hydrate()
+        slot = slab.state.find(FREE, slab._hint)
+        if slot < 0:
+            slot = slab.state.find(FREE)
+        slab.state[slot] = WRITING
+        slab.proof[slot] = 0
+        slab._hint = slot + 1
+        slab.free_count -= 1
+        slab.writing_count += 1
+        if slab.free_count == 0:
+            self._sort_out(slab)
+        return slot
+
+    def commit(self, slab: Slab, slot: int, length: int, checksum: int) -> None:
+        """The slot holds its block now, and the bytes are known to be right."""
+        assert slab.state[slot] == WRITING
+        slab.state[slot] = USED
+        slab.proof[slot] = checksum
+        slab.writing_count -= 1
+        self._add_block(slab, length)
+
+    def abort(self, slab: Slab, slot: int) -> None:
+        """The block could not be written."""
+        assert slab.state[slot] == WRITING
+        slab.writing_count -= 1
+        self._release(slab, slot)
+
+    def adopt(self, slab: Slab, slot: int, length: int) -> bool:
+        """Take in a block that a table says is there. False if the slot holds one already."""
+        slab.hydrate()
+        if slab.state[slot] != FREE:
+            return False
+        slab.state[slot] = USED
+        slab.free_count -= 1
+        if slab.free_count == 0:
+            self._sort_out(slab)
+        self._add_block(slab, length)
+        return True
+
+    def free(self, slab: Slab, slot: int, length: int) -> None:
+        """The block is no longer wanted. Its slot can be given out again at once, or when the
+        last pin is gone."""
+        assert slab.state[slot] == USED
+        slab.proof[slot] = 0
+        if slab.used_count == 1:
+            length = slab.used_bytes  # a damaged table may have lied about the others' lengths
+        length = min(length, slab.used_bytes)
+        slab.used_count -= 1
+        slab.used_bytes -= length
+        self.used_charge_bytes -= slab.charge_bytes
+        self.cached_blocks -= 1
+        self.cached_bytes -= length
+        if slot in slab._pins:
+            slab.state[slot] = ZOMBIE
+        else:
+            self._release(slab, slot)
+
+    def unpin(self, slab: Slab, slot: int) -> None:
+        slab._pins[slot] -= 1
+        if slab._pins[slot] == 0:
+            del slab._pins[slot]
+            if slab.state[slot] == ZOMBIE:
+                self._release(slab, slot)
+
+    def drain(self, slab: Slab) -> None:
+        """Give out no more slots of this slab, until `reformat`, `remove` or `undrain`."""
+        slab.draining = True
+        self._sort_out(slab)
+
+    def undrain(self, slab: Slab) -> None:
+        slab.draining = False
+        self._sort_in(slab)
+
+    def free_charge_by_class(self) -> dict[int, int]:
+        """Bytes of free slots in every class that has a slab."""
+        totals: dict[int, int] = {}
+        for slab in self.by_id.values():
+            if slab.class_index != NO_CLASS:
+                free = slab.free_count * slab.charge_bytes
+                totals[slab.class_index] = totals.get(slab.class_index, 0) + free
+        return totals
+
+    def _release(self, slab: Slab, slot: int) -> None:
+        slab.state[slot] = FREE
+        slab.free_count += 1
+        self._sort_in(slab)
+
+    def _add_block(self, slab: Slab, length: int) -> None:
+        slab.used_count += 1
+        slab.used_bytes += length
+        self.used_charge_bytes += slab.charge_bytes
+        self.cached_blocks += 1
+        self.cached_bytes += length
+
+    def _count(self, slab: Slab, sign: int) -> None:
+        self.used_charge_bytes += sign * slab.used_count * slab.charge_bytes
+        self.cached_blocks += sign * slab.used_count
+        self.cached_bytes += sign * slab.used_bytes
+
+    def _sort_in(self, slab: Slab) -> None:
+        if slab.free_count and not slab.draining and slab.class_index != NO_CLASS:
+            self._open[slab.class_index][slab.slab_id] = slab
+
+    def _sort_out(self, slab: Slab) -> None:
+        if slab.class_index != NO_CLASS:
+            self._open[slab.class_index].pop(slab.slab_id, None)

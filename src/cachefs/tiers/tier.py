@@ -1,0 +1,264 @@
+"""One cache directory: who may use it, and the files in it.
+
+Opening is the only place that judges a directory; one that is refused is left as it was, byte
+for byte. The methods that touch slab files block on the disk: worker threads call them. They
+raise `OSError` and change no state but that of the file.
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from cachefs.errors import CacheDirError
+from cachefs.format.paths import OWN_NAMES, TierPaths, slab_id_of
+from cachefs.format.slab import (
+    HEADER_BYTES,
+    MAX_SLAB_BYTES,
+    MIN_SLAB_BYTES,
+    SLOT_ENTRY,
+    SlabHeader,
+    SlabLayout,
+    decode_header,
+    encode_header,
+    slab_layout,
+    table_offset,
+)
+from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
+from cachefs.tiers.probe import probe_read_flags
+from cachefs.tiers.slabs import SlabSet
+
+log = logging.getLogger(__name__)
+
+
+class Watermarks(NamedTuple):
+    """Above `high_bytes` the evictor works down to `low_bytes`; in bytes of slots' charges."""
+
+    high_bytes: int
+    low_bytes: int
+
+
+class OpenedSlab(NamedTuple):
+    """A slab file that a worker thread has opened. `header` is None if it makes no sense."""
+
+    fd: int
+    header: SlabHeader | None
+    table: bytes
+
+
+def slab_bytes_for(quota_bytes: int) -> int:
+    """A power of two near quota/64, between 4 and 64 MiB."""
+    wanted = max(MIN_SLAB_BYTES, min(MAX_SLAB_BYTES, quota_bytes // 64))
+    return 1 << (wanted.bit_length() - 1)
+
+
+class Tier:
+    """An open, locked cache directory. Made by `Tier.open`."""
+
+    def __init__(
+        self,
+        paths: TierPaths,
+        identity: TierIdentity,
+        lock_fd: int,
+        quota_bytes: int,
+        ratios: tuple[float, float, float],
+    ) -> None:
+        self.paths = paths
+        self.identity = identity
+        self.quota_bytes = quota_bytes
+        self.free_space_ratio = ratios[2]
+        max_slabs = max(1, quota_bytes // identity.slab_bytes)
+        self.slabs = SlabSet(identity.slab_bytes, max_slabs)
+        capacity = self.slabs.capacity_bytes
+        self.watermarks = Watermarks(int(capacity * ratios[0]), int(capacity * ratios[1]))
+        self.read_flags = probe_read_flags(paths.probe)
+        """Flags for `preadv` on the event loop; None if the loop may never read here."""
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        quota_bytes: int,
+        source_identity: str,
+        high: float = 0.95,
+        low: float = 0.85,
+        free_space_ratio: float = 0.1,
+    ) -> "Tier":
+        """Open, or create, a cache directory for the blocks of one source.
+
+        Raises `CacheDirError`, and leaves the directory untouched, if it isn't ours to use:
+        not writable, another user's, in use, of a newer format, another source's, or full of
+        something else.
+        """
+        paths = TierPaths(Path(path))
+        try:
+            _inspect(paths, source_identity)
+            paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock_fd = _lock(paths)
+        except OSError as error:
+            raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
+        try:
+            # Again under the lock: another daemon may have made the directory its own meanwhile.
+            identity = _inspect(paths, source_identity)
+            if identity is None:
+                slab_bytes = slab_bytes_for(quota_bytes)
+                identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
+                _create(paths, identity)
+            paths.root.chmod(0o700)
+            return cls(paths, identity, lock_fd, quota_bytes, (high, low, free_space_ratio))
+        except OSError as error:
+            os.close(lock_fd)
+            raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    def close(self) -> None:
+        """Close the slabs and let others have the directory."""
+        for slab in self.slabs.by_id.values():
+            if slab.fd >= 0:
+                os.close(slab.fd)
+                slab.fd = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def slab_ids_on_disk(self) -> set[int]:
+        """By name only: no slab file is opened."""
+        ids = (slab_id_of(name) for name in os.listdir(self.paths.slabs))
+        return {slab_id for slab_id in ids if slab_id is not None}
+
+    def has_free_space(self, more_bytes: int = 0) -> bool:
+        """Whether `more_bytes` can be taken and still leave the file system's free ratio."""
+        usage = os.statvfs(self.paths.slabs)
+        free = usage.f_bavail * usage.f_frsize - more_bytes
+        return free >= self.free_space_ratio * usage.f_blocks * usage.f_frsize
+
+    def create_slab(self, slab_id: int, class_index: int) -> int:
+        """A new slab file, all of its space allocated. Returns the open fd."""
+        path = self.paths.slab(slab_id)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, self.identity.slab_bytes)
+            self.format_slab(fd, slab_id, class_index)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def format_slab(self, fd: int, slab_id: int, class_index: int) -> None:
+        """Write an empty table, then the header of a (new) class.
+
+        In this order: after a crash between the two, the old header stands before an empty
+        table, and the blocks that the index still knows are where they were.
+        """
+        layout = slab_layout(class_index, self.identity.slab_bytes)
+        _pwrite_all(fd, bytes(layout.data_offset - HEADER_BYTES), HEADER_BYTES)
+        slab_bytes, tier_uuid = self.identity.slab_bytes, self.identity.uuid
+        header = SlabHeader(slab_id, class_index, slab_bytes, tier_uuid)
+        _pwrite_all(fd, encode_header(header), 0)
+
+    def open_slab(self, slab_id: int) -> OpenedSlab:
+        """Open a slab file and read its header, and its table if the header is this slab's."""
+        fd = os.open(self.paths.slab(slab_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            header = decode_header(os.pread(fd, HEADER_BYTES, 0))
+            mine = (slab_id, self.identity.slab_bytes, self.identity.uuid)
+            if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
+                return OpenedSlab(fd, None, b"")
+            table = self.read_table(fd, slab_layout(header.class_index, header.slab_bytes))
+            return OpenedSlab(fd, header, table)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def read_table(
+        self, fd: int, layout: SlabLayout, first: int = 0, stop: int | None = None
+    ) -> bytes:
+        """The slot table, or its rows [first, stop); shorter if the file was cut."""
+        end = layout.slot_count if stop is None else min(stop, layout.slot_count)
+        return os.pread(fd, (end - first) * SLOT_ENTRY.size, table_offset(first))
+
+    def delete_slab(self, slab_id: int) -> None:
+        self.paths.slab(slab_id).unlink(missing_ok=True)
+
+
+def _pwrite_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
+    """Judge the directory without changing anything. None if it is free to be made ours."""
+    root = paths.root
+    try:
+        status = root.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        raise CacheDirError(f"cache directory {root} is not a directory")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise CacheDirError(f"cache directory {root} belongs to another user (uid {status.st_uid})")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise CacheDirError(f"cache directory {root} is not writable")
+    if status.st_mode & stat.S_ISVTX:
+        raise CacheDirError(f"{root} is shared by all users: name a directory below it")
+    if paths.identity.exists():
+        identity = decode_identity(paths.identity.read_bytes(), str(root))
+        if identity.source != source_identity:
+            raise CacheDirError(
+                f"cache directory {root} belongs to the mount of {identity.source}: "
+                "give every source a directory of its own"
+            )
+        return identity
+    _refuse_foreign_files(paths)
+    return None
+
+
+def _refuse_foreign_files(paths: TierPaths) -> None:
+    foreign = set(os.listdir(paths.root)) - OWN_NAMES - {"lost+found"}
+    if foreign or (paths.slabs.exists() and os.listdir(paths.slabs)):
+        raise CacheDirError(
+            f"cache directory {paths.root} holds other files and no cachefs.json: "
+            "name an empty directory"
+        )
+
+
+def _lock(paths: TierPaths) -> int:
+    """The lock lasts as long as the fd, thus never longer than the process."""
+    fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise CacheDirError(
+            f"cache directory {paths.root} is in use by another cachefs (pid {owner})"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _create(paths: TierPaths, identity: TierIdentity) -> None:
+    """The rename is the commit point: before it the directory counts as empty."""
+    paths.slabs.mkdir(mode=0o700, exist_ok=True)
+    fd = os.open(paths.identity_tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _pwrite_all(fd, encode_identity(identity), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    paths.identity_tmp.rename(paths.identity)
+    directory_fd = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
