@@ -269,7 +269,8 @@ def _mtime_ns(info: dict[str, Any]) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         since = aware - datetime(1970, 1, 1, tzinfo=UTC)
         return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return int(value * 1_000_000_000)
+    # A float of seconds is good for microseconds; some file systems give both forms.
+    return round(value * 1_000_000) * 1000
 
 
 def _map_error(subject: str, error: Exception) -> OriginError:

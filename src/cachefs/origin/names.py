@@ -12,7 +12,7 @@ NAME_MAX_BYTES = 255
 """NAME_MAX of Linux: the longest name the kernel accepts, in bytes."""
 
 _UNFIT = re.compile("[/\0]")
-_CONTROL = re.compile("[\0-\x1f\x7f]")
+_NO_KEY = re.compile("[/\0-\x1f\x7f\ud800-\udfff]")
 
 
 def is_name(name: str) -> bool:
@@ -30,9 +30,9 @@ def is_key_name(name: str) -> bool:
     Control characters are refused by obstore, and a lone surrogate is no part of any key:
     keys are UTF-8.
     """
-    if not is_name(name) or _CONTROL.search(name):
+    if _NO_KEY.search(name) or name in ("", ".", ".."):
         return False
-    return name.isascii() or not any("\ud800" <= char <= "\udfff" for char in name)
+    return len(name) * 4 <= NAME_MAX_BYTES or is_name(name)
 
 
 def join(root: str, path: str) -> str:

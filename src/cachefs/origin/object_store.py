@@ -85,13 +85,14 @@ class ObjectStoreOrigin(Origin):
         """One HEAD for an object, one LIST of one key more for anything else."""
         if not path:
             return None
+        below = self._checked_key(path) + "/"
         try:
             meta = await self._head(path)
         except NotFoundError as error:
-            if await self._has_keys(self._key(path) + "/"):
+            if await self._has_keys(below):
                 return None
             raise error from None
-        if not meta.size_bytes and await self._has_keys(self._key(path) + "/"):
+        if not meta.size_bytes and await self._has_keys(below):
             return None
         return meta
 

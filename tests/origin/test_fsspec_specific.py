@@ -1,0 +1,141 @@
+"""What only fsspec has: local oddities, schemes, URLs with passwords."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from cachefs.errors import (
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginUnavailableError,
+    UsageError,
+)
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from tests.origin.listing import list_all
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "root"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+async def origin(root):
+    opened = open_origin(f"file://{root}")
+    yield opened
+    await opened.aclose()
+
+
+async def test_links_are_followed_and_other_things_left_out(root, origin) -> None:
+    (root / "f").write_bytes(b"data")
+    (root / "d").mkdir()
+    (root / "to-f").symlink_to("f")
+    (root / "to-d").symlink_to("d")
+    (root / "broken").symlink_to("nowhere")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(root / "sock"))
+    listed = await list_all(origin)
+    assert sorted(listed) == ["d", "f", "to-d", "to-f"]
+    assert origin.counters.skipped_keys == 3
+    assert listed["to-d"].meta is None
+    for name, entry in listed.items():
+        assert await origin.stat(name) == entry.meta
+    assert bytes(await origin.read("to-f", listed["to-f"].meta, 1, 2)) == b"at"
+    for name in ["fifo", "sock", "broken"]:
+        with pytest.raises(NotFoundError):
+            await origin.stat(name)
+
+
+async def test_names_that_are_not_utf8(root, origin) -> None:
+    name = os.fsdecode(b"lat\xe9n")
+    (root / name).write_bytes(b"data")
+    meta = (await list_all(origin))[name].meta
+    assert await origin.stat(name) == meta
+    assert bytes(await origin.read(name, meta, 0, 4)) == b"data"
+
+
+async def test_empty_directories(root, origin) -> None:
+    (root / "hollow").mkdir()
+    await origin.check()
+    assert await origin.stat("hollow") is None
+    assert await list_all(origin, "hollow") == {}
+
+
+async def test_file_truncated_during_the_read(root, origin, monkeypatch) -> None:
+    path = root / "f"
+    path.write_bytes(b"0123456789")
+    meta = await origin.stat("f")
+    cat_file = origin._fs.cat_file
+
+    def cut(name, **kwargs):
+        path.write_bytes(b"01")
+        return cat_file(name, **kwargs)
+
+    monkeypatch.setattr(origin._fs, "cat_file", cut)
+    with pytest.raises(ObjectChangedError):
+        await origin.read("f", meta, 4, 4)
+
+
+async def test_errors_of_the_store_are_ours(root, origin, monkeypatch) -> None:
+    def broken(*args, **kwargs):
+        raise RuntimeError("password=hunter2")
+
+    monkeypatch.setattr(origin._fs, "ls", broken)
+    with pytest.raises(OriginUnavailableError) as caught:
+        await list_all(origin)
+    assert "hunter2" not in str(caught.value)
+    assert origin.counters.errors == 1
+
+
+async def test_missing_directory_and_file_as_source(root) -> None:
+    for name, kind in [("missing", NotFoundError), ("file", NotADirError)]:
+        (root / "file").write_bytes(b"x")
+        origin = open_origin(f"file://{root}/{name}")
+        with pytest.raises(kind):
+            await origin.check()
+        await origin.aclose()
+
+
+@pytest.mark.parametrize("url", ["nonsense", "/a/path", "://x", "nope://x", "s3://", "s3:///x"])
+async def test_bad_urls(url) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_origin(url)
+    assert "\n" not in str(caught.value)
+
+
+async def test_bad_options() -> None:
+    with pytest.raises(UsageError):
+        open_origin("memory://x", OriginOptions(max_downloads=0))
+
+
+async def test_a_password_is_not_shown() -> None:
+    fsspec.filesystem("memory").mkdir("/secret@x")
+    origin = open_origin("memory://user:secret@x/y")
+    assert origin.url == origin.identity == "memory://x/y"
+    await origin.aclose()
+
+
+async def test_memory_root() -> None:
+    fsspec.filesystem("memory").pipe_file("/at-the-root", b"data")
+    origin = open_origin("memory://")
+    assert "at-the-root" in await list_all(origin)
+    assert (
+        bytes(await origin.read("at-the-root", await origin.stat("at-the-root"), 0, 4)) == b"data"
+    )
+    await origin.aclose()
+
+
+def test_libraries_are_imported_on_use() -> None:
+    code = (
+        "import sys, cachefs.origin.open_origin; "
+        "sys.exit(any(m in sys.modules for m in ('obstore', 'botocore', 'fsspec', 's3fs')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
