@@ -2,7 +2,7 @@
 
 Read-only. `fh` of an open file or directory is its inode number and there is no state per open,
 so that a data path which sends no OPEN at all (DESIGN: the zero-message path) needs no other code.
-A directory position is `generation << 40 | index` in the snapshot that the reader began with.
+A directory position is `generation << 32 | index` in the snapshot that the reader began with.
 
 Where a reply uses the cache's shared buffer, no await may come between `read_now` and the return:
 pyfuse3 writes the reply to the kernel in the same step.
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 
 from cachefs.errors import CachefsError, NotFoundError
-from cachefs.fuse.attrs import AttrBuilder
+from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.namespace.namespace import ROOT_INO, Namespace
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_POSITION_BITS = 40
+_POSITION_BITS = 32
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 _DOTS = 2
 """Positions 0 and 1 are "." and ".."; entry i of a snapshot has position i + 2."""
@@ -134,6 +134,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
                 return data
         except CachefsError as error:
             raise pyfuse3.FUSEError(errno_of(error)) from None
+        except Exception as error:
+            _report_bug("read", error)
+            raise pyfuse3.FUSEError(errno.EIO) from None
         return await self._read_slowly(reader, off, size)
 
     @translated
@@ -162,9 +165,12 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
             snapshot = self._namespace.open_directory(fh)
         else:
             snapshot = self._namespace.resume_directory(fh, generation)
-        if not await self._wait_for_entry(snapshot, position):
-            return
-        self._reply_entries(fh, snapshot, position, token)
+        # An empty reply means the end: if all entries that are there have vanished, wait for more.
+        next_position: int | None = position
+        while next_position is not None:
+            if not await self._wait_for_entry(snapshot, next_position):
+                return
+            next_position = self._reply_entries(fh, snapshot, next_position, token)
 
     async def _wait_for_entry(self, snapshot: Snapshot, position: int) -> bool:
         """Wait for the first entry to send; more are sent as far as they are there."""
@@ -172,11 +178,13 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
 
     def _reply_entries(
         self, ino: int, snapshot: Snapshot, position: int, token: pyfuse3.ReaddirToken
-    ) -> None:
+    ) -> int | None:
+        """Send what is there. Returns where to go on if there was nothing to send."""
+        sent = False
         base = snapshot.generation << _POSITION_BITS
         entry = self._dir_entry
-        entry.entry_timeout = self._namespace.snapshot_ttl_s(snapshot)
-        entry.attr_timeout = self._namespace.attr_ttl_s
+        entry.entry_timeout = kernel_timeout_s(self._namespace.snapshot_ttl_s(snapshot))
+        entry.attr_timeout = kernel_timeout_s(self._namespace.attr_ttl_s)
         while position < len(snapshot) + _DOTS:
             name, child = self._entry(ino, snapshot, position)
             position += 1
@@ -187,7 +195,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
                 continue
             self._attrs.fill(entry, child, *stat)
             if not pyfuse3.readdir_reply(token, name, entry, base | position):
-                return
+                return None
+            sent = True
+        return None if sent else position
 
     def _entry(self, ino: int, snapshot: Snapshot, position: int) -> tuple[bytes, int | None]:
         if position >= _DOTS:

@@ -4,8 +4,10 @@ Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
   so size, bytes and cached blocks of two versions can't mix.
 - Inode numbers are never used twice in the life of a cache directory.
-- A name is bound by the newest observation only: an answer whose request began before the one
-  that bound the name is ignored. So nothing seen is older than its `checked_at_ns` says.
+- A name is bound by the newest observation only: an answer whose request began before the
+  look-up or the complete listing that last saw the name (or its absence) is ignored. So nothing
+  seen is older than `checked_at_ns`, or the row of the listing, says. Time stamps from the
+  future (the clock was set back) count for nothing.
 - A record outlives its name (an open file goes on reading its version); records without a name
   are `orphans` and go at the next start, when no kernel refers to them.
 """
@@ -34,6 +36,7 @@ from cachefs.format.inode_record import (
     unpack_listing,
     unpack_stat,
 )
+from cachefs.namespace.clock import Clock
 from cachefs.types import ObjectMeta
 
 ROOT_INO = 1
@@ -48,7 +51,7 @@ class InodeTable:
         self,
         db: Database,
         identity: str,
-        now_ns: int,
+        clock: Clock,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
         """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
@@ -58,6 +61,9 @@ class InodeTable:
         """
         self._db = db
         self._on_unbound = on_unbound
+        self._clock = clock
+        self.found_count = 0
+        """Names first bound by a look-up."""
         self.unbound_count = 0
         self._check_meta(identity)
         stored = db.get("meta", b"next_ino")
@@ -66,7 +72,7 @@ class InodeTable:
         self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         if db.get("inodes", ino_key(ROOT_INO)) is None:
-            self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, now_ns, ""))
+            self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, clock.now_ns(), ""))
 
     def _check_meta(self, identity: str) -> None:
         for name, wanted, complaint in (
@@ -126,10 +132,25 @@ class InodeTable:
 
     def bind(
         self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
-    ) -> tuple[int, bool]:
-        """The name stands for this object version (None: a directory), as observed by a request
-        begun at `observed_ns`. Returns the inode number and whether it is new to the name."""
-        return self._bind(parent, name, meta, observed_ns, note_check=True)
+    ) -> tuple[int | None, bool]:
+        """The name stands for this object version (None: a directory), as observed by a look-up
+        begun at `observed_ns`. Returns the inode number and whether it is new to the name; no
+        number if a listing that began later has shown that the name is gone."""
+        if self._is_newer(self._listed_at_ns(parent), observed_ns):
+            current = self.dirent(parent, name)
+            return (None if current is None else current.ino), False
+        ino, is_new = self._bind(parent, name, meta, observed_ns, note_check=True)
+        self.found_count += is_new
+        return ino, is_new
+
+    def _listed_at_ns(self, ino: int) -> int:
+        listing = self.listing(ino)
+        return 0 if listing is None else listing.listed_at_ns
+
+    def _is_newer(self, known_ns: int, observed_ns: int) -> bool:
+        """Whether what was known at `known_ns` makes the observation worthless. A time stamp
+        from the future never does: the clock was set back since."""
+        return known_ns > observed_ns and known_ns <= self._clock.now_ns()
 
     def bind_listed(
         self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
@@ -143,7 +164,7 @@ class InodeTable:
     ) -> tuple[int, bool]:
         current = self.dirent(parent, name)
         if current is not None:
-            if current.checked_at_ns > observed_ns:
+            if self._is_newer(current.checked_at_ns, observed_ns):
                 return current.ino, False
             if self._is_same(current.ino, meta):
                 if note_check:
@@ -168,10 +189,16 @@ class InodeTable:
         return meta is None or (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
 
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
-        """The name stands for nothing, as observed by a request begun at `observed_ns`.
+        """The name stands for nothing, as observed by a look-up begun at `observed_ns`.
         Returns whether it stood for something before."""
+        if self._is_newer(self._listed_at_ns(parent), observed_ns):
+            return False
+        return self.unbind_unlisted(parent, name, observed_ns)
+
+    def unbind_unlisted(self, parent: int, name: bytes, observed_ns: int) -> bool:
+        """The same, as observed by a listing."""
         current = self.dirent(parent, name)
-        if current is None or current.checked_at_ns > observed_ns:
+        if current is None or self._is_newer(current.checked_at_ns, observed_ns):
             return False
         self._db.delete("dirents", dirent_key(parent, name))
         self._unbound(parent, name, current.ino)

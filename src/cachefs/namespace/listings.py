@@ -139,6 +139,7 @@ class Listings:
         began_ns = snapshot.as_of_ns
         seen: set[bytes] = set()
         changed = False
+        found_before = self._table.found_count
         knew_names = next(self._table.dirents(ino), None) is not None
         try:
             async for page in self._origin.list_dir(self._table.path(directory)):
@@ -147,8 +148,9 @@ class Listings:
         except NotFoundError:
             if ino != ROOT_INO:
                 raise
-        # Names bound by look-ups since it began are newer than the listing and stay.
-        changed |= knew_names and self._sweep(ino, began_ns, seen)
+        # The first listing of a large directory need not look through all of it again.
+        if knew_names or self._table.found_count != found_before:
+            changed |= self._sweep(ino, began_ns, seen)
         self._table.finish_listing(ino, Listing(began_ns, len(seen)))
         if changed:
             self._table.touch(ino, self._clock.now_ns())
@@ -166,9 +168,10 @@ class Listings:
         return changed
 
     def _sweep(self, ino: int, began_ns: int, seen: set[bytes]) -> bool:
-        """Unbind what the listing didn't show. Atomic: no await between scan and writes."""
+        """Unbind what the listing didn't show, but for names that a look-up has found since it
+        began. Atomic: no await between scan and writes."""
         gone = [name for name, _ in self._table.dirents(ino) if name not in seen]
-        return any([self._table.unbind(ino, name, began_ns) for name in gone])
+        return any([self._table.unbind_unlisted(ino, name, began_ns) for name in gone])
 
     def _keep(self, ino: int, snapshot: Snapshot) -> None:
         self._kept[(ino, snapshot.generation)] = snapshot

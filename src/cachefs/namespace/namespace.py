@@ -69,7 +69,7 @@ class Namespace:
 
         Raises `CacheDirError` when the database is of a newer format or another source."""
         self._clock = clock or Clock()
-        self.table = InodeTable(db, origin.identity, self._clock.now_ns(), on_unbound)
+        self.table = InodeTable(db, origin.identity, self._clock, on_unbound)
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls
@@ -114,6 +114,10 @@ class Namespace:
         if known is not None:
             return known
         inode = await self._ask(parent, name)
+        # A listing may have bound the name anew since: then nobody may believe this for long.
+        dirent = self.table.dirent(parent, name)
+        if dirent is None or dirent.ino != inode.ino:
+            return inode, 0.0
         return inode, self.entry_ttl_s(parent, name)
 
     def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
@@ -211,6 +215,8 @@ class Namespace:
             self._note_absent(parent, name, observed_ns)
             raise
         ino, changed = self.table.bind(parent, name, meta, observed_ns)
+        if ino is None:
+            raise NotFoundError("no such file or directory")
         self._negatives.pop((parent, name), None)
         if changed:
             self._note_change(parent)

@@ -64,7 +64,7 @@ class FileReader:
             if size <= 0:
                 return b""
         block = offset >> _BLOCK_SHIFT
-        if size_bytes > BLOCK_BYTES:
+        if size_bytes > BLOCK_BYTES and self._max_window:
             self._advance(block)
         start = offset & _BLOCK_MASK
         if start + size > BLOCK_BYTES:
@@ -132,8 +132,7 @@ class FileReader:
                 and not self._is_coming(first + count)
             ):
                 count += 1
-            if not self._cache.prefetch(self.ref, first, count):
-                break
+            self._cache.fetch(self.ref, first, count)
             first += count
         stream.ahead = first
 
@@ -147,7 +146,7 @@ class Readers:
     def __init__(self, namespace: Namespace, cache: BlockCache, readahead_bytes: int) -> None:
         self._namespace = namespace
         self._cache = cache
-        self._max_window = max(1, readahead_bytes // BLOCK_BYTES)
+        self._max_window = -(-readahead_bytes // BLOCK_BYTES)
         self._readers: OrderedDict[int, FileReader] = OrderedDict()
 
     def get(self, ino: int) -> FileReader:
