@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -16,9 +15,10 @@ from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig
 from cachefs.control import server as control_server
+from cachefs.control.report import CacheStatus, StatusReport
 from cachefs.db import Database
 from cachefs.errors import CachefsError
-from cachefs.format import inode_record, paths
+from cachefs.format import inode_record
 from cachefs.fuse import session
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
@@ -33,7 +33,6 @@ from cachefs.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
-_CHECK_TIMEOUT_S = 5.0
 _SHUTDOWN_S = 20.0
 _NAMESPACE_MAP_BYTES = 1 << 38
 _OPEN_FILES = 1 << 17
@@ -56,27 +55,17 @@ async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
     await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
     origin = open_origin(config.source, _origin_options(config))
     try:
-        await _check(origin)
-        tiers = await trio.to_thread.run_sync(_open_tiers, config, origin)
-        mount = _Mount(config, origin, tiers)
+        await origin.check()
+        tiers = _open_tiers(config, origin)
         try:
+            mount = _Mount(config, origin, tiers)
             await mount.serve(mountpoint, on_ready)
         finally:
-            mount.close()
+            for tier in tiers:
+                tier.close()
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
             await origin.aclose()
-
-
-async def _check(origin: Origin) -> None:
-    with trio.move_on_after(_CHECK_TIMEOUT_S) as scope:
-        await origin.check()
-    if scope.cancelled_caught:
-        from cachefs.errors import OriginUnavailableError
-
-        raise OriginUnavailableError(
-            f"{origin.url} did not answer within {_CHECK_TIMEOUT_S:.0f} s; check the endpoint"
-        )
 
 
 class _Mount:
@@ -86,31 +75,43 @@ class _Mount:
         self._config = config
         self._origin = origin
         self._started_at = time.time()
-        self._cache = BlockCache(origin, tiers, config.cache_eviction, config.buffer_size)
+        # The namespace first: it is the one that may find its directory to be of a newer format.
         self._db = Database.open(
-            str(paths.namespace_dir(tiers[0].path)), inode_record.TABLES, _NAMESPACE_MAP_BYTES
+            str(tiers[0].paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
         )
+        self._cache = BlockCache(origin, tiers, config.cache_eviction, config.buffer_size)
 
     async def serve(self, mountpoint: str, on_ready: Callable[[], None]) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on_signal)
-            await nursery.start(self._cache.run)
-            namespace = await self._open_namespace(nursery)
-            nursery.start_soon(self._db.commit_loop)
-            nursery.start_soon(
-                control_server.serve, socket_path(Path(mountpoint)), self.status
-            )
-            initialised = trio.Event()
-            operations = self._operations(namespace, initialised.set)
-            session.mount(
-                operations, mountpoint, self._origin.url, self._config.allow_other
-            )
-            try:
+        """Mount, answer until unmounted, write what is pending."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
+                await nursery.start(self._cache.run)
+                namespace = await self._open_namespace(nursery)
+                nursery.start_soon(self._db.commit_loop)
+                socket = socket_path(Path(mountpoint))
+                await nursery.start(control_server.serve, socket, self.status)
+                try:
+                    await self._serve_kernel(namespace, mountpoint, on_ready)
+                finally:
+                    await self._cache.aclose()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._db.close()
+
+    async def _serve_kernel(
+        self, namespace: Namespace, mountpoint: str, on_ready: Callable[[], None]
+    ) -> None:
+        initialised = trio.Event()
+        operations = self._operations(namespace, initialised.set)
+        session.mount(operations, mountpoint, self._origin.url, self._config.allow_other)
+        try:
+            async with trio.open_nursery() as nursery:
                 nursery.start_soon(_announce, mountpoint, initialised, on_ready)
                 await session.serve()
-            finally:
-                session.unmount()
-            nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
+        finally:
+            session.unmount()
 
     async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:
         config = self._config
@@ -134,30 +135,38 @@ class _Mount:
             on_init,
         )
 
-    def close(self) -> None:
-        """Last writes, after the loop's tasks have ended. Blocks for fsync."""
-        self._cache.close()
-        self._db.close()
-
-    def status(self) -> dict[str, Any]:
-        """What `cachefs status` shows. No secrets: `url` has none."""
-        origin = self._origin.counters
+    def status(self) -> StatusReport:
+        """What `cachefs status` shows. No secrets: the URL has none."""
+        reads, origin = self._cache.counters, self._origin.counters
         return {
             "version": __version__,
             "mountpoint": str(self._config.mountpoint),
             "source": self._origin.url,
             "pid": os.getpid(),
             "started_at": self._started_at,
-            "cache": self._cache.status(),
-            "reads": self._cache.counters.reads(),
+            "cache": self._cache_status(),
+            "reads": {
+                "hits": reads.hits,
+                "misses": reads.misses,
+                "hit_bytes": reads.hit_bytes,
+                "fetched_bytes": reads.fetched_bytes,
+            },
             "origin": {
                 "gets": origin.gets,
                 "heads": origin.heads,
                 "lists": origin.lists,
                 "get_bytes": origin.get_bytes,
                 "errors": origin.errors,
-                "skipped_keys": origin.skipped_keys,
             },
+        }
+
+    def _cache_status(self) -> CacheStatus:
+        tiers = self._cache.status()
+        return {
+            "capacity_bytes": sum(tier.quota_bytes for tier in tiers),
+            "used_bytes": sum(tier.cached_bytes for tier in tiers),
+            "blocks": sum(tier.cached_blocks for tier in tiers),
+            "dirs": [tier.path for tier in tiers],
         }
 
 
@@ -170,11 +179,11 @@ async def _announce(
     on_ready()
 
 
-async def _stop_on_signal() -> None:
+async def _stop_on_signal(everything: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             log.info("%s: unmounting", signal.Signals(number).name)
-            session.stop()
+            everything.cancel()
 
 
 def _origin_options(config: MountConfig) -> OriginOptions:

@@ -9,11 +9,20 @@ IDENTITY_NAME = "cachefs.json"
 LOCK_NAME = "lock"
 SLABS_NAME = "slabs"
 INDEX_NAME = "index"
+NAMESPACE_NAME = "namespace"
 PROBE_NAME = "probe.tmp"
 IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
 
 OWN_NAMES = frozenset(
-    {IDENTITY_NAME, IDENTITY_TMP_NAME, LOCK_NAME, SLABS_NAME, INDEX_NAME, PROBE_NAME}
+    {
+        IDENTITY_NAME,
+        IDENTITY_TMP_NAME,
+        LOCK_NAME,
+        SLABS_NAME,
+        INDEX_NAME,
+        NAMESPACE_NAME,
+        PROBE_NAME,
+    }
 )
 """Names that an interrupted creation may have left behind."""
 
@@ -57,6 +66,11 @@ class TierPaths:
     @property
     def index(self) -> Path:
         return self.root / INDEX_NAME
+
+    @property
+    def namespace(self) -> Path:
+        """The inode table; in the first cache directory of a mount only."""
+        return self.root / NAMESPACE_NAME
 
     @property
     def probe(self) -> Path:

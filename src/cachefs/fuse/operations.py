@@ -10,7 +10,7 @@ pyfuse3 writes the reply to the kernel in the same step.
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.namespace.namespace import ROOT_INO, Namespace
-from cachefs.namespace.reader import Readers
+from cachefs.namespace.reader import FileReader, Readers
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.types import Buffer
 
@@ -38,7 +38,7 @@ _TOTAL_BYTES = 1 << 50
 _FUSE_BLOCK_BYTES = 4096
 
 
-def translated(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def translated(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Any failure of a handler becomes an errno; one that is no `CachefsError` is a bug, costs
     this one request an EIO and is logged once per place."""
 
@@ -67,7 +67,7 @@ def _report_bug(place: str, error: Exception) -> None:
         log.error("bug in %s; such requests fail with EIO", place, exc_info=error)
 
 
-class Operations(pyfuse3.Operations):  # type: ignore[misc]
+class Operations(pyfuse3.Operations):
     """The handlers that pyfuse3 calls, all on the trio loop."""
 
     supports_dot_lookup = False
@@ -125,7 +125,9 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
         # A file inode never changes its content, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
-    async def read(self, fh: int, off: int, size: int) -> Buffer:
+    async def read(  # type: ignore[override] # pyfuse3 takes any buffer, says bytes
+        self, fh: int, off: int, size: int
+    ) -> Buffer:
         # Not wrapped by `translated`: a hit shall cost nothing but the hit.
         try:
             reader = self._readers.get(fh)
@@ -140,7 +142,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
         return await self._read_slowly(reader, off, size)
 
     @translated
-    async def _read_slowly(self, reader: Any, off: int, size: int) -> Buffer:
+    async def _read_slowly(self, reader: FileReader, off: int, size: int) -> Buffer:
         return await self._readers.read(reader, off, size)
 
     async def flush(self, fh: int) -> None:
@@ -231,7 +233,7 @@ class Operations(pyfuse3.Operations):  # type: ignore[misc]
         return stats
 
 
-def _refuse(operation: str) -> Callable[..., Awaitable[None]]:
+def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:
     async def refuse(*args: Any) -> None:
         raise pyfuse3.FUSEError(errno.EROFS)
 
