@@ -78,7 +78,7 @@ def format_bytes(size_bytes: int) -> str:
     value = float(size_bytes)
     unit = "B"
     for prefix in _PREFIXES:
-        if abs(value) < 1024:
+        if round(value, 1) < 1024:
             break
         value /= 1024
         unit = f"{prefix}iB"

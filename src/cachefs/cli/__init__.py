@@ -64,6 +64,9 @@ def _explain(error: BaseException) -> int:
     match error:
         case click.Abort() | KeyboardInterrupt():
             text, code = "interrupted", 130
+        case click.exceptions.NoArgsIsHelpError():
+            error.show()
+            return 2
         case click.UsageError():
             context = error.ctx.command_path if error.ctx else "cachefs"
             text, code = f"{_sentence(error.format_message())} ({context} --help)", 2

@@ -56,7 +56,7 @@ class _MountCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in Group}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 flag = by_field.get(param.name or "")
                 sections[(flag.group if flag else Group.PROCESS).value].append(record)
         for title, records in sections.items():

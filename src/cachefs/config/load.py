@@ -13,7 +13,7 @@ from cachefs.config.fields import Flag, show
 from cachefs.config.model import MountConfig
 from cachefs.errors import UsageError
 
-_SECRET = re.compile(
+SECRET = re.compile(
     r"secret|passw|token|credential|(access|private|api|account|encryption)_?key|key_?id"
     r"|^(key|auth|sas)$",
     re.IGNORECASE,
@@ -86,10 +86,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _explain_unknown(key: str, known: list[str]) -> str:
-    if _SECRET.search(key):
+    if SECRET.search(key):
         return (
             f'"{key}" looks like a credential, and configuration files must not hold any; set '
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
+            "AWS_ACCESS_KEY_ID and AWSSECRET_ACCESS_KEY, or use ~/.aws/credentials"
         )
     if key in _ARGUMENTS:
         return f'"{key}" is no key of this file; it is given on the command line'

@@ -52,7 +52,7 @@ async def serve(
 async def _listen(path: Path) -> trio.socket.SocketType:
     sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
-        if path.exists():
+        if path.is_socket():
             _remove_stale(path)
         await sock.bind(str(path))
         path.chmod(0o600)

@@ -18,6 +18,9 @@ from typing import Self
 
 from cachefs.errors import CachefsError, MountError
 
+RUNTIME_DIR = Path("/run/cachefs")
+"""For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
@@ -39,7 +42,7 @@ def runtime_dir() -> Path:
     uid = os.geteuid()
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     if uid == 0:
-        path = Path("/run/cachefs")
+        path = RUNTIME_DIR
     elif xdg and os.access(xdg, os.W_OK):
         path = Path(xdg) / "cachefs"
     else:

@@ -18,7 +18,7 @@ FSTYPE = "fuse.cachefs"
 
 PROBE_TIMEOUT_S = 5.0
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 class Mount(NamedTuple):
@@ -54,8 +54,9 @@ def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
 
 def _unescape(text: str) -> str:
     """Spaces and the like stand as \\040 in mountinfo, in bytes."""
-    raw = _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
-    return raw.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    raw = text.encode("utf-8", "surrogateescape")
+    raw = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), raw)
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def all_mounts() -> list[Mount]:

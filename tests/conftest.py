@@ -1,0 +1,127 @@
+"""What holds for every test: servers to ask for, logged warnings fail, CI skips nothing.
+
+A WARNING or ERROR of the `cachefs` logger fails the test that caused it. A test that means to
+cause one says so, with `@pytest.mark.expect_log(regex)` or by calling the `expect_log` fixture;
+then it fails if the record does not come (unless `required=False`).
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+
+from cachefs import log as cachefs_log
+
+pytest_plugins = ["tests.servers.fixtures"]
+
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+@dataclass
+class _Expected:
+    pattern: re.Pattern[str]
+    required: bool
+    seen: bool = False
+
+
+class _Guard(logging.Handler):
+    """Collects what one test logs and judges it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.expected: list[_Expected] = []
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" [{record.exc_info[1]!r}]"
+        self.records.append(f"{record.levelname} {record.name}: {text}")
+
+    def expect(self, regex: str, required: bool = True) -> None:
+        self.expected.append(_Expected(re.compile(regex), required))
+
+    def judge(self) -> None:
+        """Fail the running test for a record that nobody expected. May be called again."""
+        unexpected = []
+        for text in self.records:
+            matching = [expected for expected in self.expected if expected.pattern.search(text)]
+            for expected in matching:
+                expected.seen = True
+            if not matching:
+                unexpected.append(text)
+        self.records.clear()
+        if unexpected:
+            pytest.fail("unexpected log records:\n  " + "\n  ".join(unexpected), pytrace=False)
+
+    def judge_missing(self) -> None:
+        missing = [e.pattern.pattern for e in self.expected if e.required and not e.seen]
+        if missing:
+            pytest.fail(f"expected log records that never came: {missing}", pytrace=False)
+
+
+_GUARD = pytest.StashKey[_Guard]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    guard = _Guard()
+    for mark in item.iter_markers("expect_log"):
+        guard.expect(*mark.args, **mark.kwargs)
+    item.stash[_GUARD] = guard
+    logger = logging.getLogger(cachefs_log.ROOT_LOGGER)
+    level = logger.level
+    cachefs_log.forget_warnings()
+    logger.addHandler(guard)
+    try:
+        return (yield)
+    finally:
+        logger.removeHandler(guard)
+        logger.setLevel(level)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    item.stash[_GUARD].judge()
+    item.stash[_GUARD].judge_missing()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    item.stash[_GUARD].judge()
+    return result
+
+
+@pytest.fixture
+def expect_log(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """`expect_log(regex, required=True)`: this WARNING or ERROR is meant to be logged."""
+    return request.node.stash[_GUARD].expect
+
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _fail_if_skipped(report: _Report) -> _Report:
+    """In CI a skip is a failure: the machine there can run everything."""
+    if IN_CI and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: nothing may be skipped in CI, and this was: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _fail_if_skipped((yield))

@@ -1,0 +1,187 @@
+import math
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cachefs.config import MountConfig, flags, load_mount_config
+from cachefs.config import load as load_module
+from cachefs.errors import UsageError
+
+
+def load(toml: str = "", file: Path | None = None, **options: object) -> MountConfig:
+    if file is not None:
+        file.write_text(toml)
+    return load_mount_config("s3://bucket/prefix", "/mnt/data", options, file)
+
+
+def error_of(toml: str, file: Path, **options: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(toml, file, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cachefs.toml"
+
+
+def test_defaults() -> None:
+    config = load()
+    assert config.source == "s3://bucket/prefix"
+    assert config.mountpoint == Path("/mnt/data")
+    assert config.cache_size == 100 << 30
+    assert (config.cache_high, config.cache_low, config.free_space_ratio) == (0.95, 0.85, 0.1)
+    assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (600, 600, 600)
+    assert config.negative_ttl == 60
+    assert (config.file_mode, config.dir_mode) == (0o644, 0o755)
+    assert (config.buffer_size, config.readahead) == (300 << 20, 64 << 20)
+    assert (config.uid, config.gid) == (os.getuid(), os.getgid())
+    assert config.allow_other == (os.geteuid() == 0)
+    assert len(config.cache_dirs) == 1
+
+
+def test_the_default_cache_directory_is_the_sources_own() -> None:
+    def default(source: str, **options: object) -> Path:
+        return load_mount_config(source, "/mnt", options).cache_dirs[0]
+
+    assert default("s3://a/b") == default("s3://a/b/")
+    assert "a-b" in default("s3://a/b").name
+    places = {default("s3://a/b"), default("s3://a-b"), default("s3://a/b", endpoint="http://x")}
+    assert len(places) == 3
+
+
+def test_it_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        load().cache_size = 1  # type: ignore[misc]
+
+
+def test_the_command_line_wins_over_the_file(file: Path) -> None:
+    toml = 'cache_size = "10GiB"\nattr_ttl = "indefinite"\nmax_downloads = 7\nanonymous = true\n'
+    config = load(toml, file, cache_size="20GiB")
+    assert config.cache_size == 20 << 30
+    assert config.attr_ttl == math.inf
+    assert config.max_downloads == 7
+    assert config.anonymous
+
+
+def test_toml_may_hold_numbers_and_lists(file: Path) -> None:
+    toml = 'cache_size = 1073741824\nlist_ttl = 2.5\nnegative_ttl = inf\ncache_dir = ["/a", "/b"]\n'
+    config = load(toml, file)
+    assert config.cache_size == 1 << 30
+    assert config.list_ttl == 2.5
+    assert config.negative_ttl == math.inf
+    assert config.cache_dirs == (Path("/a"), Path("/b"))
+
+
+def test_several_cache_directories_stand_with_colons_between() -> None:
+    assert load(cache_dirs="/a:/b/../c").cache_dirs == (Path("/a"), Path("/c"))
+
+
+@pytest.mark.parametrize(
+    ("toml", "field", "value", "fix"),
+    [
+        ('cache_size = "10 parsecs"', "cache_size", "10 parsecs", "300MiB"),
+        ("cache_size = 1.5", "cache_size", "1.5", "300MiB"),
+        ("cache_size = true", "cache_size", "True", "300MiB"),
+        ("cache_size = -1", "cache_size", "-1", "300MiB"),
+        ('cache_size = "1MiB"', "cache_size", "1MiB", "64 MiB"),
+        ("buffer_size = []", "buffer_size", "[]", "300MiB"),
+        ('attr_ttl = "never"', "attr_ttl", "never", "indefinite"),
+        ("entry_ttl = -1", "entry_ttl", "-1", "indefinite"),
+        ("list_ttl = nan", "list_ttl", "nan", "indefinite"),
+        ("negative_ttl = 1979-05-27", "negative_ttl", "1979-05-27", "indefinite"),
+        ("free_space_ratio = 2", "free_space_ratio", "2", "10%"),
+        ("max_downloads = 0", "max_downloads", "0", "from 1 to"),
+        ('max_downloads = "many"', "max_downloads", "many", "from 1 to"),
+        ("uid = -1", "uid", "-1", "from 0 to"),
+        ('cache_eviction = "mru"', "cache_eviction", "mru", "lru, none"),
+        ("addressing = 1", "addressing", "1", "auto, path, virtual"),
+        ("file_mode = 644", "file_mode", "644", '"644"'),
+        ('dir_mode = "999"', "dir_mode", "999", "octal"),
+        ('anonymous = "yes"', "anonymous", "yes", "true or false"),
+        ("read_only = false", "read_only", "false", "always read-only"),
+        ("cache_dir = []", "cache_dir", "[]", "at least one"),
+        ('cache_dir = ["/a", 1]', "cache_dir", "1", "path"),
+        ('cache_dir = "/a:/a"', "cache_dir", "/a:/a", "twice"),
+        ('endpoint = ""', "endpoint", '""', "at least one"),
+    ],
+)
+def test_a_wrong_value_is_named_with_file_field_and_fix(
+    file: Path, toml: str, field: str, value: str, fix: str
+) -> None:
+    text = error_of(toml, file)
+    assert text.startswith(f"{file}: {field}: ")
+    assert value in text
+    assert fix in text
+
+
+def test_a_wrong_option_is_named_as_on_the_command_line(file: Path) -> None:
+    text = error_of('cache_size = "10GiB"', file, cache_size="lots")
+    assert text.startswith('--cache-size: "lots"')
+
+
+def test_an_unknown_key_brings_the_nearest_known_one(file: Path) -> None:
+    assert 'did you mean "cache_size"?' in error_of("cache-size = 1", file)
+    assert 'did you mean "attr_ttl"?' in error_of("atr_ttl = 1", file)
+    assert "cachefs mount --help" in error_of("zzz = 1", file)
+    assert "command line" in error_of('source = "s3://x"', file)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["aws_secret_access_key", "secret", "password", "aws_session_token", "access_key_id", "key"],
+)
+def test_credentials_are_refused_and_not_repeated(file: Path, key: str) -> None:
+    text = error_of(f'{key} = "hunter2"', file)
+    assert key in text
+    assert "~/.aws/credentials" in text
+    assert "hunter2" not in text
+
+
+def test_no_option_looks_like_a_credential() -> None:
+    assert not [flag.key for flag in flags().values() if load_module.SECRET.search(flag.key)]
+
+
+def test_a_password_in_the_source_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_mount_config("s3://key:hunter2@bucket", "/mnt", {})
+    assert "hunter2" not in str(caught.value)
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value)
+
+
+def test_a_source_must_be_a_url() -> None:
+    with pytest.raises(UsageError, match=r'SOURCE: "/data" is no URL; write .*file:///DIR'):
+        load_mount_config("/data", "/mnt", {})
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"can't read .*missing\.toml: No such file"):
+        load(file=None) and load_mount_config("s3://b", "/mnt", {}, tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize("content", [b"a = ", b"= 1", b"\xff = 1", b"[a\n", b"x = 1\nx = 2\n"])
+def test_a_file_that_is_not_toml(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="not valid TOML"):
+        load_mount_config("s3://b", "/mnt", {}, file)
+
+
+def test_options_that_contradict_each_other(file: Path) -> None:
+    assert "cache_low (0.9) must be above 0 and below cache_high (0.8)" in error_of(
+        "cache_low = 0.9\ncache_high = 0.8", file
+    )
+    assert "at least 128MiB for 2" in error_of('cache_size = "100MiB"\ncache_dir = "/a:/b"', file)
+    for key in ("cache_dir", "log_file"):
+        text = error_of(f'{key} = "/mnt/data/x"', file)
+        assert f"{key} /mnt/data/x lies below the mountpoint" in text
+
+
+def test_every_option_is_described_once() -> None:
+    names = [name for flag in flags().values() for name in flag.names]
+    assert len(names) == len(set(names))
+    for field in flags():
+        assert MountConfig.model_fields[field].description
