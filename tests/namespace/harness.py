@@ -1,0 +1,169 @@
+"""A namespace over an origin whose every request is on record and can be interfered with."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.db import Database
+from cachefs.format.inode_record import TABLES, Inode
+from cachefs.namespace.clock import Clock
+from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
+from cachefs.namespace.reader import FileReader, Readers
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.origin.names import Pages
+from cachefs.tiers.tier import Tier
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+NS = 1_000_000_000
+TTLS = Ttls(attr_s=100, entry_s=100, negative_s=30, list_s=100)
+
+
+class WallClock(Clock):
+    """Stands still but for `advance`, and for the nanosecond that every look at it takes: so no
+    two events have the same time."""
+
+    def __init__(self) -> None:
+        self._now_ns = 1_800_000_000 * NS
+        super().__init__(self._tick)
+
+    def _tick(self) -> int:
+        self._now_ns += 1
+        return self._now_ns
+
+    def advance(self, seconds: float) -> None:
+        self._now_ns += int(seconds * NS)
+
+
+class ScriptedOrigin(MemoryOrigin):
+    """`requests` is what was asked, in order. `after_stat(path)` is awaited when the answer is
+    known and not yet given, `before_page(path, number)` before each page of a listing."""
+
+    def __init__(self, page_size: int = 1000) -> None:
+        super().__init__(page_size=page_size)
+        self.requests: list[tuple] = []
+        self.after_stat: Callable[[str], Awaitable[None]] | None = None
+        self.before_page: Callable[[str, int], Awaitable[None]] | None = None
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        self.requests.append(("stat", path))
+        try:
+            return await super().stat(path)
+        finally:
+            if self.after_stat is not None:
+                await self.after_stat(path)
+
+    def list_dir(self, path: str) -> Pages:
+        self.requests.append(("list", path))
+        pages = super().list_dir(path)
+        number = 0
+
+        async def next_page() -> list[Entry] | None:
+            nonlocal number
+            if self.before_page is not None:
+                await self.before_page(path, number)
+            number += 1
+            try:
+                return await pages.__anext__()
+            except StopAsyncIteration:
+                return None
+
+        return Pages(next_page)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        self.requests.append(("read", path, offset, length))
+        return await super().read(path, meta, offset, length)
+
+    def take_requests(self) -> list[tuple]:
+        taken, self.requests = self.requests, []
+        return taken
+
+
+class Tree:
+    """A namespace that can be restarted, with or without a crash."""
+
+    def __init__(
+        self, path: Path, nursery: trio.Nursery, origin: ScriptedOrigin, clock: WallClock
+    ) -> None:
+        self._path = path
+        self._nursery = nursery
+        self.origin = origin
+        self.clock = clock
+        self.unbound: list[tuple[int, bytes]] = []
+        self.purged = 0
+        self.db: Database
+        self.namespace: Namespace
+
+    async def start(self, ttls: Ttls = TTLS) -> None:
+        self.db = Database.open(str(self._path), TABLES, 1 << 28)
+        self.namespace = Namespace(
+            self.db,
+            self.origin,
+            self._nursery,
+            ttls,
+            self.clock,
+            lambda parent, name: self.unbound.append((parent, name)),
+        )
+        self.purged = self.namespace.table.purge_orphans()
+        await self.db.commit()
+
+    async def restart(self, ttls: Ttls = TTLS, crash: bool = False) -> None:
+        if crash:
+            self.db.abandon()
+        else:
+            self.db.close()
+        await self.start(ttls)
+
+    async def find(self, path: str) -> Inode:
+        """Look up a path part by part, as the kernel does."""
+        inode = self.namespace.inode(ROOT_INO)
+        for part in path.encode("utf-8", "surrogateescape").split(b"/"):
+            inode, _ = await self.namespace.lookup(inode.ino, part)
+        return inode
+
+    async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
+        """The directory as a reader sees it who reads it to its end."""
+        snapshot = self.namespace.open_directory(ino)
+        found: dict[bytes, int] = {}
+        position = 0
+        while await snapshot.has(position):
+            name, child = snapshot.entry(position)
+            now = self.namespace.listed_ino(ino, name, child, snapshot)
+            assert name not in found
+            if now is not None:
+                found[name] = now
+            position += 1
+        return found
+
+    async def names(self, ino: int = ROOT_INO) -> list[str]:
+        return sorted(name.decode() for name in await self.entries(ino))
+
+    def mtime_ns(self, ino: int = ROOT_INO) -> int:
+        return self.namespace.inode(ino).mtime_ns
+
+
+class Reading:
+    """A tree with a cache and readers."""
+
+    def __init__(self, tree: Tree, cache: BlockCache, readahead_bytes: int = 64 << 20) -> None:
+        self.tree = tree
+        self.origin = tree.origin
+        self.cache = cache
+        self.readers = Readers(tree.namespace, cache, readahead_bytes)
+
+    async def read(self, ino: int, offset: int, size: int) -> bytes:
+        """As `fuse/operations.py` does it: at once if possible, else with waiting."""
+        reader: FileReader = self.readers.get(ino)
+        data = reader.read_now(offset, size)
+        if data is not None:
+            return bytes(data)
+        return bytes(await self.readers.read(reader, offset, size))
+
+    def gets(self) -> list[tuple[int, int]]:
+        """(offset, length) of the GETs since the last call."""
+        return [request[2:] for request in self.origin.take_requests() if request[0] == "read"]
+
+
+def open_tier(path: Path, origin: MemoryOrigin, quota_bytes: int = 256 << 20) -> Tier:
+    return Tier.open(path, quota_bytes, origin.identity, free_space_ratio=0.0)
