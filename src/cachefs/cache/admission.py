@@ -7,6 +7,7 @@ get the fetched bytes; from it on, the slot. A write that fails costs this copy 
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 64
 _BATCH_BYTES = 8 << 20
+_FAILURE_PAUSE_S = 1.0
 
 
 class Candidate(NamedTuple):
@@ -54,6 +56,7 @@ class Admission:
         self._idle_parked = trio.lowlevel.ParkingLot()
         self._busy = False
         self._failing = False
+        self._no_room_before = 0.0
 
     def offer(self, candidate: Candidate) -> None:
         self._queue.append(candidate)
@@ -118,6 +121,8 @@ class Admission:
             while True:
                 slab = store.slabs.open_slab(class_index)
                 if slab is None:
+                    if time.monotonic() < self._no_room_before:
+                        break
                     if not await self._evictor.make_room(candidate.key, length):
                         break
                 elif slab.fd >= 0:
@@ -146,6 +151,8 @@ class Admission:
 
     def _write_failed(self, error: OSError) -> None:
         self._store.counters.write_errors += 1
+        # Nobody is evicted for a block that can't be written either.
+        self._no_room_before = time.monotonic() + _FAILURE_PAUSE_S
         if not self._failing:
             log.warning("%s: can't store blocks: %s", self._store.tier.paths.root, error.strerror)
         self._failing = True

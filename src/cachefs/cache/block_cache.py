@@ -299,6 +299,8 @@ class BlockCache:
                 await store.index.commit()
                 store.close()
             self._stores = []
+            self._only_store = None
+            self._placement = Placement([], [])
 
     def abandon(self) -> None:
         """Drop everything as a crash would; for tests. `run` must have ended."""

@@ -11,9 +11,9 @@ def probe_read_flags(path: Path) -> int | None:
     """Flags for `preadv` of bytes that were just written to `path`, which is removed again.
 
     RWF_NOWAIT where the kernel answers such a read; 0 on tmpfs and its kin, where it answers
-    EAGAIN though the bytes are in memory; None (never read on the loop) anywhere else, such as
-    file systems that don't know the flag. The name of the file system is asked only after EAGAIN:
-    a network file system says EAGAIN too, and there a plain read would wait.
+    EAGAIN (Linux before 6.18) or EOPNOTSUPP though the bytes are in memory; None (never read on
+    the loop) anywhere else. The name of the file system is asked only after such a refusal: a
+    network file system refuses too, and there a plain read would wait.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -23,8 +23,8 @@ def probe_read_flags(path: Path) -> int | None:
         try:
             return os.RWF_NOWAIT if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) == 4096 else None
         except OSError as error:
-            in_memory = error.errno == errno.EAGAIN and _file_system_of(fd) in _MEMORY_FILE_SYSTEMS
-            return 0 if in_memory else None
+            refused = error.errno in (errno.EAGAIN, errno.EOPNOTSUPP)
+            return 0 if refused and _file_system_of(fd) in _MEMORY_FILE_SYSTEMS else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return None  # a full disk may cost speed, not the mount

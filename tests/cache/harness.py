@@ -1,0 +1,96 @@
+"""A cache over the memory origin, to be started, stopped and crashed."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.format.object_id import object_id
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.tier import Tier
+from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+
+MIB = 1 << 20
+
+
+def put(origin: MemoryOrigin, path: str, size: int, seed: int = 0) -> ObjectRef:
+    """An object with reproducible random content."""
+    data = random.Random(f"{path}{seed}").randbytes(size)
+    meta = origin.put(path, data)
+    return ObjectRef(object_id(origin.identity, path, meta.version), path, meta)
+
+
+def put_many(origin: MemoryOrigin, count: int, size: int, prefix: str = "f") -> list[ObjectRef]:
+    return [put(origin, f"{prefix}{number}", size) for number in range(count)]
+
+
+def key_of(ref: ObjectRef, block_index: int = 0) -> BlockKey:
+    return BlockKey(ref.object_id, block_index)
+
+
+def open_tier(path: Path, quota_bytes: int = 64 * MIB, **ratios: float) -> Tier:
+    ratios.setdefault("free_space_ratio", 0.0)
+    return Tier.open(path, quota_bytes, MemoryOrigin().identity, **ratios)
+
+
+@asynccontextmanager
+async def serving(
+    origin: MemoryOrigin, *tiers: Tier, crash: bool = False, **options: object
+) -> AsyncIterator[BlockCache]:
+    """A running cache; it is closed at the end, or left as a crash would leave it."""
+    cache = BlockCache(origin, tiers, **options)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        yield cache
+        if not crash:
+            await cache.aclose()
+        nursery.cancel_scope.cancel()
+    if crash:
+        cache.abandon()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for background work; fails after 10 s."""
+    with trio.fail_after(10):
+        while not condition():
+            await trio.sleep(0.005)  # noqa: ASYNC110 - the cache has no event for its idleness
+
+
+async def read_whole(cache: BlockCache, ref: ObjectRef) -> bytes:
+    """As a reader would: on the loop if it can be, else the slow way."""
+    parts = []
+    for index in range(ref.block_count):
+        length = ref.block_length(index)
+        now = cache.read_now(BlockKey(ref.object_id, index), 0, length)
+        if now is not None:
+            parts.append(bytes(now))
+        else:
+            parts.append(bytes(await cache.read(ref, index, 0, length)))
+    return b"".join(parts)
+
+
+async def assert_right(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef]) -> None:
+    for ref in refs:
+        assert await read_whole(cache, ref) == origin.expected(ref.path)
+
+
+def recount(cache: BlockCache) -> None:
+    """The running sums must equal what the slots say, and each used slot have its one key."""
+    for store in cache._stores:
+        slabs = store.slabs
+        used = [(slab, slot) for slab in slabs.by_id.values() for slot in slab.used_slots()]
+        assert slabs.cached_blocks == len(used)
+        assert slabs.used_charge_bytes == sum(slab.charge_bytes for slab, _ in used)
+        assert slabs.cached_bytes == sum(slab.used_bytes for slab in slabs.by_id.values())
+        places = {}
+        for key, location in store.index.blocks_of(b""):
+            assert location[:2] not in places
+            places[location[:2]] = (key, location)
+        assert places.keys() == {(slab.slab_id, slot) for slab, slot in used}
+        assert slabs.cached_bytes == sum(location.length for _, location in places.values())
+
+
+__all__ = ["BLOCK_BYTES", "MIB"]

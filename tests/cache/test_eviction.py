@@ -1,0 +1,241 @@
+"""Watermarks, classes, full disks, and slots that are read while they are evicted."""
+
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.cache import store as store_module
+from cachefs.cache.block_cache import BlockCache
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.tier import Tier
+from tests.cache.harness import (
+    MIB,
+    assert_right,
+    key_of,
+    open_tier,
+    put,
+    put_many,
+    recount,
+    serving,
+    until,
+)
+
+
+async def settle(cache: BlockCache) -> None:
+    """Until everything is stored and the evictors have nothing to do."""
+    await cache.drain()
+    await until(lambda: all(status.used_bytes <= status.high_bytes for status in cache.status()))
+
+
+async def test_watermarks_and_quota_hold_under_three_times_the_quota(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    quota = 32 * MIB
+    refs = put_many(origin, 960, 100_000)
+    async with serving(origin, open_tier(tmp_path, quota)) as cache:
+        for number, ref in enumerate(refs):
+            await cache.read(ref, 0, 0, 100)
+            if number % 20 == 0:
+                await cache.drain()
+                on_disk = sum(p.stat().st_blocks * 512 for p in (tmp_path / "slabs").iterdir())
+                assert on_disk <= quota
+        await settle(cache)
+        status = cache.status()[0]
+        assert status.low_bytes * 0.9 <= status.used_bytes <= status.high_bytes
+        assert status.counters.evicted > 500
+        assert status.counters.rejected == 0
+        recount(cache)
+        recent = sum(cache.is_cached_or_inflight(key_of(ref)) for ref in refs[-150:])
+        assert recent == 150
+        await assert_right(cache, origin, refs[::7])
+
+
+async def test_hits_keep_blocks(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    hot = put_many(origin, 20, 100_000, "hot")
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        for ref in put_many(origin, 500, 100_000):
+            await assert_right(cache, origin, hot)
+            await cache.read(ref, 0, 0, 1)
+            await cache.drain()
+        assert origin.counters.gets == 520
+        assert cache.status()[0].counters.evicted > 300
+
+
+async def test_policy_none_fills_up_and_keeps_what_is_there(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 300, 100_000)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name="none") as cache:
+        for ref in refs:
+            await cache.read(ref, 0, 0, 1)
+            await cache.drain()
+        status = cache.status()[0]
+        assert status.counters.evicted == 0
+        assert status.counters.rejected + status.cached_blocks == 300
+        assert status.disk_bytes == 16 * MIB
+        gets = origin.counters.gets
+        await assert_right(cache, origin, refs[: status.cached_blocks])
+        assert origin.counters.gets == gets
+
+
+async def test_slabs_go_to_other_classes_when_the_mix_changes(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:
+        for prefix, size in (("s", 3_000), ("m", 100_000), ("l", MIB), ("s2", 20_000)):
+            refs = put_many(origin, min(1500, 48 * MIB // size), size, prefix)
+            for ref in refs:
+                await cache.read(ref, 0, 0, 1)
+                if random.random() < 0.1:
+                    await cache.drain()
+            await settle(cache)
+            recount(cache)
+            assert cache.is_cached_or_inflight(key_of(refs[-1]))
+            await assert_right(cache, origin, refs[-5:])
+        status = cache.status()[0]
+        assert status.counters.reassigned > 3
+        assert status.disk_bytes <= 32 * MIB
+
+
+async def test_smaller_quota_after_a_restart(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 250, 100_000)
+    async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:
+        await assert_right(cache, origin, refs)
+    async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
+        await until(lambda: cache.status()[0].disk_bytes <= 8 * MIB)
+        recount(cache)
+        assert len(os.listdir(tmp_path / "slabs")) <= 2
+        await assert_right(cache, origin, refs)
+
+
+@pytest.mark.expect_log("can't store blocks|can't grow")
+async def test_failing_writes_cost_cache_and_no_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 14, 2 * MIB)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs[:2])
+        await cache.drain()
+        real = os.pwrite
+
+        def full(fd: int, data: bytes, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "pwrite", full)
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        status = cache.status()[0]
+        assert status.counters.write_errors > 0
+        assert status.counters.evicted <= 8  # those of one batch: then the error is known
+        recount(cache)
+        monkeypatch.setattr(os, "pwrite", real)
+        await trio.sleep(1.1)
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        assert cache.status()[0].cached_blocks == 28
+
+
+@pytest.mark.expect_log("can't grow")
+async def test_full_disk_when_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 14, 2 * MIB)
+
+    def full(*_args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        assert cache.status()[0].counters.rejected == 28
+        assert os.listdir(tmp_path / "slabs") == []
+
+
+async def test_low_free_space_shrinks_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, 100_000)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        monkeypatch.setattr(Tier, "has_free_space", lambda _tier, _more=0: False)
+        await until(lambda: cache.status()[0].disk_bytes == 0)
+        assert os.listdir(tmp_path / "slabs") == []
+        await assert_right(cache, origin, refs)
+        recount(cache)
+
+
+async def test_a_slot_that_is_being_read_is_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread is stopped between finding the slot and reading it; meanwhile its block is
+    evicted and every other slot is filled."""
+    origin = MemoryOrigin()
+    victim = put(origin, "victim", 900_000)
+    quota = 4 * MIB
+    async with serving(origin, open_tier(tmp_path, quota)) as cache:
+        await cache.read(victim, 0, 0, 1)
+    async with serving(origin, open_tier(tmp_path, quota, high=1.0, low=0.9)) as cache:
+        store = cache._stores[0]
+        go = trio.Event()
+        entered = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        real = store_module._read_and_check
+
+        def slow(slab, location):
+            token.run_sync_soon(entered.set)
+            trio.from_thread.run(go.wait, trio_token=token)
+            return real(slab, location)
+
+        monkeypatch.setattr(store_module, "_read_and_check", slow)
+        got = []
+
+        async def reader() -> None:
+            got.append(await cache.read(victim, 0, 0, 900_000))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader)
+            await entered.wait()
+            location = store.index.locate(key_of(victim))
+            slab = store.slabs.by_id[location.slab]
+            table = store.tier.read_table(slab.fd, slab.layout)
+            store.evict(slab, location.slot, store_module.entry_at(table, location.slot))
+            assert not cache.is_cached_or_inflight(key_of(victim))
+            monkeypatch.setattr(store_module, "_read_and_check", real)
+            for ref in put_many(origin, 12, 900_000):
+                await cache.read(ref, 0, 0, 1)
+                await cache.drain()
+                assert not slab.holds(location.slot)
+            go.set()
+        assert got == [origin.expected("victim")]
+        assert cache.status()[0].counters.bad_blocks == 0
+        for ref in put_many(origin, 12, 900_000, "more"):
+            await cache.read(ref, 0, 0, 1)
+            await cache.drain()
+        assert slab.holds(location.slot)
+        recount(cache)
+
+
+async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
+    async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:
+
+        async def reader(seed: int) -> None:
+            choice = random.Random(seed)
+            for _ in range(150):
+                await assert_right(cache, origin, [choice.choice(refs)])
+
+        async with trio.open_nursery() as nursery:
+            for seed in range(12):
+                nursery.start_soon(reader, seed)
+        await settle(cache)
+        counters = cache.status()[0].counters
+        assert counters.evicted > 100
+        assert counters.bad_blocks == 0
+        recount(cache)

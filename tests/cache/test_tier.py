@@ -1,0 +1,134 @@
+"""Which directories are accepted; the others stay as they were."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachefs.errors import CacheDirError
+from cachefs.tiers.probe import probe_read_flags
+from cachefs.tiers.tier import Tier, slab_bytes_for
+
+MIB = 1 << 20
+
+
+def fingerprint(path: Path) -> list[tuple[str, int, int, str]]:
+    found = []
+    for item in [path, *sorted(path.rglob("*"))]:
+        digest = hashlib.sha1(item.read_bytes()).hexdigest() if item.is_file() else ""
+        status = item.stat()
+        found.append((str(item), status.st_mode, status.st_mtime_ns, digest))
+    return found
+
+
+def refused(path: Path, match: str, source: str = "s3://a") -> None:
+    before = fingerprint(path)
+    with pytest.raises(CacheDirError, match=match):
+        Tier.open(path, 64 * MIB, source)
+    assert fingerprint(path) == before
+
+
+def test_created_and_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "x" / "cache"
+    tier = Tier.open(path, 64 * MIB, "s3://a")
+    assert path.stat().st_mode & 0o777 == 0o700
+    tier.close()
+    again = Tier.open(path, 9999 * MIB, "s3://a")
+    assert again.identity == tier.identity
+    assert again.identity.slab_bytes == 4 * MIB
+    again.close()
+
+
+def test_locked(tmp_path: Path) -> None:
+    tier = Tier.open(tmp_path, 64 * MIB, "s3://a")
+    refused(tmp_path, f"in use .*pid {os.getpid()}")
+    tier.close()
+    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+
+
+def test_other_source(tmp_path: Path) -> None:
+    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    refused(tmp_path, "belongs to the mount of s3://a", "s3://b")
+
+
+def test_newer_format(tmp_path: Path) -> None:
+    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    identity = tmp_path / "cachefs.json"
+    identity.write_text(json.dumps({"format": 2, "who": "knows"}))
+    refused(tmp_path, "format 2")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "x"}', '{"format": 1, "uuid": 7}'])
+def test_damaged_identity(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cachefs.json").write_text(text)
+    refused(tmp_path, "can't be understood")
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    refused(tmp_path, "other files")
+
+
+def test_shared_directory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    refused(tmp_path, "shared by all users")
+
+
+def test_not_a_directory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    refused(path, "not a directory")
+
+
+def test_interrupted_creation(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("")
+    (tmp_path / "cachefs.json.tmp").write_text("{")
+    (tmp_path / "slabs").mkdir()
+    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize(
+    ("mode", "owner", "text"),
+    [
+        (0o755, 0, "not writable"),
+        (0o777, 12345, "belongs to another user"),
+    ],
+)
+def test_directories_of_others(tmp_path: Path, mode: int, owner: int, text: str) -> None:
+    directory = tmp_path / "c"
+    directory.mkdir()
+    os.chown(directory, owner, owner)
+    directory.chmod(mode)
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_mode & 0o005 != 0o005 and str(parent).startswith("/tmp/"):
+            parent.chmod(parent.stat().st_mode | 0o005)
+    code = (
+        "import os, sys; from cachefs.tiers.tier import Tier\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try: Tier.open(sys.argv[1], 1 << 26, 's')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(directory)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("CacheDirError")
+    assert text in done.stdout
+    assert os.listdir(directory) == []
+
+
+def test_slab_size_follows_the_quota() -> None:
+    assert slab_bytes_for(10 * MIB) == 4 * MIB
+    assert slab_bytes_for(1024 * MIB) == 16 * MIB
+    assert slab_bytes_for(100 << 30) == 64 * MIB
+
+
+def test_probe_of_a_memory_file_system(tmp_path: Path) -> None:
+    shm = Path("/dev/shm/cachefs-probe-test")
+    assert probe_read_flags(shm) == 0
+    assert not shm.exists()
+    assert probe_read_flags(tmp_path / "p") in (os.RWF_NOWAIT, 0, None)

@@ -1,0 +1,53 @@
+"""Golden bytes of docs/formats/index.md."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.format.index_record import (
+    SlabRow,
+    decode_block_key,
+    decode_location,
+    decode_slab_key,
+    decode_slab_row,
+    encode_block_key,
+    encode_location,
+    encode_slab_key,
+    encode_slab_row,
+    pack_bitmap,
+    unpack_bitmap,
+)
+from cachefs.types import BlockKey, BlockLocation
+
+ID = bytes(range(0x40, 0x50))
+
+
+def test_golden_block() -> None:
+    key = BlockKey(ID, 258)
+    assert encode_block_key(key).hex() == "404142434445464748494a4b4c4d4e4f00000102"
+    assert decode_block_key(encode_block_key(key)) == key
+    location = BlockLocation(7, 3, 100_000, 0x0123456789ABCDEF)
+    assert encode_location(location).hex() == "0700000003000000a0860100efcdab8967452301"
+    assert decode_location(encode_location(location)) == location
+
+
+def test_golden_slab_row() -> None:
+    row = SlabRow(22, 10, 3, 77, 250_000, pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 1, 1])))
+    assert encode_slab_key(7).hex() == "00000007"
+    assert decode_slab_key(encode_slab_key(7)) == 7
+    assert encode_slab_row(row).hex() == ("160000000a000000030000004d00000090d00300000000000103")
+    assert decode_slab_row(encode_slab_row(row)) == row
+
+
+@pytest.mark.parametrize("cut", [0, 5, 24, 25, 27])
+def test_a_row_that_contradicts_itself_is_no_row(cut: int) -> None:
+    data = encode_slab_row(SlabRow(22, 10, 3, 77, 250_000, b"\1\3")) + b"x"
+    assert decode_slab_row(data[:cut]) is None
+    assert decode_slab_row(encode_slab_row(SlabRow(22, 10, 11, 0, 0, b"\1\3"))) is None
+
+
+@given(st.lists(st.integers(0, 3), max_size=100).map(bytes))
+def test_bitmaps_keep_exactly_the_ones(states: bytes) -> None:
+    packed = pack_bitmap(states)
+    assert len(packed) == -(-len(states) // 8)
+    assert unpack_bitmap(packed, len(states)) == bytes(value == 1 for value in states)

@@ -1,0 +1,124 @@
+"""Golden bytes of docs/formats/slab.md and cache_directory.md."""
+
+import json
+
+import pytest
+import xxhash
+
+from cachefs.errors import CacheDirError
+from cachefs.format.paths import slab_id_of, slab_name
+from cachefs.format.slab import (
+    MAX_SLAB_BYTES,
+    MIN_SLAB_BYTES,
+    SLOT_CLASSES,
+    SlabHeader,
+    SlotEntry,
+    checksum_of,
+    class_of,
+    decode_header,
+    encode_entry,
+    encode_header,
+    entry_at,
+    slab_layout,
+    table_offset,
+    used_entries,
+)
+from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
+from cachefs.types import BLOCK_BYTES, BlockKey
+
+UUID = bytes(range(16))
+ID = bytes(range(0x40, 0x50))
+
+
+def test_classes() -> None:
+    assert SLOT_CLASSES == (
+        512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7680, 9216, 11264, 13824, 16896,
+        20992, 26112, 32256, 39936, 49664, 61952, 77312, 96256, 120320, 150016, 187392, 233984,
+        292352, 365056, 456192, 569856, 712192, 889856, 1048576,
+    )  # fmt: skip
+    for length in (1, 511, 512, 513, 100_000, BLOCK_BYTES - 1, BLOCK_BYTES):
+        index = class_of(length)
+        assert SLOT_CLASSES[index] >= length
+        assert index == 0 or SLOT_CLASSES[index - 1] < length
+
+
+@pytest.mark.parametrize("slab_bytes", [MIN_SLAB_BYTES, 16 << 20, MAX_SLAB_BYTES])
+def test_layouts_fit_and_waste_less_than_a_slot(slab_bytes: int) -> None:
+    for index, slot_bytes in enumerate(SLOT_CLASSES):
+        layout = slab_layout(index, slab_bytes)
+        assert layout.data_offset % 4096 == 0
+        assert table_offset(layout.slot_count) <= layout.data_offset
+        end = layout.slot_offset(layout.slot_count)
+        assert end <= slab_bytes < end + slot_bytes + 2 * 4096
+
+
+def test_golden_header() -> None:
+    data = encode_header(SlabHeader(7, 22, MAX_SLAB_BYTES, UUID))
+    assert len(data) == 4096
+    assert data[:52].hex() == (
+        "6361636865667353"
+        "0100"
+        "1600"
+        "00780100"
+        "b8020000"
+        "07000000"
+        "00000004"
+        "000102030405060708090a0b0c0d0e0f" + xxhash.xxh3_64_digest(data[:44])[::-1].hex()
+    )
+    assert data[44:52].hex() == "2418335a556355cd"
+    assert data[52:] == bytes(4044)
+    assert decode_header(data) == SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
+
+
+@pytest.mark.parametrize("position", range(52))
+def test_any_flipped_byte_of_the_header_is_seen(position: int) -> None:
+    data = bytearray(encode_header(SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)))
+    data[position] ^= 1
+    assert decode_header(bytes(data)) is None
+
+
+def test_short_or_empty_header() -> None:
+    assert decode_header(b"") is None
+    assert decode_header(bytes(4096)) is None
+
+
+def test_golden_slot_entry() -> None:
+    entry = SlotEntry(BlockKey(ID, 3), 100_000, 0x0123456789ABCDEF)
+    data = encode_entry(entry)
+    assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a0860100efcdab8967452301"
+    table = bytes(32) + data
+    assert entry_at(table, 0) is None
+    assert entry_at(table, 1) == entry
+    assert entry_at(table, 2) is None
+    assert entry_at(table[:-1], 1) is None
+    assert list(used_entries(table, slab_layout(class_of(100_000), MAX_SLAB_BYTES))) == [(1, entry)]
+    assert list(used_entries(table, slab_layout(class_of(90_000), MAX_SLAB_BYTES))) == []
+
+
+def test_checksum_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checksum_of(b"abc") == xxhash.xxh3_64_intdigest(b"abc")
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda _data: 0)
+    assert checksum_of(b"abc") == 1
+
+
+def test_golden_identity() -> None:
+    identity = TierIdentity(UUID, MIN_SLAB_BYTES, "s3://host/b\u00fccket")
+    data = encode_identity(identity)
+    assert data == (
+        b'{\n  "format": 1,\n  "uuid": "000102030405060708090a0b0c0d0e0f",\n'
+        b'  "slab_bytes": 4194304,\n  "source": "s3://host/b\\u00fccket"\n}\n'
+    )
+    assert decode_identity(data, "/c") == identity
+
+
+def test_newer_identity_is_refused_whatever_else_it_says() -> None:
+    with pytest.raises(CacheDirError, match="/c has format 3"):
+        decode_identity(json.dumps({"format": 3}).encode(), "/c")
+
+
+def test_slab_names() -> None:
+    assert slab_name(7) == "000007.slab"
+    assert slab_name(12345678) == "12345678.slab"
+    assert slab_id_of("000007.slab") == 7
+    for name in ("7.slab", "0000007.slab", "000007.slab~", "x", "00000a.slab"):
+        assert slab_id_of(name) is None
