@@ -75,6 +75,14 @@ async def origin(bucket):
     await opened.aclose()
 
 
+@pytest.fixture(params=["s3", "fsspec+s3"])
+async def either(request, bucket):
+    """The bucket through obstore, then through s3fs."""
+    opened = open_origin(f"{request.param}://{bucket}")
+    yield opened
+    await opened.aclose()
+
+
 # Keys that are not names
 
 
@@ -96,22 +104,22 @@ async def test_backslash(put, origin) -> None:
     assert bytes(await origin.read("back\\slash/fi\\le", meta, 0, 2)) == b"12"
 
 
-async def test_markers(put, origin) -> None:
+async def test_markers(put, either) -> None:
     put("dir/", b"")
     put("dir/f")
     put("dir/sub/", b"")
     put("hollow/", b"")
-    assert sorted(await list_all(origin)) == ["dir", "hollow"]
-    listed = await list_all(origin, "dir")
+    assert sorted(await list_all(either)) == ["dir", "hollow"]
+    listed = await list_all(either, "dir")
     assert sorted(listed) == ["f", "sub"]
     assert listed["sub"].meta is None
-    assert await list_all(origin, "hollow") == {}
-    assert await origin.stat("hollow") is None
-    assert await origin.stat("dir/sub") is None
-    assert origin.counters.skipped_keys == 0
+    assert await list_all(either, "hollow") == {}
+    assert await either.stat("hollow") is None
+    assert await either.stat("dir/sub") is None
+    assert either.counters.skipped_keys == 0
 
 
-async def test_key_that_is_file_and_prefix(put, origin) -> None:
+async def test_key_that_is_file_and_prefix(put, either) -> None:
     put("full", b"data")
     put("full-1")
     put("full/below")
@@ -119,13 +127,13 @@ async def test_key_that_is_file_and_prefix(put, origin) -> None:
     put("empty!")
     put("empty/below")
     put("last", b"")
-    listed = await list_all(origin)
+    listed = await list_all(either)
     assert sorted(listed) == ["empty", "empty!", "full", "full-1", "last"]
     assert listed["empty"].meta is None
     for name, entry in listed.items():
-        assert await origin.stat(name) == entry.meta
+        assert await either.stat(name) == entry.meta
     with pytest.raises(NotADirError):
-        await list_all(origin, "last")
+        await list_all(either, "last")
 
 
 async def test_twins_pages_apart(moto, put, bucket, origin) -> None:
@@ -324,8 +332,21 @@ async def test_identity_is_free_of_the_way_there() -> None:
     here = open_origin("s3://b/p/", OriginOptions(anonymous=True))
     there = open_origin("s3://b/p", OriginOptions(addressing="path"))
     assert here.identity == there.identity == "s3://b/p"
-    other = open_origin("s3://b/p", OriginOptions(endpoint="http://minio:9000"))
-    assert other.identity == "s3+minio:9000://b/p"
+    minio = OriginOptions(endpoint="http://minio:9000")
+    for url in ["s3://b/p", "fsspec+s3://b/p"]:
+        assert open_origin(url, minio).identity == "s3+minio:9000://b/p"
+
+
+async def test_ca_bundle_that_is_missing(monkeypatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/file.pem")
+    with pytest.raises(UsageError, match=r"/no/such/file\.pem"):
+        open_origin("s3://b")
+
+
+async def test_configuration_that_is_no_configuration() -> None:
+    Path(os.environ["AWS_CONFIG_FILE"]).write_text("region = nowhere\n[")
+    with pytest.raises(UsageError, match="config"):
+        open_origin("s3://b")
 
 
 # Servers that misbehave

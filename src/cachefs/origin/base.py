@@ -62,7 +62,7 @@ class Origin(ABC):
 
         Keys that are not names are left out and counted in `counters.skipped_keys`; the rule
         for a key that is both object and prefix is that of `stat`. Raises `NotFoundError` when
-        there is no such directory, `NotADirError` when it is an object.
+        there is no such directory, `NotADirError` when it is an object with nothing below it.
         """
 
     @abstractmethod

@@ -31,6 +31,7 @@ from cachefs.errors import (
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.s3_config import S3Target, new_session, resolve_target
 from cachefs.types import Buffer, Entry, ObjectMeta
 
 T = TypeVar("T")
@@ -47,8 +48,11 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
     shown = _USERINFO.sub("://", url)
     protocol = url.partition("://")[0]
     settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    identity = shown.rstrip("/")
     if protocol in _S3_PROTOCOLS:
-        settings |= _s3_settings(options)
+        target = resolve_target(url.partition("://")[2], options, new_session(options.profile))
+        identity = target.identity
+        settings |= _s3_settings(target, options)
     try:
         fs, root = fsspec.core.url_to_fs(url, **settings)
     except ImportError:
@@ -60,10 +64,10 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         raise UsageError(
             f"fsspec can't open {shown} ({type(error).__name__}): check the scheme and the address"
         ) from None
-    return FsspecOrigin(fs, root, shown, options)
+    return FsspecOrigin(fs, root, shown, identity, options)
 
 
-def _s3_settings(options: OriginOptions) -> dict[str, Any]:
+def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
     """`OriginOptions` in the words of s3fs."""
     config: dict[str, Any] = {
         "connect_timeout": options.connect_timeout_s,
@@ -72,11 +76,13 @@ def _s3_settings(options: OriginOptions) -> dict[str, Any]:
     }
     if options.addressing != "auto":
         config["s3"] = {"addressing_style": options.addressing}
-    settings: dict[str, Any] = {"anon": options.anonymous, "config_kwargs": config}
-    if options.endpoint:
-        settings["endpoint_url"] = options.endpoint
-    if options.region:
-        settings["client_kwargs"] = {"region_name": options.region}
+    settings: dict[str, Any] = {
+        "anon": options.anonymous,
+        "config_kwargs": config,
+        "client_kwargs": {"region_name": target.region},
+    }
+    if not target.is_aws:
+        settings["endpoint_url"] = target.endpoint
     if options.profile:
         settings["profile"] = options.profile
     return settings
@@ -85,9 +91,9 @@ def _s3_settings(options: OriginOptions) -> dict[str, Any]:
 class FsspecOrigin(Origin):
     """A directory of an fsspec file system."""
 
-    def __init__(self, fs: Any, root: str, url: str, options: OriginOptions) -> None:
-        self.url = url.rstrip("/") if not url.endswith("://") else url
-        self.identity = self.url
+    def __init__(self, fs: Any, root: str, url: str, identity: str, options: OriginOptions) -> None:
+        self.url = url if url.endswith("://") else url.rstrip("/")
+        self.identity = identity
         self.counters = OriginCounters()
         self._fs = fs
         self._root = root.rstrip("/")
@@ -185,8 +191,7 @@ class FsspecOrigin(Origin):
 
     async def _ls(self, path: str) -> list[dict[str, Any]]:
         self.counters.lists += 1
-        found: list[dict[str, Any]] = await self._call(path, partial(self._fs.ls, detail=True))
-        return found
+        return await self._call(path, partial(_ls_following_links, self._fs))
 
     async def _entries(self, path: str) -> list[Entry]:
         full = self._full(path)
@@ -195,7 +200,7 @@ class FsspecOrigin(Origin):
         if not entries and infos:
             # fsspec lists a file as a directory whose only entry is the file itself.
             own = [info for info in infos if info["name"].rstrip("/") == full.rstrip("/")]
-            if path and any(info["type"] == "file" for info in own) and len(own) == len(infos):
+            if len(own) == len(infos) and any(info["type"] == "file" for info in own):
                 await self._refuse_file(path)
         return entries
 
@@ -246,6 +251,16 @@ def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
+def _ls_following_links(fs: Any, full: str) -> list[dict[str, Any]]:
+    """`ls`, but with links described as `info` does: by what they lead to."""
+    infos: list[dict[str, Any]] = fs.ls(full, detail=True)
+    for index, info in enumerate(infos):
+        if info.get("islink"):
+            with contextlib.suppress(OSError):  # a broken link stays what it is
+                infos[index] = fs.info(info["name"])
+    return infos
+
+
 def _name_below(full: str, info: dict[str, Any]) -> str | None:
     """The entry's name, or None for the directory's own marker."""
     prefix = full.rstrip("/") + "/"
@@ -255,7 +270,7 @@ def _name_below(full: str, info: dict[str, Any]) -> str | None:
     below = name.removeprefix(prefix) if name.startswith(prefix) else name.rpartition("/")[2]
     if not below and name == full:
         return None
-    return below
+    return below.removesuffix("/") if info.get("type") == "directory" else below
 
 
 def _mtime_ns(info: dict[str, Any]) -> int:

@@ -147,7 +147,7 @@ def _columns_fast(body: bytes) -> _Columns | None:
     object, which the counts prove. Five times as fast as the XML parser, and half the cost of
     listing a large directory.
     """
-    text = body.decode()
+    text = body.decode().replace("&#34;", '"').replace("&quot;", '"')  # around every ETag
     if not text.rstrip().endswith("</ListBucketResult>") or "<!" in text:
         return None
     rows = text.count("<Contents")
