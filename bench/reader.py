@@ -1,0 +1,62 @@
+"""Reads files as a training job's worker would, in a process of its own. Run as a script:
+
+    python -S reader.py ROOT LIST PASSES FIRST STEP WHOLE|CHUNKS
+
+LIST holds paths below ROOT, one per line; this reader takes every STEP-th from FIRST on. It says
+"ready", waits for a line on stdin, and then says "at FILES BYTES" now and then and, at the end,
+"done FILES BYTES BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). WHOLE reads each
+file with one read(); CHUNKS reads it in pieces of 1 MiB, as one reads a file that is too large.
+
+Standard library only and few imports, so that 64 of them start quickly.
+"""
+
+import os
+import sys
+import time
+
+_REPORT_EVERY = 64
+_REPORT_S = 0.1
+_CHUNK_BYTES = 1 << 20
+
+
+def main() -> None:
+    root, list_file, passes, first, step, how = sys.argv[1:]
+    with open(list_file, encoding="utf-8") as lines:
+        names = lines.read().splitlines()[int(first) :: int(step)]
+    paths = [os.path.join(root, name) for name in names]
+    _say("ready")
+    sys.stdin.readline()
+    read = _read_whole if how == "WHOLE" else _read_chunks
+    began = reported = time.monotonic()
+    files = total_bytes = 0
+    for _ in range(int(passes)):
+        for path in paths:
+            total_bytes += read(path)
+            files += 1
+            if files % _REPORT_EVERY == 0 and time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                _say(f"at {files} {total_bytes}")
+    _say(f"done {files} {total_bytes} {began} {time.monotonic()}")
+
+
+def _read_whole(path: str) -> int:
+    with open(path, "rb") as file:
+        return len(file.read())
+
+
+def _read_chunks(path: str) -> int:
+    buffer = bytearray(_CHUNK_BYTES)
+    total_bytes = 0
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            total_bytes += count
+    return total_bytes
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

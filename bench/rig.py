@@ -1,0 +1,316 @@
+"""The moving parts of a measurement: an S3 server, a mount, reader processes, cold caches."""
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import sandbox
+from tests.servers.ports import free_ports
+from tests.servers.seaweedfs import SeaweedFS
+
+ROOT = Path(__file__).resolve().parent.parent
+BUCKET = "data"
+_READER = Path(__file__).with_name("reader.py")
+_COMMAND_TIMEOUT_S = 120
+_DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+class Server(SeaweedFS):
+    """SeaweedFS with one bucket, its own count of requests, and a quick end."""
+
+    _metrics_port = 0
+
+    def _arguments(self, data: Path, ports: list[int], grpc: list[int]) -> list[str]:
+        (self._metrics_port,) = free_ports(1)
+        arguments = super()._arguments(data, ports, grpc)
+        return [*arguments, f"-metricsPort={self._metrics_port}"]
+
+    def stop(self) -> None:
+        """Kill it: its data is of no use to anyone, and it takes half a minute to stop."""
+        self.close_client()
+        if self._process is not None:
+            sandbox.end_process(self._process.pid)
+            self._process.wait()
+            self._process = None
+
+    def store(self) -> Any:
+        """obstore's view of the bucket."""
+        from obstore.store import S3Store
+
+        return S3Store(
+            BUCKET,
+            endpoint=self.endpoint,
+            region=self.region,
+            access_key_id=self.access_key,
+            secret_access_key=self.secret_key,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+
+    def object_gets(self) -> int:
+        """GETs of objects that the server has begun to answer, by its own count (no HEADs, no
+        listings)."""
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=10
+        ) as answer:
+            text: str = answer.read().decode()
+        wanted = "SeaweedFS_s3_time_to_first_byte_millisecond_count{"
+        return sum(
+            int(float(line.rpartition(" ")[2]))
+            for line in text.splitlines()
+            if line.startswith(wanted) and 'type="GET"' in line and f'bucket="{BUCKET}"' in line
+        )
+
+
+@contextlib.contextmanager
+def server(directory: Path) -> Iterator[Server]:
+    """A running server with an empty bucket, its files in `directory`."""
+    directory.mkdir(parents=True)
+    with Server(directory) as running:
+        running.make_bucket(BUCKET)
+        yield running
+
+
+def upload(
+    store: Any,
+    objects: Iterable[tuple[str, Path | bytes]],
+    in_flight: int = 32,
+    on_done: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Put files (or bytes) under their keys; `on_done` is called, in any thread, for each."""
+    import obstore
+
+    def put(item: tuple[str, Path | bytes]) -> None:
+        key, source = item
+        obstore.put(store, key, source)
+        on_done(len(source) if isinstance(source, bytes) else source.stat().st_size)
+
+    with ThreadPoolExecutor(in_flight) as pool:
+        for _ in pool.map(put, objects):
+            pass
+
+
+def cachefs_command() -> list[str]:
+    """The console script of this environment, as a user would run it."""
+    script = Path(sys.executable).with_name("cachefs")
+    if not script.exists():
+        raise RuntimeError(f"{script} is missing: run scripts/bootstrap (make demo does)")
+    return [str(script)]
+
+
+class Mount:
+    """A mount by the real command line; `with Mount(...) as mount`."""
+
+    def __init__(
+        self,
+        base: Path,
+        source: str,
+        environment: Mapping[str, str],
+        endpoint: str,
+        options: Sequence[str] = (),
+    ) -> None:
+        """Everything of it stands below `base`: `mnt`, `cache` and `daemon.log`."""
+        self.path = base / "mnt"
+        self.cache_dir = base / "cache"
+        self._base = base
+        self._environment = {**os.environ, **environment}
+        self.arguments = [
+            "mount",
+            source,
+            str(self.path),
+            "--endpoint",
+            endpoint,
+            "--cache-dir",
+            str(self.cache_dir),
+            "--log-file",
+            str(base / "daemon.log"),
+            *options,
+        ]
+
+    @property
+    def command_line(self) -> str:
+        """What a user would type."""
+        return shlex.join(["cachefs", *self.arguments])
+
+    def __enter__(self) -> "Mount":
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._call(self.arguments)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.unmount()
+
+    def unmount(self) -> None:
+        """Unmount, and wait until the daemon has ended; nothing if it is not mounted."""
+        if self.path.is_mount():
+            self._call(["umount", str(self.path)])
+
+    def remove(self) -> None:
+        """Delete the cache and all else, after the unmount."""
+        shutil.rmtree(self._base)
+
+    def status(self) -> dict[str, Any]:
+        """What `cachefs status --json` says of this mount."""
+        for mount in json.loads(self._call(["status", "--json"])):
+            if mount["mountpoint"] == str(self.path):
+                status: dict[str, Any] = mount
+                return status
+        raise RuntimeError(f"`cachefs status --json` doesn't list {self.path}")
+
+    def daemon_log(self) -> str:
+        """The end of what the daemon logged."""
+        with contextlib.suppress(OSError):
+            return (self._base / "daemon.log").read_text(errors="replace")[-2000:]
+        return ""
+
+    def _call(self, arguments: Sequence[str]) -> str:
+        result = subprocess.run(
+            [*cachefs_command(), *arguments],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        if result.returncode:
+            said = (result.stderr or result.stdout).strip()
+            raise RuntimeError(f"cachefs {arguments[0]} failed ({result.returncode}): {said}")
+        return result.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What some readers did together."""
+
+    files: int
+    bytes: int
+    seconds: float
+
+    @property
+    def files_s(self) -> float:
+        return self.files / self.seconds
+
+    @property
+    def mb_s(self) -> float:
+        return self.bytes / self.seconds / 1e6
+
+
+def read_files(
+    root: Path,
+    names: Sequence[str],
+    readers: int = 1,
+    *,
+    passes: int = 1,
+    chunks: bool = False,
+    everyone_all: bool = False,
+    list_file: Path,
+    timeout_s: float = 300,
+    on_progress: Callable[[int], None] | None = None,
+    before_go: Callable[[], None] = lambda: None,
+) -> Reading:
+    """Read `names` below `root` with `readers` processes, which share them out (or, with
+    `everyone_all`, read them all each). They start and load `list_file`, which is written anew,
+    before the clock; `before_go` is called just before it."""
+    list_file.write_text("\n".join(names) + "\n", encoding="utf-8")
+    how = "CHUNKS" if chunks else "WHOLE"
+    processes = []
+    try:
+        for number in range(readers):
+            share = (0, 1) if everyone_all else (number, readers)
+            arguments = [_READER, root, list_file, passes, *share, how]
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-S", "-E", *map(str, arguments)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+        return _follow(processes, timeout_s, on_progress, before_go)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _follow(
+    processes: list[subprocess.Popen[bytes]],
+    timeout_s: float,
+    on_progress: Callable[[int], None] | None,
+    before_go: Callable[[], None],
+) -> Reading:
+    deadline = time.monotonic() + timeout_s
+    at = dict.fromkeys(range(len(processes)), 0)
+    done: dict[int, list[str]] = {}
+    waiting, started = set(at), False
+    with selectors.DefaultSelector() as selector:
+        buffers = dict.fromkeys(at, b"")
+        for number, process in enumerate(processes):
+            assert process.stdout is not None
+            selector.register(process.stdout, selectors.EVENT_READ, number)
+        while len(done) < len(processes):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the readers did not end within {timeout_s:.0f} s")
+            for key, _ in selector.select(1.0):
+                number = key.data
+                data = os.read(key.fd, 65536)
+                if not data:
+                    if number not in done:
+                        raise RuntimeError("a reader failed; its error stands above")
+                    selector.unregister(key.fileobj)
+                    continue
+                *lines, buffers[number] = (buffers[number] + data).split(b"\n")
+                for line in lines:
+                    word, *rest = line.decode().split()
+                    if word == "ready":
+                        waiting.discard(number)
+                    else:
+                        at[number] = int(rest[0])
+                        if word == "done":
+                            done[number] = rest
+            if not waiting and not started:
+                started = True
+                before_go()
+                _go(processes)
+            elif on_progress is not None:
+                on_progress(sum(at.values()))
+    began = min(float(rest[2]) for rest in done.values())
+    ended = max(float(rest[3]) for rest in done.values())
+    return Reading(
+        sum(int(rest[0]) for rest in done.values()),
+        sum(int(rest[1]) for rest in done.values()),
+        ended - began,
+    )
+
+
+def _go(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+
+
+def can_drop_caches() -> bool:
+    """Whether the kernel's page cache can be dropped: root, and not in a container."""
+    return os.geteuid() == 0 and os.access(_DROP_CACHES, os.W_OK)
+
+
+def drop_page_cache() -> None:
+    """Write everything back and drop clean pages; directory entries and inodes stay."""
+    os.sync()
+    _DROP_CACHES.write_text("1\n")
