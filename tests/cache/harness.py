@@ -55,8 +55,8 @@ async def serving(
 async def until(condition: Callable[[], object]) -> None:
     """Wait for background work; fails after 10 s."""
     with trio.fail_after(10):
-        while not condition():
-            await trio.sleep(0.005)  # noqa: ASYNC110 - the cache has no event for its idleness
+        while not condition():  # noqa: ASYNC110 - the cache has no event for its idleness
+            await trio.sleep(0.005)
 
 
 async def read_whole(cache: BlockCache, ref: ObjectRef) -> bytes:

@@ -230,6 +230,7 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
             choice = random.Random(seed)
             for _ in range(150):
                 await assert_right(cache, origin, [choice.choice(refs)])
+                await trio.sleep(0.0005)
 
         async with trio.open_nursery() as nursery:
             for seed in range(12):
@@ -238,4 +239,6 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
         counters = cache.status()[0].counters
         assert counters.evicted > 100
         assert counters.bad_blocks == 0
+        assert counters.rejected == 0
+        assert counters.hits > 0
         recount(cache)

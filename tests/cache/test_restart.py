@@ -246,6 +246,7 @@ async def test_many_crashes_under_load_and_eviction(tmp_path: Path) -> None:
                 order = random.Random(seed)
                 for _ in range(order.randrange(80)):
                     await assert_right(cache, origin, [order.choice(refs)])
+                    await trio.sleep(0.0005)
                     if order.random() < 0.02:
                         await cache._stores[0].index.commit()
 

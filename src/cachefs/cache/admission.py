@@ -89,48 +89,64 @@ class Admission:
         return batch
 
     async def _store_batch(self, batch: list[Candidate]) -> None:
+        waiting = deque(batch)
         writes: list[_Write] = []
-        unsettled = dict.fromkeys(range(len(batch)))
         try:
-            for number, candidate in enumerate(batch):
-                allocation = await self._allocate(candidate)
+            while waiting:
+                allocation = await self._place(waiting[0], writes)
+                candidate = waiting.popleft()
                 if allocation is None:
-                    del unsettled[number]
                     self._settle(candidate)
                 else:
                     writes.append(_Write(candidate, *allocation))
-            results = await self._store.writer.run(_write_all, writes) if writes else []
-            # Atomic from here to the end.
-            self._finish(writes, results)
-        except BaseException:  # cancelled, before the writer had its turn
+            await self._flush(writes)
+        except BaseException:  # cancelled while looking for room
             for write in writes:
                 self._store.slabs.abort(write.slab, write.slot)
-            for number in unsettled:
-                self._settle(batch[number])
+                self._settle(write.candidate)
+            for candidate in waiting:
+                self._settle(candidate)
             raise
         if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
             self._evictor.wake()
 
-    async def _allocate(self, candidate: Candidate) -> Allocation | None:
-        """A free slot, or None if the block is already here, or not to be stored."""
-        store, length = self._store, len(candidate.data)
+    async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | None:
+        """A slot for the block, or None if it is here already or not to be stored."""
+        store = self._store
         if store.index.find(candidate.key) is not None:
             return None
-        if store.policy.admits(candidate.key, length, False):
-            class_index = class_of(length)
-            while True:
-                slab = store.slabs.open_slab(class_index)
-                if slab is None:
-                    if time.monotonic() < self._no_room_before:
-                        break
-                    if not await self._evictor.make_room(candidate.key, length):
-                        break
-                elif slab.fd >= 0:
-                    return Allocation(slab, store.slabs.allocate(slab))
-                elif not await store.open_slab(slab):
-                    break
+        if store.policy.admits(candidate.key, len(candidate.data), False):
+            allocation = await self._allocate(candidate)
+            if allocation is None and writes:
+                await self._flush(writes)  # slots being written may be what is in the way
+                allocation = await self._allocate(candidate)
+            if allocation is not None:
+                return allocation
         store.counters.rejected += 1
         return None
+
+    async def _allocate(self, candidate: Candidate) -> Allocation | None:
+        slabs, length = self._store.slabs, len(candidate.data)
+        class_index = class_of(length)
+        while True:
+            slab = slabs.open_slab(class_index)
+            if slab is None:
+                if time.monotonic() < self._no_room_before:
+                    return None
+                if not await self._evictor.make_room(candidate.key, length):
+                    return None
+            elif slab.fd >= 0:
+                return Allocation(slab, slabs.allocate(slab))
+            elif not await self._store.open_slab(slab):
+                return None
+
+    async def _flush(self, writes: list[_Write]) -> None:
+        """Write, then commit. The thread can't be cancelled, and after it comes no await: a slot
+        that was written is always either committed or aborted."""
+        if writes:
+            results = await self._store.writer.run(_write_all, writes)
+            self._finish(writes, results)
+            writes.clear()
 
     def _finish(self, writes: list[_Write], results: list[int | OSError]) -> None:
         store = self._store

@@ -20,7 +20,7 @@ from cachefs.cache.flights import Budget, Flight
 from cachefs.cache.placement import Placement
 from cachefs.cache.recovery import adopt_orphans
 from cachefs.cache.store import TierStore
-from cachefs.cache.workers import Workers
+from cachefs.workers import Workers
 from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier

@@ -18,7 +18,7 @@ import trio
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.eviction import EvictionPolicy, make_policy
 from cachefs.cache.index import Index
-from cachefs.cache.workers import Workers
+from cachefs.workers import Workers
 from cachefs.format.slab import (
     SLOT_ENTRY,
     SlotEntry,
