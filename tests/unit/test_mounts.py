@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,29 @@ def test_probe() -> None:
     assert mounts.probe(Path("/proc")) is Health.ALIVE
 
 
-def test_probe_tells_a_dead_mount(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stat(path: object) -> None:
-        raise OSError(errno.ENOTCONN, "dead")
+@pytest.mark.parametrize(
+    ("number", "health"),
+    [
+        (errno.ENOTCONN, Health.DEAD),
+        (errno.EACCES, Health.FORBIDDEN),
+        (errno.EIO, Health.ALIVE),
+    ],
+)
+def test_probe_tells_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, number: int, health: Health
+) -> None:
+    def statvfs(path: object) -> None:
+        raise OSError(number, "no")
 
-    monkeypatch.setattr(os, "stat", stat)
-    assert mounts.probe(Path("/mnt")) is Health.DEAD
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert mounts.probe(Path("/mnt")) is health
+
+
+def test_probe_gives_up_on_a_hanging_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(os, "statvfs", lambda path: release.wait(10))
+    assert mounts.probe(Path("/proc"), timeout_s=0.05) is Health.HANGING
+    release.set()
 
 
 class TestPrepare:

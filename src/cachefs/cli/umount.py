@@ -27,7 +27,7 @@ from cachefs.mounts import (
 
 EXIT_TIMEOUT_S = 30.0
 LAZY_TIMEOUT_S = 1.0
-KILL_AFTER_S = 5.0
+KILL_AFTER_S = 2.5
 BUSY_RETRY_S = 1.0
 """Something may look at a mount for a moment, such as an indexer; only then is it busy."""
 
@@ -84,7 +84,7 @@ def _remove(mount: Mount, *, lazy: bool, force: bool) -> None:
         raise MountError(
             f"{place} is a mount of {mount.source} ({mount.fstype}), not of cachefs; use umount"
         )
-    lazy = lazy or probe(place) is Health.DEAD
+    lazy = lazy or (not force and probe(place) is Health.DEAD)
     deadline = time.monotonic() + BUSY_RETRY_S
     while True:
         try:

@@ -82,12 +82,17 @@ def canonical(path: Path) -> Path:
 
 
 def probe(mountpoint: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
-    """Ask the file system at `mountpoint` for its root, waiting no longer than `timeout_s`."""
+    """Ask the file system at `mountpoint` for its root, waiting no longer than `timeout_s`.
+
+    A stat alone won't do: the kernel answers it from its attribute cache long after a daemon's
+    death. It never caches statvfs, which in turn doesn't tell about forbidden mounts.
+    """
     answer: list[int] = []
 
     def ask() -> None:
         try:
-            os.stat(mountpoint)  # noqa: PTH116 # no Path in a thread that may hang
+            os.statvfs(mountpoint)
+            os.stat(mountpoint)  # noqa: PTH116
             answer.append(0)
         except OSError as error:
             answer.append(error.errno or errno.EIO)

@@ -1,0 +1,273 @@
+"""The command line without a mount: help, nonsense, and how errors are told."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from cachefs import __version__
+from cachefs.cli import main
+from cachefs.cli import status as status_module
+from cachefs.cli.mount import parse_mount_words
+from cachefs.config import flags
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import Health, RuntimeEntry
+from cachefs.mounts.table import Mount
+
+CACHEFS = Path(sys.executable).with_name("cachefs")
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def error_of(*args: str, code: int = 2) -> str:
+    """The one line on stderr of a command that fails."""
+    result = run(*args)
+    assert result.exit_code == code, result.output
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("cachefs: error: ")
+    assert result.stdout == ""
+    return lines[0].removeprefix("cachefs: error: ")
+
+
+def console_script(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CACHEFS, *args], capture_output=True, text=True, check=False)
+
+
+def test_the_console_script_works() -> None:
+    done = console_script("--version")
+    assert (done.returncode, done.stdout) == (0, f"cachefs {__version__}\n")
+    done = console_script("mount", "s3://b", "/mnt", "--cache-size", "lots")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('cachefs: error: --cache-size: "lots" is not a size')
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, cachefs.cli\n"
+        "try: cachefs.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('HEAVY', [m for m in ('pydantic', 'trio', 'rich', 'pyfuse3', 'obstore', 'asyncio')"
+        " if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("HEAVY []\n")
+
+
+def test_help_lists_the_verbs() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for verb in ("mount", "umount", "status"):
+        assert f"\n  {verb} " in result.stdout
+        assert run(verb, "--help").exit_code == 0
+
+
+def test_no_verb_shows_the_help() -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "cachefs mount s3://bucket/prefix /mnt/data" in result.stderr
+
+
+def test_mount_help_shows_every_option_with_its_default() -> None:
+    text = run("mount", "--help").stdout
+    for flag in flags().values():
+        for name in flag.names:
+            assert name.partition("/")[0] in text
+    for default in ("[100GiB]", "[0.95]", "[10m]", "[1m]", "[300MiB]", "[644]", "[755]", "[lru]"):
+        assert default in text
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["mnt"], "no such command 'mnt'"),
+        (["mount"], "missing argument 'SOURCE'"),
+        (["mount", "s3://b"], "missing argument 'MOUNTPOINT'"),
+        (["mount", "s3://b", "/mnt", "extra"], "extra"),
+        (["mount", "s3://b", "/mnt", "--cach-size", "1"], "--cache-size"),
+        (["mount", "s3://b", "/mnt", "--cache-size"], "requires an argument"),
+        (["mount", "s3://b", "/mnt", "--cache-size", "10 parsecs"], '"10 parsecs" is not a size'),
+        (["mount", "s3://b", "/mnt", "--attr-cache", "soon"], '--attr-ttl: "soon"'),
+        (["mount", "s3://b", "/mnt", "--max-downloads", "-3"], '--max-downloads: "-3"'),
+        (["mount", "s3://b", "/mnt", "--file-mode", "rw"], '--file-mode: "rw"'),
+        (["mount", "s3://b", "/mnt", "--endpoint", ""], "--endpoint"),
+        (["mount", "/data", "/mnt"], 'SOURCE: "/data" is no URL'),
+        (["mount", "", "/mnt"], "SOURCE"),
+        (["mount", "s3://b", ""], "mountpoint is empty"),
+        (["mount", "s3://b", "/mnt", "-d", "-f"], "contradict"),
+        (["mount", "s3://b", "/mnt", "-o", "rw"], "read-only"),
+        (["mount", "s3://b", "/mnt", "-o", "ro,noatime"], '"noatime" is unknown'),
+        (["mount", "s3://b", "/mnt", "-o", "uid=me"], '--uid: "me"'),
+        (["mount", "s3://b", "/mnt", "-c", "/no/such/file"], "/no/such/file"),
+        (["umount"], "missing argument 'MOUNTPOINT'"),
+        (["umount", ""], "mountpoint is empty"),
+        (["status", "--yaml"], "--yaml"),
+    ],
+)
+def test_nonsense_is_told_in_one_line(args: list[str], said: str) -> None:
+    assert said in error_of(*args)
+
+
+def test_nonsense_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('cache_siz = "1GiB"\n')
+    text = error_of("mount", "s3://b", "/mnt", "-c", str(file))
+    assert text == f'{file}: unknown key "cache_siz"; did you mean "cache_size"?'
+
+
+def test_mount_words() -> None:
+    assert parse_mount_words("ro,allow_other,,attr_timeout=60,entry_timeout=5m,uid=7") == {
+        "allow_other": True,
+        "attr_ttl": "60",
+        "entry_ttl": "5m",
+        "uid": "7",
+    }
+    for words in ("attr_timeout", "attr_timeout=", "allow_other=1", "ro=1", "=", "nonempty,x"):
+        with pytest.raises(UsageError):
+            parse_mount_words(words)
+
+
+def test_umount_of_what_is_not_mounted(tmp_path: Path) -> None:
+    assert "is not mounted" in error_of("umount", str(tmp_path), code=1)
+    assert "is not mounted" in error_of("umount", str(tmp_path / "missing"), code=1)
+    assert "not of cachefs" in error_of("umount", "/proc", code=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (CachefsError("it broke"), 1, "it broke"),
+        (UsageError("you broke it"), 2, "you broke it"),
+        (ValueError("two\nlines"), 1, "internal error: ValueError: two lines (--debug shows"),
+    ],
+)
+def test_errors_are_one_line_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(status_module, "collect", fail)
+    assert said in error_of("status", code=code).strip()
+
+
+def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_module, "collect", interrupt)
+    result = run("status")
+    assert result.exit_code == 130
+    assert result.stderr == "\ncachefs: error: interrupted\n"
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise CachefsError("it broke")
+
+    monkeypatch.setattr(status_module, "collect", fail)
+    result = run("status", "--debug")
+    assert isinstance(result.exception, CachefsError)
+
+
+REPORT = {
+    "mountpoint": "/mnt/a",
+    "source": "s3://b/[red]p",
+    "pid": 42,
+    "version": "1",
+    "cache": {"capacity_bytes": 100 << 30, "used_bytes": 3 << 29, "blocks": 9, "dirs": ["/c"]},
+    "reads": {"hits": 3, "misses": 1, "hit_bytes": 5, "fetched_bytes": 6},
+    "origin": {"gets": 10, "heads": 2, "lists": 4, "get_bytes": 6, "errors": 0},
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with four mounts: serving, hanging, stale, another user's; and one starting."""
+    mounts = [Mount(Path(f"/mnt/{name}"), "fuse.cachefs", f"s3://{name}") for name in "abcd"]
+    entries = [
+        RuntimeEntry(f"/mnt/{name}", f"s3://{name}", pid, 0.0, alive=name != "c")
+        for name, pid in (("a", 42), ("b", 43), ("c", 44), ("e", 45))
+    ]
+    removed: list[str] = []
+
+    def ask(path: Path) -> dict[str, Any]:
+        if path != Path("/run/a"):
+            raise CachefsError("the daemon did not answer")
+        return {**REPORT, "started_at": time.time() - 3700}
+
+    module = status_module
+    monkeypatch.setattr(module, "cachefs_mounts", lambda: mounts)
+    monkeypatch.setattr(module, "read_entries", lambda: entries)
+    monkeypatch.setattr(module, "socket_path", lambda place: Path("/run", place.name))
+    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(module, "remove_leftovers", lambda place: removed.append(str(place)))
+    monkeypatch.setattr(
+        module, "probe", lambda p, _: Health.DEAD if p.name == "c" else Health.FORBIDDEN
+    )
+    return {"removed": removed, "entries": entries}
+
+
+def test_status_shows_every_mount(machine: dict[str, Any]) -> None:
+    result = run("status")
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[1] == "/mnt/a s3://b/[red]p serving 42 1h 1m 1.5 GiB of 100 GiB 3 1 75.0% 10/2/4"
+    assert lines[2] == "/mnt/b s3://b not answering 43 - - - - - -"
+    assert lines[3] == "/mnt/c s3://c stale - - - - - - -"
+    assert lines[4] == "/mnt/d s3://d another user's - - - - - - -"
+    assert lines[5] == "/mnt/e s3://e starting 45 - - - - - -"
+    assert lines[6] == "/mnt/b: the daemon did not answer"
+    assert "cachefs umount /mnt/c" in lines[7]
+
+
+def test_status_as_json(machine: dict[str, Any]) -> None:
+    rows = json.loads(run("status", "--json").stdout)
+    states = {row["mountpoint"]: row["state"] for row in rows}
+    assert states == {
+        "/mnt/a": "serving",
+        "/mnt/b": "not answering",
+        "/mnt/c": "stale",
+        "/mnt/d": "another user's",
+        "/mnt/e": "starting",
+    }
+    assert rows[0]["reads"] == REPORT["reads"]
+
+
+def test_status_of_one_mount_tells_by_its_code(machine: dict[str, Any]) -> None:
+    assert run("status", "/mnt/a").exit_code == 0
+    assert run("status", "/mnt/c").exit_code == 1
+    assert "not mounted by cachefs" in error_of("status", "/mnt/x", code=1)
+    assert len(json.loads(run("status", "/mnt/a", "--json").stdout)) == 1
+
+
+def test_status_of_a_machine_without_mounts(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = RuntimeEntry("/mnt/z", "s3://z", 1, 0.0)
+    monkeypatch.setattr(status_module, "cachefs_mounts", list)
+    monkeypatch.setattr(status_module, "read_entries", lambda: [dead])
+    assert run("status").stdout == "nothing is mounted\n"
+    assert run("status", "--json").stdout == "[]\n"
+    assert machine["removed"] == ["/mnt/z", "/mnt/z"]
+
+
+def test_output_into_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{CACHEFS} mount --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_the_group_can_be_embedded() -> None:
+    with pytest.raises(click.UsageError):
+        main(["nonsense"], standalone_mode=False)
