@@ -11,7 +11,7 @@ no change but its own.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import lmdb
@@ -75,6 +75,9 @@ class Database:
         self._reader = env.begin()
         self._commit_lock = trio.Lock()
         self._failing = False
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called on the loop in the same step in which a batch is frozen: what it puts is part
+        of that batch. For rows that would cost too much to put with every change."""
 
     @classmethod
     def open(cls, path: str, tables: Sequence[str], map_size_bytes: int) -> "Database":
@@ -144,6 +147,7 @@ class Database:
         async with self._commit_lock:
             if not any(overlay.pending for overlay in self._overlays.values()):
                 return
+            self.before_commit()
             batch = {name: overlay.freeze() for name, overlay in self._overlays.items()}
             committed = False
             try:
@@ -184,6 +188,7 @@ class Database:
 
     def close(self) -> None:
         """Commit what is pending and close. Blocks for the fsync; call it after the loop."""
+        self.before_commit()
         try:
             self._write({name: o.flushing | o.pending for name, o in self._overlays.items()})
         except (lmdb.Error, OSError) as error:

@@ -5,7 +5,7 @@ writers: a change to blocks and the rows of the slabs concerned are put with no 
 that one commit holds both and a crash can't tear them apart.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cachefs.db import Database
 from cachefs.format.index_record import (
@@ -73,6 +73,10 @@ class Index:
 
     def delete_slab(self, slab_id: int) -> None:
         self._database.delete(SLABS_TABLE, encode_slab_key(slab_id))
+
+    def before_commit(self, put_rows: Callable[[], None]) -> None:
+        """`put_rows` is called in the same step in which a commit takes what is pending."""
+        self._database.before_commit = put_rows
 
     def take_clean_mark(self) -> bool:
         """Whether the last daemon closed the directory; from now on it counts as open."""

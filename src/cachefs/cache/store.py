@@ -54,6 +54,8 @@ class TierStore:
         self.readers: Workers
         self.writer: Workers
         self._by_id = tier.slabs.by_id
+        self._stale_rows: dict[int, Slab] = {}
+        index.before_commit(self._put_rows)
         self.must_adopt = not index.take_clean_mark()
         """The last daemon crashed: slot tables may know blocks that the index doesn't."""
         self._load_slabs()
@@ -182,7 +184,14 @@ class TierStore:
         self.counters.admitted_bytes += length
 
     def put_row(self, slab: Slab) -> None:
-        self.index.put_slab(slab.slab_id, slab.row())
+        """The slab's row is to be part of the next commit. Costs nothing now."""
+        self._stale_rows[slab.slab_id] = slab
+
+    def _put_rows(self) -> None:
+        for slab_id, slab in self._stale_rows.items():
+            if self._by_id.get(slab_id) is slab:
+                self.index.put_slab(slab_id, slab.row())
+        self._stale_rows.clear()
 
     def drop_bad(
         self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None

@@ -43,6 +43,7 @@ from cachefs.origin.s3_listing import (
     version_of,
 )
 from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.workers import Workers
 
 T = TypeVar("T")
 
@@ -67,7 +68,8 @@ class ObjectStoreOrigin(Origin):
         self.counters = OriginCounters()
         self._target = target
         self._credentials = credentials
-        self._limiter = trio.CapacityLimiter(options.max_downloads)
+        self._max_downloads = options.max_downloads
+        self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
 
@@ -124,6 +126,8 @@ class ObjectStoreOrigin(Origin):
     async def aclose(self) -> None:
         """Close the connections for listings; obstore closes its own when dropped."""
         self._lister.close()
+        if self._workers is not None:
+            self._workers.stop()
         await trio.lowlevel.checkpoint()
 
     def _key(self, path: str) -> str:
@@ -152,10 +156,10 @@ class ObjectStoreOrigin(Origin):
             self._credentials.current()  # renews them, or fails with a clear error
             return call()
 
+        if self._workers is None:
+            self._workers = Workers(self._max_downloads, "origin")
         try:
-            return await trio.to_thread.run_sync(
-                work, limiter=self._limiter, abandon_on_cancel=True
-            )
+            return await self._workers.run_abandonable(work)
         except OriginError:
             self.counters.errors += 1
             raise
