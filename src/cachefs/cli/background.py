@@ -139,7 +139,7 @@ def _verify(mountpoint: Path, log_file: Path) -> None:
 def _interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP interrupt the waiting as Ctrl-C does."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}

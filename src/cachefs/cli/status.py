@@ -35,7 +35,7 @@ _PROBE_S = 2.0
 @click.argument("mountpoint", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per mount.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:  # noqa: ARG001
+def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
     """Show all mounts, or that on MOUNTPOINT: source, cache, hits, requests to the origin.
 
     Exit code 1 if MOUNTPOINT is given and isn't served.

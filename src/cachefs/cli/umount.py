@@ -39,7 +39,7 @@ BUSY_RETRY_S = 1.0
 )
 @click.option("--force", is_flag=True, help="Unmount even if in use or hanging; kill the daemon.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str, lazy: bool, force: bool, debug: bool) -> None:  # noqa: ARG001
+def command(mountpoint: str, lazy: bool, force: bool, debug: bool) -> None:
     """Unmount MOUNTPOINT and wait until its daemon has ended."""
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
