@@ -1,0 +1,77 @@
+"""Random operations, with changes of the origin behind the mount, judged by a reference.
+
+The examples are the same in every run (`derandomize`), so that CI fails for the change that broke
+something. `CACHEFS_MODEL_EXAMPLES=5000 pytest tests/model` looks further, at random.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cachefs.namespace.namespace import Ttls
+from tests.model.harness import PATHS, Operation, play
+
+EXAMPLES = int(os.environ.get("CACHEFS_MODEL_EXAMPLES", "0"))
+MIB = 1 << 20
+
+paths = st.sampled_from(PATHS)
+sizes = st.sampled_from([0, 1, 100, 5000, MIB, MIB + 1, 2 * MIB + 100])
+offsets = st.sampled_from([0, 1, 99, 4096, MIB - 10, MIB, 2 * MIB, 9 * MIB])
+lengths = st.sampled_from([1, 100, 4096, 131_072, MIB, 2 * MIB])
+
+mutations = st.one_of(
+    st.tuples(st.just("put"), paths, sizes),
+    st.tuples(st.just("put"), paths, sizes),
+    st.tuples(st.just("put_beside"), st.just("a"), st.sampled_from([0, 10])),
+    st.tuples(st.just("delete"), paths),
+    st.tuples(st.just("advance"), st.sampled_from([1, 4, 11, 31])),
+)
+questions = st.one_of(
+    st.tuples(st.just("lookup"), paths),
+    st.tuples(st.just("cat"), paths, offsets, lengths),
+    st.tuples(st.just("read"), st.integers(0, 7), offsets, lengths),
+    st.tuples(st.just("list"), st.sampled_from(["", "", "a"]), st.sampled_from([1, 9, 9])),
+)
+interferences = st.lists(
+    st.tuples(st.sampled_from(["stat", "page", "page", "read"]), mutations)
+    | st.tuples(
+        st.just("page"),
+        st.tuples(st.just("lookup"), paths) | st.tuples(st.just("cat"), paths, offsets, lengths),
+    )
+    | st.tuples(st.just("stat"), st.tuples(st.just("list"), st.just(""), st.just(9))),
+    max_size=3,
+)
+operations = st.lists(
+    st.tuples(mutations, st.just([]))
+    | st.tuples(questions, interferences)
+    | st.tuples(
+        st.tuples(st.just("restart"), st.booleans())
+        | st.tuples(st.just("commit"))
+        | st.tuples(st.just("fail")),
+        st.just([]),
+    ),
+    min_size=12,
+    max_size=40,
+)
+ttls = st.builds(
+    Ttls,
+    attr_s=st.just(10.0),
+    entry_s=st.sampled_from([10.0, 3.0, 0.0]),
+    negative_s=st.sampled_from([3.0, 10.0, 0.0]),
+    list_s=st.sampled_from([10.0, 30.0, 0.0]),
+)
+
+
+@given(operations=operations, ttls=ttls, page_size=st.sampled_from([1, 2, 1000]))
+@settings(
+    max_examples=EXAMPLES or 400,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@pytest.mark.timeout(3600 if EXAMPLES else 120)
+def test_random_operations(operations: list[Operation], ttls: Ttls, page_size: int) -> None:
+    play(operations, ttls, page_size)
