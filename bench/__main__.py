@@ -1,0 +1,106 @@
+"""`python -m bench`: the figures of the bars, as a table, as JSON and as Markdown.
+
+Starts its own S3 server on loopback, mounts through the command line, and leaves nothing behind
+but bench/out. As root it also drops the kernel's page cache (of the whole machine) and, in a
+virtual machine that allows it, changes the halt polling of idle CPUs for a while.
+"""
+
+import argparse
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the sandbox stands, there is no mess
+
+from bench import sandbox
+
+CASES = ("herd", "cached", "cold", "large", "directory")
+_FULL_S, _QUICK_S = 15 * 60, 4 * 60
+_LAST_START = 0.85
+"""No case is begun when more than this share of the time is gone."""
+
+
+def main() -> None:
+    """Parse the arguments and run in the sandbox."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller inputs, under 4 minutes")
+    parser.add_argument(
+        "--only", action="append", choices=CASES, help="this case; may be given several times"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).with_name("out"), help="where results go"
+    )
+    arguments = parser.parse_args()
+
+    from bench import machine
+
+    as_found = machine.halt_poll_ns()
+    sandbox.run("bench", lambda directory: _work(directory, arguments), _restorer(as_found))
+
+
+def _restorer(poll_ns: int | None) -> Callable[[], None]:
+    def restore() -> None:
+        from bench import machine
+
+        machine.set_halt_poll(poll_ns)
+
+    return restore
+
+
+def _work(directory: Path, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from bench import machine, rig
+    from bench.case import FULL, QUICK, Bench
+    from bench.report import print_report, write
+
+    limit_s = _QUICK_S if arguments.quick else _FULL_S
+    signal.alarm(limit_s + 60)  # the sandbox cleans up after that, too
+    began = time.monotonic()
+    console = Console(highlight=False)
+    description = machine.describe(directory)
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:4.0f} s[/]  {text}", soft_wrap=True)
+
+    rows = []
+    with rig.server(directory / "server") as server:
+        scale = QUICK if arguments.quick else FULL
+        bench = Bench(directory, server, scale, say, server.store())
+        for name, case in _cases(arguments.only):
+            if time.monotonic() - began > limit_s * _LAST_START:
+                say(f"{name}: skipped, the time is over")
+                continue
+            rows += case(bench)
+    print_report(console, description, rows)
+    settings = {
+        "quick": arguments.quick,
+        "only": arguments.only,
+        "seconds": round(time.monotonic() - began, 1),
+        "page_cache_dropped": rig.can_drop_caches(),
+    }
+    for path in write(arguments.out, description, settings, rows):
+        console.print(f"wrote {path}", soft_wrap=True)
+    if not rig.can_drop_caches():
+        console.print("the figures with the page cache dropped need root; they are left out")
+    return int(arguments.strict and any(row.passed is False for row in rows))
+
+
+def _cases(only: list[str] | None) -> "list[tuple[str, Callable]]":
+    from bench import large_directory, large_file, small_files
+
+    cases = {
+        "herd": small_files.herd,
+        "cached": small_files.cached,
+        "cold": small_files.cold,
+        "large": large_file.large_file,
+        "directory": large_directory.large_directory,
+    }
+    return [(name, cases[name]) for name in only or CASES]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What every case gets: a server, places to put things, and how much to do."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import rig
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    rounds: int
+    small_files: int
+    large_bytes: int
+    names: int
+    warm_passes: int
+
+
+FULL = Scale(rounds=3, small_files=5_000, large_bytes=512 << 20, names=100_000, warm_passes=3)
+QUICK = Scale(rounds=3, small_files=1_500, large_bytes=256 << 20, names=20_000, warm_passes=3)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run of the benchmark."""
+
+    directory: Path
+    server: rig.Server
+    scale: Scale
+    say: Callable[[str], None]
+    store: Any = None
+    _mounts: int = 0
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def mount(self, prefix: str) -> rig.Mount:
+        """A mount of `prefix` with a cache directory of its own, not yet mounted."""
+        self._mounts += 1
+        return rig.Mount(
+            self.directory / f"mount-{self._mounts}",
+            f"s3://{rig.BUCKET}/{prefix}",
+            self.server.environment,
+            self.server.endpoint,
+            ["--cache-size", "8GiB", "--free-space-ratio", "0.01"],
+        )
+
+    @property
+    def list_file(self) -> Path:
+        return self.directory / "read.list"
+
+    @property
+    def local(self) -> Path:
+        """Where the same files stand on the local file system."""
+        return self.directory / "local"
+
+    def small_files(self) -> list[str]:
+        """Names below `local/small` and the prefix `small`: files of 20 to 180 KB."""
+        if "small" not in self._made:
+            self.say(f"making and uploading {self.scale.small_files:,} files of 20 to 180 KB")
+            self._made["small"] = self._make("small", _small_sizes(self.scale.small_files))
+        names: list[str] = self._made["small"]
+        return names
+
+    def large_file(self) -> str:
+        """One name below `local/large` and the prefix `large`."""
+        if "large" not in self._made:
+            self.say(f"making and uploading one file of {self.scale.large_bytes >> 20} MiB")
+            self._made["large"] = self._make("large", [self.scale.large_bytes])
+        name: str = self._made["large"][0]
+        return name
+
+    def _make(self, prefix: str, sizes: Sequence[int]) -> list[str]:
+        directory = self.local / prefix
+        directory.mkdir(parents=True)
+        noise = random.Random(prefix).randbytes(16 << 20)
+        names = [f"{number:06}.bin" for number in range(len(sizes))]
+        for number, (name, size_bytes) in enumerate(zip(names, sizes, strict=True)):
+            with (directory / name).open("wb") as file:
+                while size_bytes > 0:
+                    start = (number * 7919 + size_bytes) % (len(noise) >> 1)
+                    size_bytes -= file.write(noise[start : start + min(size_bytes, 8 << 20)])
+        rig.upload(self.store, ((f"{prefix}/{name}", directory / name) for name in names))
+        return names
+
+
+def _small_sizes(count: int) -> list[int]:
+    chance = random.Random(20_180)
+    return [chance.randrange(20_000, 180_001) for _ in range(count)]
+
+
+def shuffled(names: Sequence[str], seed: int) -> list[str]:
+    """A copy in an order that depends on `seed` only."""
+    order = list(names)
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def discard(mount: rig.Mount) -> None:
+    """Unmount and delete the cache."""
+    mount.unmount()
+    mount.remove()

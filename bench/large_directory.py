@@ -1,0 +1,132 @@
+"""Very many objects in one directory: listing it, the memory that takes, one stat in it."""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from bench import direct, procfs, rig
+from bench.case import Bench
+from bench.report import Row, ratio_row, show
+
+FIRST_BAR = 2.0
+SECOND_BAR_S = 1.0
+RSS_BAR_BYTES = 200_000_000
+STAT_BAR = 0.25
+"""Share of the listing's time that a stat may take which doesn't wait for the listing."""
+_STAT = """
+import os, sys, time
+began = time.monotonic()
+os.stat(sys.argv[1])
+print(time.monotonic() - began)
+"""
+
+
+def large_directory(bench: Bench) -> list[Row]:
+    """First and second listing, memory afterwards, and a stat on a fresh mount."""
+    count = bench.scale.names
+    bench.say(f"uploading {count:,} objects (some {count // 1500} s)")
+    names = [f"object-{number:07}.bin" for number in range(count)]
+    rig.upload(bench.store, ((f"flat/{name}", b"0123456789abcdef") for name in names))
+    times: dict[str, list[float]] = defaultdict(list)
+    memory: dict[str, list[float]] = defaultdict(list)
+    for turn in range(bench.scale.rounds):
+        bench.say(f"large directory: round {turn + 1} of {bench.scale.rounds}")
+        _list_origin(bench, count, times)
+        with bench.mount("flat") as mount:
+            for figure in ("first", "second"):
+                found, seconds = rig.list_directory(mount.path)
+                if found != count:
+                    raise RuntimeError(f"ls found {found:,} names instead of {count:,}")
+                times[figure].append(seconds)
+            for part, size_bytes in procfs.memory_bytes(mount.status()["pid"]).items():
+                memory[part].append(float(size_bytes))
+        mount.remove()
+        _stat_rounds(bench, names[-1 - turn], times)
+    return _rows(f"{count:,} objects in one directory", times, memory)
+
+
+def _list_origin(bench: Bench, count: int, times: dict[str, list[float]]) -> None:
+    found, seconds = direct.list_pages(bench.server, "flat/")
+    times["pages"].append(seconds)
+    found_too, seconds = direct.list_with_obstore(bench.store, "flat/")
+    times["obstore"].append(seconds)
+    if not found == found_too == count:
+        raise RuntimeError(f"the origin lists {found:,} and {found_too:,} keys, not {count:,}")
+
+
+def _stat_rounds(bench: Bench, name: str, times: dict[str, list[float]]) -> None:
+    with bench.mount("flat") as mount:
+        times["stat"].append(_stat(mount.path / name))
+    mount.remove()
+    with bench.mount("flat") as mount:
+        listing = subprocess.Popen(["ls", "-f", str(mount.path)], stdout=subprocess.DEVNULL)
+        try:
+            time.sleep(0.1)
+            times["stat meanwhile"].append(_stat(mount.path / name))
+        finally:
+            listing.kill()
+            listing.wait()
+    mount.remove()
+
+
+def _stat(path: Path) -> float:
+    """Seconds, measured in a process of its own: a stat that hangs can't be interrupted."""
+    result = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", _STAT, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return float(result.stdout)
+
+
+def _rows(case: str, times: dict[str, list[float]], memory: dict[str, list[float]]) -> list[Row]:
+    second = statistics.median(times["second"])
+    rss = statistics.median(memory["VmRSS"])
+    parts = ", ".join(
+        f"{part.removeprefix('Rss').lower()} {statistics.median(memory[part]) / 1e6:.0f}"
+        for part in ("RssAnon", "RssFile")
+    )
+    rows = [
+        ratio_row(
+            case,
+            "first ls -f",
+            "s",
+            times["first"],
+            times["pages"],
+            "plain ListObjectsV2",
+            at_most=FIRST_BAR,
+        ),
+        ratio_row(case, "first ls -f", "s", times["first"], times["obstore"], "obstore.list"),
+        Row(
+            case,
+            "second ls -f",
+            show(second, "s"),
+            "",
+            None,
+            f"<= {SECOND_BAR_S:g} s",
+            second <= SECOND_BAR_S,
+            {"cachefs": times["second"]},
+        ),
+        Row(
+            case,
+            "daemon's RSS after both",
+            f"{rss / 1e6:.0f} MB",
+            parts,
+            None,
+            f"<= {RSS_BAR_BYTES / 1e6:.0f} MB",
+            rss <= RSS_BAR_BYTES,
+            dict(memory),
+        ),
+    ]
+    for figure, title in (("stat", "cold stat"), ("stat meanwhile", "cold stat during ls -f")):
+        rows.append(
+            ratio_row(
+                case, title, "s", times[figure], times["pages"], "whole listing", at_most=STAT_BAR
+            )
+        )
+    return rows
