@@ -295,6 +295,8 @@ class BlockCache:
                 await self._stopped.wait()
             for worker in self._workers:
                 await worker.idle()  # a reader's thread may still use a slab's descriptor
+            # Such a reader was woken together with us; it comes to its end before we go on.
+            await trio.lowlevel.checkpoint()
             for store in self._stores:
                 await store.index.commit()
                 store.close()

@@ -1,8 +1,9 @@
 """Where the blocks of one tier are: `BlockKey -> BlockLocation`, and a row for each slab.
 
 Every change is seen by the next look-up and durable within a second (`db.Database`). Rule for
-writers: a change to blocks and the rows of the slabs concerned are put with no await between, so
-that one commit holds both and a crash can't tear them apart.
+writers: a change to blocks and to the slots concerned are made with no await between, and the rows
+of changed slabs are put in the step in which a commit takes what is pending. So one commit holds
+both, and a crash can't tear them apart.
 """
 
 from collections.abc import Callable, Iterator

@@ -175,7 +175,7 @@ class TierStore:
     def admit(self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int) -> None:
         """The slot's bytes are written: from now on the block is found there.
 
-        The caller puts the slab's row (`put_row`) before its next await.
+        The caller marks the slab's row (`put_row`) before its next await.
         """
         self.slabs.commit(slab, slot, length, checksum)
         self.policy.on_admit(slab, slot)
@@ -226,7 +226,7 @@ class TierStore:
         """Drop the block of a used slot. `entry` is the slot's in the table, read since the
         block was stored; None if it was damaged.
 
-        The caller puts the slab's row before its next await.
+        The caller marks the slab's row before its next await.
         """
         length = 0
         if entry is not None:
