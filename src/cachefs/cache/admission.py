@@ -55,6 +55,8 @@ class Admission:
         self._queue: deque[Candidate] = deque()
         self._parked = trio.lowlevel.ParkingLot()
         self._idle_parked = trio.lowlevel.ParkingLot()
+        self._hurried = trio.lowlevel.ParkingLot()
+        self._drainers = 0
         self._busy = False
         self._failing = False
         self._no_room_before = 0.0
@@ -65,8 +67,13 @@ class Admission:
 
     async def drained(self) -> None:
         """Wait until everything offered so far is settled."""
-        while self._queue or self._busy:
-            await self._idle_parked.park()
+        self._drainers += 1
+        self._hurried.unpark_all()
+        try:
+            while self._queue or self._busy:
+                await self._idle_parked.park()
+        finally:
+            self._drainers -= 1
 
     async def run(self) -> None:
         """Store what is offered, for ever."""
@@ -76,7 +83,9 @@ class Admission:
                 await self._parked.park()
                 # Readers have the bytes already: gathering a batch costs them nothing, and saves
                 # a hop to the writer thread and a commit of slots for each block.
-                await trio.sleep(_GATHER_S)
+                if not self._drainers:
+                    with trio.move_on_after(_GATHER_S):
+                        await self._hurried.park()
             batch = self._take_batch()
             self._busy = True
             try:

@@ -20,11 +20,11 @@ from cachefs.cache.flights import Budget, Flight
 from cachefs.cache.placement import Placement
 from cachefs.cache.recovery import adopt_orphans
 from cachefs.cache.store import TierStore
-from cachefs.workers import Workers
 from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
+from cachefs.workers import Workers
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import trio
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.eviction import EvictionPolicy, make_policy
 from cachefs.cache.index import Index
-from cachefs.workers import Workers
 from cachefs.format.slab import (
     SLOT_ENTRY,
     SlotEntry,
@@ -30,6 +29,7 @@ from cachefs.format.slab import (
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockKey, BlockLocation
+from cachefs.workers import Workers
 
 log = logging.getLogger(__name__)
 
