@@ -2,6 +2,10 @@
 
 import logging
 import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,9 +23,11 @@ _MAX_TASKS = 1_000
 """Requests handled at once. A reader that waits for the origin occupies one, so there must be more
 than readers times their read-ahead; an unused one costs nothing."""
 _READ_AHEAD_KB = 1024
+"""Eight times the kernel's default; doubled sequential throughput. More than a block gains
+nothing."""
 _MAX_BACKGROUND = 256
-"""Kernel defaults are 128 KiB of read-ahead and 12 background requests: too few to keep an origin
-busy. 1 MiB doubled sequential throughput; more than a block gains nothing."""
+"""The kernel's default is 12. With 9 read-aheads in flight it counts the mount as congested, gives
+up reading ahead and asks for single pages: 16 readers of small files sent 2.4 READs a file."""
 
 
 def mount(operations: Operations, mountpoint: str, source: str, allow_other: bool) -> None:
@@ -74,14 +80,35 @@ def tune(mountpoint: str) -> None:
     Blocks for a stat of the mount: never call it on the loop that serves it.
     """
     device = os.stat(mountpoint).st_dev  # noqa: PTH116 - a Path adds nothing here
-    bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    connection = Path(f"/sys/fs/fuse/connections/{os.minor(device)}")
-    for file, value in (
-        (bdi, _READ_AHEAD_KB),
-        (connection / "max_background", _MAX_BACKGROUND),
-        (connection / "congestion_threshold", _MAX_BACKGROUND * 3 // 4),
-    ):
+    bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
+    _write_setting(bdi / "read_ahead_kb", _READ_AHEAD_KB)
+    with _fusectl() as connections:
+        connection = connections / str(os.minor(device))
+        _write_setting(connection / "max_background", _MAX_BACKGROUND)
+        _write_setting(connection / "congestion_threshold", _MAX_BACKGROUND * 3 // 4)
+
+
+@contextmanager
+def _fusectl() -> Iterator[Path]:
+    """The directory of FUSE connections. systemd mounts it; where nobody has, it is mounted for
+    the moment in a private place, so that nothing is left behind."""
+    usual = Path("/sys/fs/fuse/connections")
+    if os.geteuid() != 0 or os.path.ismount(usual):  # noqa: PTH114
+        yield usual
+        return
+    with tempfile.TemporaryDirectory(prefix="cachefs-") as private:
+        command = ["mount", "-t", "fusectl", "fusectl", private]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            yield usual
+            return
         try:
-            file.write_text(str(value))
-        except OSError as error:
-            log.debug("can't tune %s: %s", file, error)
+            yield Path(private)
+        finally:
+            subprocess.run(["umount", private], capture_output=True, check=False)
+
+
+def _write_setting(file: Path, value: int) -> None:
+    try:
+        file.write_text(str(value))
+    except OSError as error:
+        log.debug("can't tune %s: %s", file, error)
