@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-COLUMNS = ("figure", "cachefs", "compared with", "ratio", "bar", "")
-_WIDTHS = (20, 14, 18, 6, 9, 4)
+COLUMNS = ("figure", "cachefs", "", "unit", "ratio", "bar", "")
+"""The third is headed by what a case is compared with."""
+_WIDTHS = (29, 7, 7, 7, 6, 8, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,10 @@ class Row:
 
     case: str
     figure: str
-    cachefs: str
-    reference: str = ""
+    unit: str
+    cachefs: float
+    reference: float | None = None
+    against: str = ""
     ratio: float | None = None
     bar: str = ""
     passed: bool | None = None
@@ -31,9 +34,10 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
+        reference = "" if self.reference is None else show(self.reference)
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}x"
         verdict = {True: "pass", False: "miss", None: ""}[self.passed]
-        return (self.figure, self.cachefs, self.reference, ratio, self.bar, verdict)
+        return (self.figure, show(self.cachefs), reference, self.unit, ratio, self.bar, verdict)
 
 
 def ratio_row(
@@ -42,7 +46,7 @@ def ratio_row(
     unit: str,
     ours: Sequence[float],
     theirs: Sequence[float],
-    label: str,
+    against: str,
     *,
     at_least: float | None = None,
     at_most: float | None = None,
@@ -57,19 +61,23 @@ def ratio_row(
     return Row(
         case,
         figure,
-        show(statistics.median(ours), unit),
-        f"{show(statistics.median(theirs), unit)} {label}",
+        unit,
+        statistics.median(ours),
+        statistics.median(theirs),
+        against,
         ratio,
         bar,
         passed,
-        {"cachefs": list(ours), label: list(theirs)},
+        {"cachefs": list(ours), against: list(theirs)},
     )
 
 
-def show(value: float, unit: str) -> str:
-    """With three digits or all of them."""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{digits}f} {unit}"
+def show(value: float) -> str:
+    """Three digits or, where there are more before the point, all of them."""
+    if value == int(value):
+        return f"{value:,.0f}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -90,14 +98,20 @@ def print_report(console: Console, machine: dict[str, Any], rows: Sequence[Row])
 
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
-    for name, width in zip(COLUMNS, _WIDTHS, strict=True):
-        right = name in ("cachefs", "ratio")
+    for number, (name, width) in enumerate(zip(_columns(rows), _WIDTHS, strict=True)):
+        right = number in (1, 2, 4)
         table.add_column(name, justify="right" if right else "left", min_width=width)
     colours = {True: "green", False: "bold red", None: "default"}
     for row in rows:
         *cells, word = map(escape, row.cells)
         table.add_row(*cells, f"[{colours[row.passed]}]{word}[/]")
     return table
+
+
+def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    against = {row.against for row in rows if row.against}
+    name = "" if not against else against.pop() if len(against) == 1 else "other"
+    return (*COLUMNS[:2], name, *COLUMNS[3:])
 
 
 def write(
@@ -114,12 +128,11 @@ def write(
         + "\n"
     )
     lines = ["# cachefs benchmark", "", *(f"- {line}" for line in _describe(machine)), ""]
-    case = ""
-    for row in rows:
-        if row.case != case:
-            case = row.case
-            lines += ["", f"## {case}", "", _markdown(COLUMNS), _markdown(["---"] * len(COLUMNS))]
-        lines.append(_markdown(row.cells))
+    for case in dict.fromkeys(row.case for row in rows):
+        of_case = [row for row in rows if row.case == case]
+        lines += ["", f"## {case}", "", _markdown(_columns(of_case))]
+        lines.append(_markdown(["---"] * len(COLUMNS)))
+        lines += [_markdown(row.cells) for row in of_case]
     lines += ["", verdict(rows), ""]
     as_text.write_text("\n".join(lines))
     return [as_json, as_text]
