@@ -225,20 +225,19 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
     async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:
+        counters = cache._stores[0].counters
 
         async def reader(seed: int) -> None:
             choice = random.Random(seed)
-            for _ in range(150):
+            while counters.evicted < 1000 or counters.hits < 200:
                 await assert_right(cache, origin, [choice.choice(refs)])
                 await trio.sleep(0.0005)
 
-        async with trio.open_nursery() as nursery:
-            for seed in range(12):
-                nursery.start_soon(reader, seed)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for seed in range(12):
+                    nursery.start_soon(reader, seed)
         await settle(cache)
-        counters = cache.status()[0].counters
-        assert counters.evicted > 100
         assert counters.bad_blocks == 0
         assert counters.rejected == 0
-        assert counters.hits > 0
         recount(cache)

@@ -286,20 +286,25 @@ class Evictor:
             return False
 
     async def _delete_one(self) -> bool:
-        store = self._store
-        slab = min(self._slabs.by_id.values(), key=self._policy.worth)
+        store, slabs = self._store, self._slabs
+        slab = min(slabs.by_id.values(), key=self._policy.worth)
         if not slab.is_empty() and (not self._policy.evicts or not await self._empty(slab)):
             return False
-        if self._slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
+        if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
             return False
-        self._slabs.remove(slab)
-        store.index.delete_slab(slab.slab_id)
-        if slab.fd >= 0:
-            os.close(slab.fd)
-            slab.fd = -1
+        slabs.drain(slab)
         try:
             await store.writer.run(store.tier.delete_slab, slab.slab_id)
         except OSError as error:
             store.counters.write_errors += 1
             log.warning("%s: can't be deleted: %s", store.tier.paths.slab(slab.slab_id), error)
+            slabs.undrain(slab)
+            return False
+        # Counted until the file is gone, so that the sums never promise space that is still used.
+        if slabs.by_id.get(slab.slab_id) is slab:
+            slabs.remove(slab)
+            store.index.delete_slab(slab.slab_id)
+        if slab.fd >= 0:
+            os.close(slab.fd)
+            slab.fd = -1
         return True
