@@ -170,9 +170,7 @@ class _Mount:
         }
 
 
-async def _announce(
-    mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]
-) -> None:
+async def _announce(mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]) -> None:
     await initialised.wait()
     await trio.to_thread.run_sync(session.tune, mountpoint)
     log.info("mounted on %s", mountpoint)

@@ -109,9 +109,7 @@ class Operations(pyfuse3.Operations):
         return self._attrs.build(inode, self._namespace.attr_ttl_s, entry_ttl_s)
 
     @translated
-    async def getattr(
-        self, inode: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         return self._attrs.build(self._namespace.inode(inode), self._namespace.attr_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
@@ -119,9 +117,7 @@ class Operations(pyfuse3.Operations):
 
     # -- files ---------------------------------------------------------------------------------
 
-    async def open(
-        self, inode: int, flags: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileInfo:
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         # A file inode never changes its content, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 

@@ -93,7 +93,7 @@ def _fusectl() -> Iterator[Path]:
     """The directory of FUSE connections. systemd mounts it; where nobody has, it is mounted for
     the moment in a private place, so that nothing is left behind."""
     usual = Path("/sys/fs/fuse/connections")
-    if os.geteuid() != 0 or os.path.ismount(usual):  # noqa: PTH114
+    if os.geteuid() != 0 or os.path.ismount(usual):
         yield usual
         return
     with tempfile.TemporaryDirectory(prefix="cachefs-") as private:
