@@ -25,7 +25,7 @@ from bench import rig
 
 PREFIX = "demo"
 LARGE_BYTES = 256 << 20
-READERS = 4
+READERS = 2
 UPLOADS = 32
 COMPARERS = 16
 LEAST_FILES = 5_000
