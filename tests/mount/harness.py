@@ -1,0 +1,133 @@
+"""A real daemon behind a real kernel mount."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cachefs.mounts import find_entry
+
+MIB = 1 << 20
+CLI = (sys.executable, "-W", "error", "-c", "from cachefs.cli import main; main()")
+LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Wait for what another process or the kernel will do."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+class Site:
+    """A source (a directory, unless told otherwise), a mountpoint, a cache directory, a log."""
+
+    def __init__(self, root: Path, source: str | None = None) -> None:
+        self.files = root / "source"
+        self.mountpoint = root / "mnt"
+        self.cache = root / "cache"
+        self.log = root / "log"
+        self.files.mkdir()
+        self.mountpoint.mkdir()
+        self.source = source or f"file://{self.files}"
+        self.environment: dict[str, str] = {}
+        self.expected_trouble: tuple[str, ...] = ()
+        """Parts of log lines that are meant to be there."""
+
+    def cli(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*CLI, *map(str, args)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env=os.environ | self.environment,
+        )
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr + done.stdout
+        return done
+
+    def mount(self, *options: object, code: int = 0) -> str:
+        """Returns what was said on stderr."""
+        return self.cli(
+            "mount",
+            self.source,
+            self.mountpoint,
+            *("--cache-dir", self.cache, "--cache-size", "256MiB", "--free-space-ratio", "0"),
+            *("--log-file", self.log),
+            *options,
+            code=code,
+        ).stderr
+
+    def umount(self) -> None:
+        self.cli("umount", self.mountpoint)
+
+    def refused(self, *options: object, code: int = 1) -> str:
+        """Mounting fails with one line that says so, and leaves nothing behind."""
+        said = self.mount(*options, code=code)
+        assert said.startswith("cachefs: error: "), said
+        assert said.count("\n") == 1, said
+        return said
+
+    def status(self) -> dict[str, Any]:
+        rows = json.loads(self.cli("status", self.mountpoint, "--json").stdout)
+        row: dict[str, Any] = rows[0]
+        return row
+
+    def origin(self) -> dict[str, int]:
+        """Requests sent to the origin since the daemon was started."""
+        counters: dict[str, int] = self.status()["origin"]
+        return counters
+
+    def read_requests(self) -> int:
+        """READs that the kernel has sent, at the least."""
+        reads = self.status()["reads"]
+        return int(reads["hits"]) + int(reads["misses"])
+
+    def pid(self) -> int:
+        entry = find_entry(self.mountpoint)
+        assert entry is not None
+        return entry.pid
+
+    def is_running(self) -> bool:
+        entry = find_entry(self.mountpoint)
+        return entry is not None and entry.alive
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it, and wait until the daemon has ended."""
+        os.kill(self.pid(), number)
+        eventually(lambda: not self.is_running())
+
+    def is_mounted(self) -> bool:
+        return f" {self.mountpoint} " in Path("/proc/self/mountinfo").read_text()
+
+    def tear_down(self) -> None:
+        """Whatever the test did: no mount and no daemon stay behind."""
+        entry = find_entry(self.mountpoint)
+        if self.is_mounted():
+            subprocess.run(["fusermount3", "-uz", str(self.mountpoint)], check=False)
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: not self.is_running(), 10)
+        if entry is not None and self.is_running():
+            os.kill(entry.pid, signal.SIGKILL)
+        text = self.log.read_text() if self.log.exists() else ""
+        print(f"--- log of the daemon on {self.mountpoint}\n{text}---")  # shown on failure
+        lines = [line for line in text.splitlines() if any(word in line for word in LOG_TROUBLE)]
+        unexpected = [ln for ln in lines if not any(part in ln for part in self.expected_trouble)]
+        assert not unexpected, unexpected
+
+
+def drop_pages(path: Path) -> None:
+    """Make the kernel forget what it has of a file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
