@@ -19,7 +19,7 @@ import pyfuse3
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
-from cachefs.fuse.xattrs import Xattrs
+from cachefs.fuse.xattrs import PREFIX, Xattrs
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import FileReader, Readers
 from cachefs.namespace.snapshot import Snapshot
@@ -209,10 +209,12 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
-        value = self._xattrs.get(self._namespace.inode(inode), name)
-        if value is None:
-            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        return value
+        # `ls -l` asks for labels and access lists of every file: say no before looking it up.
+        if name.startswith(PREFIX):
+            value = self._xattrs.get(self._namespace.inode(inode), name)
+            if value is not None:
+                return value
+        raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
     @translated
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:

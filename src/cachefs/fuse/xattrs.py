@@ -5,9 +5,10 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 
-VERSION = b"user.cachefs.version"
-CACHED = b"user.cachefs.cached"
-SOURCE = b"user.cachefs.source"
+PREFIX = b"user.cachefs."
+VERSION = PREFIX + b"version"
+CACHED = PREFIX + b"cached"
+SOURCE = PREFIX + b"source"
 
 
 class Xattrs:
