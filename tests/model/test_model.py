@@ -75,3 +75,39 @@ ttls = st.builds(
 @pytest.mark.timeout(3600 if EXAMPLES else 120)
 def test_random_operations(operations: list[Operation], ttls: Ttls, page_size: int) -> None:
     play(operations, ttls, page_size)
+
+
+def test_regression_a_listing_joined_late_is_older_than_its_ttl() -> None:
+    """Found by the test above: the reference knew no shared listings (SEMANTICS, S10)."""
+    play(
+        [
+            (("lookup", "a"), [("stat", ("list", "", 9))]),
+            (("lookup", "a"), []),
+            (
+                ("lookup", "a"),
+                [
+                    ("stat", ("list", "", 9)),
+                    ("stat", ("put", "a", 0)),
+                    ("page", ("advance", 11)),
+                ],
+            ),
+        ],
+        Ttls(attr_s=10, entry_s=10, negative_s=0, list_s=10),
+        page_size=1,
+    )
+
+
+def test_regression_an_answer_overtaken_by_a_listing() -> None:
+    """A look-up's answer that is older than a complete listing brought the name back."""
+    ttls = Ttls(attr_s=10, entry_s=10, negative_s=3, list_s=10)
+    play(
+        [
+            (("put", "a", 100), []),
+            (("put", "b", 100), []),
+            (("lookup", "a"), [("stat", ("delete", "a")), ("stat", ("list", "", 9))]),
+            (("advance", 4), []),
+            (("lookup", "a"), []),
+            (("list", "", 9), []),
+        ],
+        ttls,
+    )
