@@ -10,20 +10,23 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Living processes below `ancestor`, zombies left out, parents before children."""
+    """Living processes below `ancestor`, parents before children."""
     children: dict[int, list[int]] = {}
+    dead = set()
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (found := _state_and_parent(entry)) is not None:
             state, parent = found
-            if state not in "ZX":
-                children.setdefault(parent, []).append(int(entry.name))
-    found_pids: list[int] = []
+            children.setdefault(parent, []).append(int(entry.name))
+            if state in "ZX":
+                dead.add(int(entry.name))
+    below = []
     queue = [ancestor]
     while queue:
-        below = children.get(queue.pop(0), [])
-        found_pids += below
-        queue += below
-    return found_pids
+        # Zombies have children, too, for as long as some of their threads are still ending.
+        found_pids = children.get(queue.pop(0), [])
+        below += [pid for pid in found_pids if pid not in dead]
+        queue += found_pids
+    return below
 
 
 def is_alive(pid: int) -> bool:

@@ -127,9 +127,10 @@ def clean_up(directory: Path) -> list[str]:
     _restore_terminal()
     sockets: set[Path] = set()
     _end_clients(directory, sockets)
-    for pid in procfs.descendants(os.getpid()):
-        sockets |= end_process(pid)
-    _reap()
+    for _ in range(3):
+        for pid in procfs.descendants(os.getpid()):
+            sockets |= end_process(pid)
+        _reap()
     for mount in procfs.mounts_below(directory):
         unmount(mount, lazily=True)
     _remove_outside(directory, sockets)
