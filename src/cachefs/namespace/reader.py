@@ -72,11 +72,15 @@ class FileReader:
         return self._cache.read_now(BlockKey(self.ref.object_id, block), start, size)
 
     async def read(self, offset: int, size: int) -> Buffer:
-        """Up to `size` bytes at `offset`, less only at the end of the file.
+        """Up to `size` bytes at `offset`, less only at the end of the file, for which `read_now`
+        has just said None.
 
         Raises what the origin raised; `ObjectChangedError` if this version can't be had.
         """
         end = min(offset + size, self.ref.meta.size_bytes)
+        block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
+        if start + end - offset <= BLOCK_BYTES:
+            return await self._cache.read(self.ref, block, start, end - offset)
         pieces: list[Buffer] = []
         while offset < end:
             block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
@@ -87,7 +91,7 @@ class FileReader:
             else:
                 pieces.append(await self._cache.read(self.ref, block, start, length))
             offset += length
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return b"".join(pieces)
 
     def _advance(self, block: int) -> None:
         stream = self._stream_of(block)
