@@ -197,6 +197,10 @@ class Model:
         self.origin.delete_tree(path)
         self.history.note()
 
+    async def do_then(self, first: Operation, second: Operation) -> None:
+        await self.apply(first)
+        await self.apply(second)
+
     async def do_advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 

@@ -16,6 +16,8 @@ from tests.model.harness import PATHS, Operation, play
 EXAMPLES = int(os.environ.get("CACHEFS_MODEL_EXAMPLES", "0"))
 MIB = 1 << 20
 
+LATE_LISTING = ("then", ("advance", 4), ("list", "", 9))
+
 paths = st.sampled_from(PATHS)
 sizes = st.sampled_from([0, 1, 100, 5000, MIB, MIB + 1, 2 * MIB + 100])
 offsets = st.sampled_from([0, 1, 99, 4096, MIB - 10, MIB, 2 * MIB, 9 * MIB])
@@ -40,7 +42,10 @@ interferences = st.lists(
         st.just("page"),
         st.tuples(st.just("lookup"), paths) | st.tuples(st.just("cat"), paths, offsets, lengths),
     )
-    | st.tuples(st.just("stat"), st.tuples(st.just("list"), st.just(""), st.just(9))),
+    | st.tuples(
+        st.just("page"), st.tuples(st.just("then"), mutations, st.tuples(st.just("lookup"), paths))
+    )
+    | st.tuples(st.just("stat"), st.tuples(st.just("then"), mutations, st.just(LATE_LISTING))),
     max_size=3,
 )
 operations = st.lists(
@@ -104,8 +109,8 @@ def test_regression_an_answer_overtaken_by_a_listing() -> None:
         [
             (("put", "a", 100), []),
             (("put", "b", 100), []),
-            (("lookup", "a"), [("stat", ("delete", "a")), ("stat", ("list", "", 9))]),
-            (("advance", 4), []),
+            (("lookup", "a"), [("stat", ("then", ("delete", "a"), LATE_LISTING))]),
+            (("advance", 7), []),
             (("lookup", "a"), []),
             (("list", "", 9), []),
         ],
