@@ -85,19 +85,25 @@ class _Mount:
         """Mount, answer until unmounted, write what is pending."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
-                await nursery.start(self._cache.run)
-                namespace = await self._open_namespace(nursery)
-                nursery.start_soon(self._db.commit_loop)
-                socket = socket_path(Path(mountpoint))
-                await nursery.start(control_server.serve, socket, self.status)
                 try:
-                    await self._serve_kernel(namespace, mountpoint, on_ready)
+                    # A signal ends the serving; the cache still stores what was fetched.
+                    with trio.CancelScope() as serving:
+                        nursery.start_soon(_stop_on_signal, serving)
+                        await self._serve(nursery, mountpoint, on_ready)
                 finally:
                     await self._cache.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._db.close()
+
+    async def _serve(
+        self, nursery: trio.Nursery, mountpoint: str, on_ready: Callable[[], None]
+    ) -> None:
+        await nursery.start(self._cache.run)
+        namespace = await self._open_namespace(nursery)
+        nursery.start_soon(self._db.commit_loop)
+        await nursery.start(control_server.serve, socket_path(Path(mountpoint)), self.status)
+        await self._serve_kernel(namespace, mountpoint, on_ready)
 
     async def _serve_kernel(
         self, namespace: Namespace, mountpoint: str, on_ready: Callable[[], None]
@@ -177,11 +183,11 @@ async def _announce(mountpoint: str, initialised: trio.Event, on_ready: Callable
     on_ready()
 
 
-async def _stop_on_signal(everything: trio.CancelScope) -> None:
+async def _stop_on_signal(serving: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             log.info("%s: unmounting", signal.Signals(number).name)
-            everything.cancel()
+            serving.cancel()
 
 
 def _origin_options(config: MountConfig) -> OriginOptions:

@@ -86,7 +86,6 @@ def test_a_signal_unmounts_cleanly(site: Site, number: signal.Signals) -> None:
     assert site.origin()["gets"] == 0
 
 
-@pytest.mark.xfail(reason="daemon._stop_on_signal cancels the cache before it has drained")
 def test_a_signal_stores_what_was_just_fetched(site: Site) -> None:
     (site.files / "file").write_bytes(b"x" * 1000)
     site.mount()

@@ -145,7 +145,7 @@ class FileReader:
 
 
 class Readers:
-    """The readers of a mount by inode number, the most recently used ones."""
+    """The readers of a mount by inode number; the oldest go first."""
 
     def __init__(self, namespace: Namespace, cache: BlockCache, readahead_bytes: int) -> None:
         self._namespace = namespace

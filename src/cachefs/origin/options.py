@@ -5,7 +5,7 @@ from typing import Literal
 
 Addressing = Literal["auto", "path", "virtual"]
 
-CHECK_DEADLINE_S = 4.5
+CHECK_DEADLINE_S = 4.0
 """`Origin.check` answers within this time, so that a mount fails within 5 s."""
 
 
