@@ -35,7 +35,7 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         reference = "" if self.reference is None else show(self.reference)
-        ratio = "" if self.ratio is None else f"{self.ratio:.2f}x"
+        ratio = "" if self.ratio is None else f"{self.ratio:.{2 if self.ratio >= 1 else 3}f}x"
         verdict = {True: "pass", False: "miss", None: ""}[self.passed]
         return (self.figure, show(self.cachefs), reference, self.unit, ratio, self.bar, verdict)
 

@@ -56,10 +56,10 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "files": {
-                    module.__name__: module.__file__
+                "files": [
+                    module.__file__
                     for module in (json, rich, pydantic, pydantic_core._pydantic_core)
-                },
+                ],
                 "modules": len(mounted),
                 "libraries": sum(file.endswith(".so") for file in mounted),
                 "elsewhere": [f for f in files if "-packages/" in f and f not in mounted],

@@ -201,8 +201,11 @@ class Show:
         report = json.loads(facts)
         for line in drawing:
             self._console.print(escape(f"  {line}"))
-        for name, file in report["files"].items():
-            self._say(f"{name} is {os.path.relpath(file, self._dir)}")
+        self._say(f"Where these came from, below {os.path.relpath(mount.path, self._dir)}:")
+        for file in report["files"]:
+            self._say(f"  {os.path.relpath(file, mount.path)}")
+            if not Path(file).is_relative_to(mount.path):
+                raise CheckFailed(f"{file} did not come from the mount")
         if report["elsewhere"]:
             raise CheckFailed(f"{report['elsewhere'][0]} did not come from the mount")
         self._pass(
