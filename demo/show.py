@@ -89,7 +89,8 @@ class Show:
         self._check_space()
         with self._act("Start an S3 server (SeaweedFS) on this machine"):
             server = stack.enter_context(rig.server(self._dir / "server"))
-            self._say(f"{server.endpoint}, bucket {rig.BUCKET!r}, all files in {self._dir}")
+            self._say(f"{server.endpoint}, bucket {rig.BUCKET!r}")
+            self._say(f"all files of this demo are in {self._dir}")
         with self._act("Upload real files to it (cachefs has no part in this)"):
             data = self._upload(server)
         with self._act("Mount the bucket"):
