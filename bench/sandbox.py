@@ -90,8 +90,8 @@ def _become_child(work: Callable[[Path], int], directory: Path) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
         directory.mkdir(mode=0o700)
         code = work(directory)
-    except BrokenPipeError:
-        pass  # `make demo | head`
+    except (BrokenPipeError, SystemExit):
+        pass  # `make demo | head`; rich says so with the latter
     except BaseException:
         traceback.print_exc()
     finally:
