@@ -398,13 +398,66 @@ async def test_names_asked_one_by_one_make_a_new_listing_when_that_is_cheaper(
         assert origin.take_requests() == [], "all of them are fresh again"
 
 
-async def test_a_directory_never_listed_is_not_listed_by_look_ups(
+async def test_a_few_look_ups_never_list(tree: Tree, origin: ScriptedOrigin) -> None:
+    """Data sets by file list touch few names of many directories."""
+    for name in fill(origin, 30)[:7]:
+        await tree.find(name)
+    await trio.testing.wait_all_tasks_blocked()
+    assert {kind for kind, _ in origin.take_requests()} == {"stat"}
+
+
+async def test_looking_up_all_of_a_directory_soon_lists_it(
     tree: Tree, origin: ScriptedOrigin
 ) -> None:
-    """Data sets by file list touch few names of huge directories."""
-    for name in fill(origin, 30):
+    origin.page_size = 1000
+    for name in fill(origin, 900):
         await tree.find(name)
-    assert {kind for kind, _ in origin.take_requests()} == {"stat"}
+        await trio.testing.wait_all_tasks_blocked()
+    kinds = [kind for kind, _ in origin.take_requests()]
+    assert (kinds.count("stat"), kinds.count("list")) == (8, 1)
+
+
+async def test_probing_a_huge_directory_is_given_up_in_time(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    """Looked up from behind: the pages tried from the front help nobody."""
+    pages = 0
+
+    async def count(path: str, number: int) -> None:
+        nonlocal pages
+        pages += 1
+
+    origin.before_page = count
+    names = fill(origin, 2000)
+    for name in reversed(names[-200:]):
+        await tree.find(name)
+        await trio.testing.wait_all_tasks_blocked()
+    kinds = [kind for kind, _ in origin.take_requests()]
+    assert (kinds.count("stat"), kinds.count("list")) == (200, 3)
+    assert pages <= (1 + 1) + (4 + 1) + (16 + 1)
+
+
+async def test_a_reader_who_joins_a_probe_gets_all_of_it(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    go_on = trio.Event()
+
+    async def hold(path: str, number: int) -> None:
+        await go_on.wait()
+
+    origin.before_page = hold
+    names = fill(origin, 50)
+    for name in names[:8]:
+        await tree.find(name)
+    await trio.testing.wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_expect_names, tree, names)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+
+
+async def _expect_names(tree: Tree, names: list[str]) -> None:
+    assert sorted(await tree.names(ROOT_INO)) == sorted(names)
 
 
 async def test_a_listing_believed_for_ever(

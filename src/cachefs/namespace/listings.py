@@ -28,6 +28,10 @@ _FILL_CHUNK = 2_000
 """Entries read from the table between two checkpoints: about 2 ms."""
 
 
+class _TooLongError(Exception):
+    """A probe has cost what it may."""
+
+
 class Listings:
     """Every snapshot of the mount, running and finished."""
 
@@ -61,6 +65,7 @@ class Listings:
         """The snapshot for a reader who begins now: running, kept or newly begun."""
         ino = directory.ino
         if ino in self._running:
+            self._running[ino].max_pages = None
             return self._running[ino]
         fresh = self.remaining_ns(ino) > 0
         listing = self._table.listing(ino)
@@ -89,6 +94,12 @@ class Listings:
         if directory.ino not in self._running:
             self._begin(directory, None)
 
+    def probe(self, directory: Inode, max_pages: int) -> None:
+        """List the directory in the background, but give up if it has more than `max_pages`
+        pages, unless a reader has joined. The names seen are known then all the same."""
+        if directory.ino not in self._running:
+            self._begin(directory, None).max_pages = max_pages
+
     def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
         as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
         snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
@@ -106,6 +117,8 @@ class Listings:
                 await self._list(directory, snapshot)
             snapshot.end()
             self._keep(ino, snapshot)
+        except _TooLongError:
+            snapshot.end()
         except CachefsError as error:
             snapshot.end(error)
         except Exception:
@@ -141,8 +154,12 @@ class Listings:
         changed = False
         found_before = self._table.found_count
         knew_names = next(self._table.dirents(ino), None) is not None
+        pages = 0
         try:
             async for page in self._origin.list_dir(self._table.path(directory)):
+                if snapshot.max_pages is not None and pages >= snapshot.max_pages:
+                    raise _TooLongError
+                pages += 1
                 changed |= self._bind_page(ino, page, began_ns, snapshot, seen)
                 snapshot.wake()
         except NotFoundError:

@@ -23,6 +23,7 @@ class Snapshot:
         "ended",
         "error",
         "generation",
+        "max_pages",
         "unbound_count",
     )
 
@@ -30,6 +31,8 @@ class Snapshot:
         """`as_of_ns` is when the listing behind it began; `unbound_count` is the table's: while
         that stands, every name here still stands for its inode."""
         self.generation = generation
+        self.max_pages: int | None = None
+        """How many pages the listing may cost before it is given up; None once it has readers."""
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
         self.ended = False
