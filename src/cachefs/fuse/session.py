@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pyfuse3
 
 from cachefs.errors import MountError
+from cachefs.fuse import loop
 from cachefs.fuse.operations import Operations
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def _allow_other_hint(allow_other: bool) -> str:
 
 async def serve() -> None:
     """Answer requests until the mount ends."""
+    loop.install()
     await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
 
 

@@ -1,0 +1,100 @@
+"""How pyfuse3 waits for requests: several are taken for each turn of the event loop.
+
+pyfuse3 waits on `/dev/fuse` through trio before every single request: two system calls, a turn of
+the scheduler and a change of task each. Under load the next request is mostly there already. So the
+two things that its loop uses for waiting are replaced (by the seam that `pyfuse3.asyncio` uses: the
+name `trio` in its module): `wait_readable` first looks whether a request is there, and the lock
+lets a task that has answered its request at once take the next one.
+
+Fairness: after `_TURN_REQUESTS` requests in a row the loop gets its turn, whatever is waiting.
+"""
+
+import ctypes
+import select
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pyfuse3
+import trio
+from trio.lowlevel import Abort, Task
+
+_TURN_REQUESTS = 16
+"""Below 1 ms for requests that are answered from caches."""
+
+
+class _PollFd(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+_poll = ctypes.PyDLL(None).poll
+"""poll(2) without giving up the GIL: with a timeout of 0 it returns at once, and threads that wait
+for the GIL would make every look cost two changes of thread."""
+
+
+class RequestWaiter:
+    """`wait_readable` for the one descriptor that is asked for."""
+
+    def __init__(self) -> None:
+        self._pollfd = _PollFd(-1, select.POLLIN, 0)
+        self._pollfd_p = ctypes.byref(self._pollfd)
+        self._left = _TURN_REQUESTS
+
+    async def wait_readable(self, fd: int) -> None:
+        """Raises `trio.ClosedResourceError` like trio's own."""
+        if self._left > 0:
+            self._left -= 1
+            self._pollfd.fd = fd
+            if _poll(self._pollfd_p, 1, 0) == 1:
+                return
+        self._left = _TURN_REQUESTS
+        await trio.lowlevel.wait_readable(fd)
+
+
+class ReadLock:
+    """A lock that is not handed over: who releases it may take it again at once.
+
+    The task woken by a release runs in the loop's next turn. If the releasing task had to wait for
+    something with its request, the lock is free by then and reading goes on there; if not, the
+    woken task waits again. So somebody reads at every moment, and mostly it is the same task.
+    """
+
+    def __init__(self) -> None:
+        self._locked = False
+        self._waiting: deque[Task] = deque()
+        self._woken: Task | None = None
+
+    async def __aenter__(self) -> None:
+        while self._locked:
+            task = trio.lowlevel.current_task()
+            self._waiting.appendleft(task)
+
+            def abort(_: Any, task: Task = task) -> Abort:
+                self._waiting.remove(task)
+                return Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+            self._woken = None
+        self._locked = True
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._locked = False
+        if self._woken is None and self._waiting:
+            self._woken = self._waiting.popleft()
+            trio.lowlevel.reschedule(self._woken)
+
+
+def install() -> None:
+    """Make pyfuse3 wait so. Before `pyfuse3.main`."""
+    lowlevel = SimpleNamespace(
+        wait_readable=RequestWaiter().wait_readable,
+        current_trio_token=trio.lowlevel.current_trio_token,
+        current_task=trio.lowlevel.current_task,
+        notify_closing=trio.lowlevel.notify_closing,
+    )
+    pyfuse3.trio = SimpleNamespace(  # type: ignore[attr-defined] # the seam isn't in its stubs
+        Lock=ReadLock,
+        ClosedResourceError=trio.ClosedResourceError,
+        open_nursery=trio.open_nursery,
+        lowlevel=lowlevel,
+    )
