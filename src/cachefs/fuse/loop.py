@@ -6,12 +6,19 @@ two things that its loop uses for waiting are replaced (by the seam that `pyfuse
 name `trio` in its module): `wait_readable` first looks whether a request is there, and the lock
 lets a task that has answered its request at once take the next one.
 
+A process that reads file after file sends its next request some 30 us after an answer, sooner than
+a sleeping CPU wakes (in a virtual machine that alone takes 50 us). So when requests come in quick
+succession, the loop looks for the next one for up to `_SPIN_S` before it sleeps; when the first of
+them is late, it sleeps at once until they are quick again. Measured with one reader of cached small
+files, in a virtual machine: 6.3 k files/s without, 12-16 k with it.
+
 Fairness: after `_TURN_REQUESTS` requests in a row the loop gets its turn, whatever is waiting.
 """
 
 import ctypes
 import select
 from collections import deque
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +28,9 @@ from trio.lowlevel import Abort, Task
 
 _TURN_REQUESTS = 16
 """Below 1 ms for requests that are answered from caches."""
+_SPIN_S = 60e-6
+_QUICK_S = 200e-6
+"""A request that is waited for no longer than this makes the next one worth looking for."""
 
 
 class _PollFd(ctypes.Structure):
@@ -39,16 +49,29 @@ class RequestWaiter:
         self._pollfd = _PollFd(-1, select.POLLIN, 0)
         self._pollfd_p = ctypes.byref(self._pollfd)
         self._left = _TURN_REQUESTS
+        self._is_quick = False
 
     async def wait_readable(self, fd: int) -> None:
         """Raises `trio.ClosedResourceError` like trio's own."""
+        self._pollfd.fd = fd
         if self._left > 0:
             self._left -= 1
-            self._pollfd.fd = fd
-            if _poll(self._pollfd_p, 1, 0) == 1:
+            if self._is_there() or (self._is_quick and self._comes_soon()):
                 return
         self._left = _TURN_REQUESTS
+        began_s = perf_counter()
         await trio.lowlevel.wait_readable(fd)
+        self._is_quick = perf_counter() - began_s < _QUICK_S
+
+    def _is_there(self) -> bool:
+        return bool(_poll(self._pollfd_p, 1, 0) == 1)
+
+    def _comes_soon(self) -> bool:
+        end_s = perf_counter() + _SPIN_S
+        while perf_counter() < end_s:
+            if self._is_there():
+                return True
+        return False
 
 
 class ReadLock:
