@@ -8,6 +8,7 @@ that no change stays unseen for longer than one TTL.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -274,14 +275,13 @@ class Namespace:
             raise NotADirError("not a directory")
         return inode
 
-    def note_object_changed(self, inode: Inode) -> None:
-        """A read found that the origin has another version now: find out which, at once, so
-        that the next open gets that one and doesn't wait for a TTL."""
-        key = (inode.parent, inode.name)
-        dirent = self.table.dirent(*key)
-        if dirent is not None and dirent.ino == inode.ino and key not in self._asking:
-            asking = self._asking[key] = _Asking()
-            self._nursery.start_soon(self._run_asking, key, asking)
+    async def note_object_changed(self, inode: Inode) -> None:
+        """A read found that the origin has another version now: find out which before the
+        reader hears of it, so that its next open gets that one and doesn't wait for a TTL."""
+        dirent = self.table.dirent(inode.parent, inode.name)
+        if dirent is not None and dirent.ino == inode.ino:
+            with suppress(CachefsError):
+                await self._ask(inode.parent, inode.name)
 
 
 def _is_power_of_four(number: int) -> bool:

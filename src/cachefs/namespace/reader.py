@@ -173,5 +173,5 @@ class Readers:
         try:
             return await reader.read(offset, size)
         except (ObjectChangedError, NotFoundError) as error:
-            self._namespace.note_object_changed(reader.inode)
+            await self._namespace.note_object_changed(reader.inode)
             raise ObjectChangedError(str(error)) from error
