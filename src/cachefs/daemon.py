@@ -1,5 +1,6 @@
 """The composition root: builds the objects of one mount, runs them, takes them down in order."""
 
+import gc
 import logging
 import os
 import resource
@@ -46,6 +47,7 @@ def run(config: MountConfig, on_ready: Callable[[], None]) -> None:
     Raises `CachefsError` for everything that a user can mend. Blocks.
     """
     _raise_file_limit()
+    _calm_garbage_collector()
     with _single_error():
         trio.run(_run, config, on_ready)
 
@@ -221,6 +223,13 @@ def _open_tiers(config: MountConfig, origin: Origin) -> list[Tier]:
             tier.close()
         raise
     return tiers
+
+
+def _calm_garbage_collector() -> None:
+    """Requests leave hardly any cycles behind, and each pass looks at everything that lives: look
+    70 times less often. Cold small files came 1.15x faster so."""
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 def _raise_file_limit() -> None:
