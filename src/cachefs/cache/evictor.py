@@ -13,7 +13,6 @@ from collections.abc import Callable
 import trio
 
 from cachefs.cache.store import TierStore
-from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import class_of, entry_at
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey
@@ -132,17 +131,19 @@ class Evictor:
         return slabs[start:] + slabs[:start]
 
     async def _evict_from(self, slab: Slab, plan: int, enough: Callable[[], bool]) -> None:
+        if slab.used_count == 0:
+            return
+        # Open it first: after a crash the header may turn out to say another class than the row.
+        if slab.fd < 0 and not await self._store.open_slab(slab):
+            return
+        layout = slab.layout
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            if slab.used_count == 0:
+            if slab.used_count == 0 or slab.fd < 0 or slab.layout is not layout:
                 return
             victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
             if not victims:
                 await trio.lowlevel.checkpoint()
                 continue
-            if slab.fd < 0 and not await self._store.open_slab(slab):
-                return
-            if slab.fd < 0 or slab.class_index == NO_CLASS:
-                return
             await self._evict_slots(slab, victims, first, enough)
             if enough():
                 return
