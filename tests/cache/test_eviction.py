@@ -10,6 +10,7 @@ import trio
 
 from cachefs.cache import store as store_module
 from cachefs.cache.block_cache import BlockCache
+from cachefs.format.slab import class_of
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
@@ -241,3 +242,26 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
         assert counters.bad_blocks == 0
         assert counters.rejected == 0
         recount(cache)
+
+
+@pytest.mark.expect_log("it will be fetched again")
+async def test_a_header_that_contradicts_its_row_while_evicting(tmp_path: Path) -> None:
+    """After a crash a slab can turn out to have another class, with fewer slots, than its row
+    says: the evictor, being the first to open it, must not look for slots of the old class."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 1200, 6_000)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+    tier = open_tier(tmp_path, 16 * MIB)
+    for slab_id in tier.slab_ids_on_disk():
+        fd = tier.open_slab(slab_id).fd
+        tier.format_slab(fd, slab_id, class_of(400_000))
+        os.close(fd)
+    tier.close()
+    low = open_tier(tmp_path, 16 * MIB, high=0.02, low=0.01)
+    async with serving(origin, low) as cache:
+        await assert_right(cache, origin, put_many(origin, 20, 6_000, "g"))
+        await cache.drain()
+        await until(lambda: cache.status()[0].used_bytes <= low.watermarks.high_bytes)
+        await assert_right(cache, origin, refs[:50])
