@@ -1,12 +1,21 @@
 """Value types shared by all layers. No behaviour beyond small derivations, no I/O."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from typing_extensions import Buffer
 
 BLOCK_BYTES = 1 << 20
 """Size of every block of a file but its last, and the largest block there is."""
+
+
+class Medium(Enum):
+    """What a tier is made of, fastest first."""
+
+    MEM = "MEM"
+    SSD = "SSD"
+    HDD = "HDD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,7 @@ __all__ = [
     "BlockLocation",
     "Buffer",
     "Entry",
+    "Medium",
     "ObjectMeta",
     "ObjectRef",
 ]

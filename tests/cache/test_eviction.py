@@ -188,10 +188,10 @@ async def test_a_slot_that_is_being_read_is_not_reused(
         token = trio.lowlevel.current_trio_token()
         real = store_module._read_and_check
 
-        def slow(slab, location):
+        def slow(disk, slab, location):
             token.run_sync_soon(entered.set)
             trio.from_thread.run(go.wait, trio_token=token)
-            return real(slab, location)
+            return real(disk, slab, location)
 
         monkeypatch.setattr(store_module, "_read_and_check", slow)
         got = []

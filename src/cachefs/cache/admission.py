@@ -6,7 +6,6 @@ get the fetched bytes; from it on, the slot. A write that fails costs this copy 
 """
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from cachefs.cache.evictor import Evictor
 from cachefs.cache.flights import Flight
 from cachefs.cache.store import TierStore
 from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
+from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Allocation, Slab
 from cachefs.types import BlockKey
 
@@ -157,7 +157,7 @@ class Admission:
         """Write, then commit. The thread can't be cancelled, and after it comes no await: a slot
         that was written is always either committed or aborted."""
         if writes:
-            results = await self._store.writer.run(_write_all, writes)
+            results = await self._store.writer.run(_write_all, self._store.tier.disk, writes)
             self._finish(writes, results)
             writes.clear()
 
@@ -187,7 +187,7 @@ class Admission:
         self._failing = True
 
 
-def _write_all(writes: list[_Write]) -> list[int | OSError]:
+def _write_all(disk: Disk, writes: list[_Write]) -> list[int | OSError]:
     """In the writer thread: checksum and write each block. The result is the checksum, or why
     the block could not be written; then its slot holds nothing of use."""
     results: list[int | OSError] = []
@@ -195,16 +195,10 @@ def _write_all(writes: list[_Write]) -> list[int | OSError]:
         checksum = checksum_of(data)
         entry = encode_entry(SlotEntry(key, len(data), checksum))
         try:
-            _write(slab.fd, entry, table_offset(slot))
-            _write(slab.fd, data, slab.layout.slot_offset(slot))
+            disk.write(slab.fd, entry, table_offset(slot))
+            disk.write(slab.fd, data, slab.layout.slot_offset(slot))
         except OSError as error:
             results.append(error)
         else:
             results.append(checksum)
     return results
-
-
-def _write(fd: int, data: bytes | memoryview, offset: int) -> None:
-    written = os.pwrite(fd, data, offset)
-    while written < len(data):
-        written += os.pwrite(fd, data[written:], offset + written)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cachefs.types import Medium
+
 
 @dataclass(slots=True)
 class CacheCounters:
@@ -29,8 +31,13 @@ class TierCounters:
     rejected: int = 0
     """Blocks that were served and not kept: no room, or the policy said no."""
     evicted: int = 0
+    """Blocks dropped to make room."""
+    demoted: int = 0
+    """Blocks that went from here to a slower tier to make room."""
+    promoted: int = 0
+    """Blocks that came here from a slower tier because they are read often."""
     verified: int = 0
-    """Blocks whose checksum was compared on a read."""
+    """Blocks whose checksum was compared, on a read or by the scrubber."""
     bad_blocks: int = 0
     """Index entries whose bytes were not the ones promised; dropped and fetched again."""
     bad_slabs: int = 0
@@ -48,6 +55,9 @@ class TierStatus:
     """A tier as `cachefs status` shows it."""
 
     path: str
+    medium: Medium
+    health: str
+    """normal, unstable or down."""
     quota_bytes: int
     disk_bytes: int
     used_bytes: int

@@ -26,6 +26,7 @@ from cachefs.format.slab import (
     table_offset,
     used_entries,
 )
+from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockKey, BlockLocation
@@ -54,6 +55,8 @@ class TierStore:
         self.readers: Workers
         self.writer: Workers
         self._by_id = tier.slabs.by_id
+        self._disk = tier.disk
+        self._read_now = tier.disk.read_now
         self._stale_rows: dict[int, Slab] = {}
         index.before_commit(self._put_rows)
         self.must_adopt = not index.take_clean_mark()
@@ -104,7 +107,7 @@ class TierStore:
             if slab.proof[slot] != checksum:
                 return None
             position = slab.data_offset + slot * slab.slot_bytes + offset
-            if os.preadv(slab.fd, (buffer,), position, flags) != length:
+            if self._read_now(slab.fd, (buffer,), position, flags) != length:
                 return None
         except (OSError, IndexError):  # not in memory; or an index that contradicts the slab
             return None
@@ -149,10 +152,10 @@ class TierStore:
             try:
                 if proven:
                     position = slab.layout.slot_offset(slot) + offset
-                    data = await self.readers.run(os.pread, slab.fd, length, position)
+                    data = await self.readers.run(self._disk.read, slab.fd, length, position)
                     checked = _Checked(data if len(data) == length else None, None)
                 else:
-                    checked = await self.readers.run(_read_and_check, slab, location)
+                    checked = await self.readers.run(_read_and_check, self._disk, slab, location)
                     self.counters.verified += 1
             except OSError as error:
                 self.counters.read_errors += 1
@@ -319,6 +322,8 @@ class TierStore:
     def status(self) -> TierStatus:
         return TierStatus(
             path=str(self.tier.paths.root),
+            medium=self.tier.medium,
+            health="normal",
             quota_bytes=self.tier.quota_bytes,
             disk_bytes=self.slabs.disk_bytes,
             used_bytes=self.slabs.used_charge_bytes,
@@ -349,10 +354,10 @@ class TierStore:
         self.tier.close()
 
 
-def _read_and_check(slab: Slab, location: BlockLocation) -> _Checked:
+def _read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> _Checked:
     """In a worker thread; the slot is pinned, so that neither fd nor layout can change."""
-    data = os.pread(slab.fd, location.length, slab.layout.slot_offset(location.slot))
+    data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
     if len(data) == location.length and checksum_of(data) == location.checksum:
         return _Checked(data, None)
-    entry = os.pread(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
+    entry = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
     return _Checked(None, entry_at(entry.ljust(SLOT_ENTRY.size, b"\0"), 0))

@@ -28,8 +28,10 @@ from cachefs.format.slab import (
     table_offset,
 )
 from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
+from cachefs.tiers.disk import Disk
 from cachefs.tiers.probe import probe_read_flags
 from cachefs.tiers.slabs import SlabSet
+from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +67,12 @@ class Tier:
         lock_fd: int,
         quota_bytes: int,
         ratios: tuple[float, float, float],
+        medium: Medium,
+        disk: Disk,
     ) -> None:
         self.paths = paths
+        self.medium = medium
+        self.disk = disk
         self.identity = identity
         self.quota_bytes = quota_bytes
         self.free_space_ratio = ratios[2]
@@ -87,6 +93,8 @@ class Tier:
         high: float = 0.95,
         low: float = 0.85,
         free_space_ratio: float = 0.1,
+        medium: Medium = Medium.SSD,
+        disk: Disk | None = None,
     ) -> "Tier":
         """Open, or create, a cache directory for the blocks of one source.
 
@@ -109,7 +117,8 @@ class Tier:
                 identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
                 _create(paths, identity)
             paths.root.chmod(0o700)
-            return cls(paths, identity, lock_fd, quota_bytes, (high, low, free_space_ratio))
+            ratios = (high, low, free_space_ratio)
+            return cls(paths, identity, lock_fd, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
             os.close(lock_fd)
             raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
@@ -134,20 +143,18 @@ class Tier:
 
     def has_free_space(self, more_bytes: int = 0) -> bool:
         """Whether `more_bytes` can be taken and still leave the file system's free ratio."""
-        usage = os.statvfs(self.paths.slabs)
-        free = usage.f_bavail * usage.f_frsize - more_bytes
-        return free >= self.free_space_ratio * usage.f_blocks * usage.f_frsize
+        free, total = self.disk.free_and_total_bytes(self.paths.slabs)
+        return free - more_bytes >= self.free_space_ratio * total
 
     def create_slab(self, slab_id: int, class_index: int) -> int:
         """A new slab file, all of its space allocated. Returns the open fd."""
         path = self.paths.slab(slab_id)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = self.disk.create(path, self.identity.slab_bytes)
         try:
-            os.posix_fallocate(fd, 0, self.identity.slab_bytes)
             self.format_slab(fd, slab_id, class_index)
         except OSError:
             os.close(fd)
-            path.unlink(missing_ok=True)
+            self.disk.unlink(path)
             raise
         return fd
 
@@ -158,16 +165,16 @@ class Tier:
         table, and the blocks that the index still knows are where they were.
         """
         layout = slab_layout(class_index, self.identity.slab_bytes)
-        _pwrite_all(fd, bytes(layout.data_offset - HEADER_BYTES), HEADER_BYTES)
+        self.disk.write(fd, bytes(layout.data_offset - HEADER_BYTES), HEADER_BYTES)
         slab_bytes, tier_uuid = self.identity.slab_bytes, self.identity.uuid
         header = SlabHeader(slab_id, class_index, slab_bytes, tier_uuid)
-        _pwrite_all(fd, encode_header(header), 0)
+        self.disk.write(fd, encode_header(header), 0)
 
     def open_slab(self, slab_id: int) -> OpenedSlab:
         """Open a slab file and read its header, and its table if the header is this slab's."""
-        fd = os.open(self.paths.slab(slab_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = self.disk.open(self.paths.slab(slab_id))
         try:
-            header = decode_header(os.pread(fd, HEADER_BYTES, 0))
+            header = decode_header(self.disk.read(fd, HEADER_BYTES, 0))
             mine = (slab_id, self.identity.slab_bytes, self.identity.uuid)
             if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
                 return OpenedSlab(fd, None, b"")
@@ -182,17 +189,10 @@ class Tier:
     ) -> bytes:
         """The slot table, or its rows [first, stop); shorter if the file was cut."""
         end = layout.slot_count if stop is None else min(stop, layout.slot_count)
-        return os.pread(fd, (end - first) * SLOT_ENTRY.size, table_offset(first))
+        return self.disk.read(fd, (end - first) * SLOT_ENTRY.size, table_offset(first))
 
     def delete_slab(self, slab_id: int) -> None:
-        self.paths.slab(slab_id).unlink(missing_ok=True)
-
-
-def _pwrite_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+        self.disk.unlink(self.paths.slab(slab_id))
 
 
 def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
@@ -252,7 +252,7 @@ def _create(paths: TierPaths, identity: TierIdentity) -> None:
     paths.slabs.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(paths.identity_tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        _pwrite_all(fd, encode_identity(identity), 0)
+        os.write(fd, encode_identity(identity))
         os.fsync(fd)
     finally:
         os.close(fd)
