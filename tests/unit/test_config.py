@@ -98,7 +98,10 @@ def test_several_cache_directories_stand_with_colons_between() -> None:
         ("max_downloads = 0", "max_downloads", "0", "from 1 to"),
         ('max_downloads = "many"', "max_downloads", "many", "from 1 to"),
         ("uid = -1", "uid", "-1", "from 0 to"),
-        ('cache_eviction = "mru"', "cache_eviction", "mru", "lru, none"),
+        ('cache_eviction = "mru"', "cache_eviction", "mru", "epoch, lru, sieve, 2-random, none"),
+        ('verify = "always"', "verify", "always", "first, full"),
+        ('scrub_interval = "often"', "scrub_interval", "often", "10m"),
+        ('mem_size = "1MiB"', "mem_size", "1MiB", "64 MiB, or 0 for none"),
         ("addressing = 1", "addressing", "1", "auto, path, virtual"),
         ("file_mode = 644", "file_mode", "644", '"644"'),
         ('dir_mode = "999"', "dir_mode", "999", "octal"),
@@ -175,9 +178,9 @@ def test_options_that_contradict_each_other(file: Path) -> None:
         "cache_low = 0.9\ncache_high = 0.8", file
     )
     assert "at least 128MiB for 2" in error_of('cache_size = "100MiB"\ncache_dir = "/a:/b"', file)
-    for key in ("cache_dir", "log_file"):
+    for key, name in (("cache_dir", "cache directory"), ("log_file", "log_file")):
         text = error_of(f'{key} = "/mnt/data/x"', file)
-        assert f"{key} /mnt/data/x lies below the mountpoint" in text
+        assert f"{name} /mnt/data/x lies below the mountpoint" in text
 
 
 def test_every_option_is_described_once() -> None:

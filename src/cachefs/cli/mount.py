@@ -69,7 +69,7 @@ def _shown_default(name: str, field: FieldInfo, flag: Flag) -> str | None:
     value = field.default
     if flag.shown_default is not None or isinstance(value, bool):
         return flag.shown_default
-    if name.endswith("_ttl"):
+    if flag.metavar == "TIME":
         return format_duration(value)
     if name.endswith("_mode"):
         return f"{value:o}"

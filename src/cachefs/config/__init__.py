@@ -1,7 +1,19 @@
 """Every option of a mount: name, default, check, help; file and command line merged."""
 
-from cachefs.config.fields import Flag, Group
-from cachefs.config.load import flags, load_mount_config
+from cachefs.config.fields import Flag, Group, absolute_path, user_mem_home
+from cachefs.config.load import flags, load_mount_config, load_tier
 from cachefs.config.model import MountConfig
+from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 
-__all__ = ["Flag", "Group", "MountConfig", "flags", "load_mount_config"]
+__all__ = [
+    "MIN_CACHE_DIR_BYTES",
+    "Flag",
+    "Group",
+    "MountConfig",
+    "TierConfig",
+    "absolute_path",
+    "flags",
+    "load_mount_config",
+    "load_tier",
+    "user_mem_home",
+]

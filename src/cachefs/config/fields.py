@@ -4,11 +4,12 @@ Every check takes what a command line (text) or a TOML file (text, numbers, bool
 hold and raises `ValueError` with a text that shows the value and says what would be right.
 """
 
+import difflib
 import hashlib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import BeforeValidator
 
 from cachefs import units
 from cachefs.errors import UsageError
+from cachefs.types import Medium
 
 
 class Group(Enum):
@@ -78,17 +80,30 @@ def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
     return value
 
 
-def size(least: int = 0) -> BeforeValidator:
-    """A number of bytes of at least `least`."""
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """What to do about an unknown word: a known one that resembles it, or `otherwise`."""
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
+    return f'did you mean "{close[0]}"?' if close else otherwise
+
+
+def check_size(value: object) -> int:
+    """A number of bytes."""
+    wanted = f"a size; write {units.SIZE_FORMS}"
+    size_bytes = _parsed(units.parse_size, value, wanted)
+    if not isinstance(size_bytes, int) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
+        raise _refuse(value, wanted)
+    return size_bytes
+
+
+def size(least: int = 0, *, or_zero: bool = False) -> BeforeValidator:
+    """A number of bytes of at least `least`; `or_zero`: 0 is right too."""
 
     def check(value: object) -> int:
-        wanted = f"a size; write {units.SIZE_FORMS}"
-        size_bytes = _parsed(units.parse_size, value, wanted)
-        if not isinstance(size_bytes, int) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
-            raise _refuse(value, wanted)
-        if size_bytes < least:
+        size_bytes = check_size(value)
+        if size_bytes < least and not (or_zero and size_bytes == 0):
             raise ValueError(
                 f"{show(value)} is too small; the least is {units.format_bytes(least)}"
+                f"{', or 0 for none' if or_zero else ''}"
             )
         return size_bytes
 
@@ -150,6 +165,14 @@ def choice(*allowed: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _check_medium(value: object) -> Medium:
+    if isinstance(value, Medium):
+        return value
+    if not isinstance(value, str) or value.upper() not in Medium.__members__:
+        raise _refuse(value, f"one of {', '.join(Medium.__members__)}")
+    return Medium[value.upper()]
+
+
 def _check_text(value: object) -> str | None:
     if value is None:
         return None
@@ -169,17 +192,23 @@ def _check_optional_path(value: object) -> Path | None:
     return None if value is None else absolute_path(value)
 
 
-def _check_paths(value: object) -> tuple[Path, ...]:
-    """A list of paths, or text with colons between them; none twice."""
-    parts: list[Any] = value.split(":") if isinstance(value, str) else [value]
-    if isinstance(value, list | tuple):
-        parts = list(value)
-    paths = tuple(absolute_path(part) for part in parts)
-    if not paths:
-        raise _refuse(value, "a list of directories; name at least one")
-    if len(set(paths)) < len(paths):
-        raise ValueError(f"{show(value)} names a directory twice")
-    return paths
+def _paths(separators: str) -> BeforeValidator:
+    """A list of paths, or text with one of the separators between them; none twice."""
+
+    def check(value: object) -> tuple[Path, ...]:
+        parts: list[Any] = [value]
+        if isinstance(value, str):
+            parts = [part.strip() for part in re.split(f"[{separators}]", value)]
+        elif isinstance(value, list | tuple):
+            parts = list(value)
+        paths = tuple(absolute_path(part) for part in parts)
+        if not paths:
+            raise _refuse(value, "a list of directories; name at least one")
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"{show(value)} names a directory twice")
+        return paths
+
+    return BeforeValidator(check)
 
 
 DURATION = BeforeValidator(_check_duration)
@@ -189,7 +218,9 @@ SWITCH = BeforeValidator(_check_switch)
 TEXT = BeforeValidator(_check_text)
 PATH = BeforeValidator(absolute_path)
 OPTIONAL_PATH = BeforeValidator(_check_optional_path)
-PATHS = BeforeValidator(_check_paths)
+PATHS = _paths(":")
+TIER_PATHS = _paths(":,")
+MEDIUM = BeforeValidator(_check_medium)
 
 
 def user_cache_home() -> Path:
@@ -197,6 +228,11 @@ def user_cache_home() -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/cachefs")
     return Path("~/.cache/cachefs").expanduser()
+
+
+def user_mem_home() -> Path:
+    """Where this user's caches in memory live."""
+    return Path(f"/dev/shm/cachefs-{os.geteuid()}")
 
 
 def cache_id(source: str, endpoint: str | None) -> str:
@@ -209,3 +245,8 @@ def cache_id(source: str, endpoint: str | None) -> str:
 def default_cache_dirs(data: dict[str, Any]) -> tuple[Path, ...]:
     """From the fields checked so far; `source` is missing from them if it was wrong."""
     return (user_cache_home() / cache_id(data.get("source", ""), data.get("endpoint")),)
+
+
+def default_mem_dir(data: dict[str, Any]) -> Path:
+    """In memory, for the same source."""
+    return user_mem_home() / cache_id(data.get("source", ""), data.get("endpoint"))

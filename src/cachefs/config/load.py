@@ -1,6 +1,5 @@
 """A TOML file and a command line, merged into one checked `MountConfig`."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -9,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cachefs.config.fields import Flag, show
-from cachefs.config.model import MountConfig
+from cachefs.config.fields import Flag, nearest, show
+from cachefs.config.model import MountConfig, refuse_below_mountpoint
+from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
 
 SECRET = re.compile(
@@ -19,6 +19,8 @@ SECRET = re.compile(
     re.IGNORECASE,
 )
 _ARGUMENTS = ("source", "mountpoint")
+_TIER_TABLES = "tier"
+_TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
 
 def flags() -> dict[str, Flag]:
@@ -40,7 +42,8 @@ def load_mount_config(
     the fix.
     """
     values = {} if file is None else _read_toml(file)
-    names = {field: f"{file}: {flag.key}" for field, flag in flags().items() if field in values}
+    names = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
+    names |= {field: f"{file}: {key}" for key, field in _fields_by_key().items()}
     names |= {field: flag.option for field, flag in flags().items() if field in options}
     try:
         return MountConfig.model_validate(
@@ -50,17 +53,49 @@ def load_mount_config(
         raise UsageError(_one_line(error, names, file)) from error
 
 
+def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
+    """A tier for a running mount, from the keys of a `[[tier]]` table.
+
+    Raises `UsageError`, one line that names the key, the value and the fix.
+    """
+    try:
+        tier = config.tier_from(table)
+        for path in tier.paths:
+            refuse_below_mountpoint("cache directory", path, config.mountpoint)
+    except ValidationError as error:
+        raise UsageError(": ".join(filter(None, _explain(error, {})))) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return tier
+
+
 def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | None) -> str:
     """The first error: where it is, and what the check said about it."""
+    where, text = _explain(error, names)
+    if not where:
+        return text if file is None else f"{text} (options come from {file} too)"
+    return f"{where}: {text}"
+
+
+def _explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]:
+    """Where the first error is ("" for all together), and what the check said about it."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     text = (
         str(cause) if isinstance(cause, ValueError) else f"{show(first['input'])}: {first['msg']}"
     )
-    if not first["loc"]:
-        return text if file is None else f"{text} (options come from {file} too)"
-    field = str(first["loc"][0])
-    return f"{names.get(field, field.upper())}: {text}"
+    where = ""
+    for step in first["loc"]:
+        if isinstance(step, int):
+            where += f" {step + 1}"
+        else:
+            where += f": {step}" if where else names.get(step, step)
+    return where, text
+
+
+def _fields_by_key() -> dict[str, str]:
+    """The keys of a TOML file, and the fields that they set."""
+    return {flag.key: field for field, flag in flags().items()} | {_TIER_TABLES: "tier_tables"}
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -72,7 +107,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from error
-    fields = {flag.key: field for field, flag in flags().items()}
+    fields = _fields_by_key()
     for key in values:
         if key not in fields:
             raise UsageError(f"{file}: {_explain_unknown(key, list(fields))}")
@@ -93,6 +128,7 @@ def _explain_unknown(key: str, known: list[str]) -> str:
         )
     if key in _ARGUMENTS:
         return f'"{key}" is no key of this file; it is given on the command line'
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1)
-    fix = f'did you mean "{close[0]}"?' if close else "see cachefs mount --help for the options"
+    if key.lower() in _TIER_TABLES_ELSEWHERE:
+        return f'unknown key "{key}"; did you mean [[tier]], once for each medium?'
+    fix = nearest(key, known, "see cachefs mount --help for the options")
     return f'unknown key "{key}"; {fix}'

@@ -1,11 +1,19 @@
 """`MountConfig`: what a daemon is built from, and what `cachefs mount --help` is made of."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cachefs.config.fields import (
     DURATION,
@@ -21,17 +29,24 @@ from cachefs.config.fields import (
     choice,
     count,
     default_cache_dirs,
+    default_mem_dir,
     size,
 )
+from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
+from cachefs.types import Medium
 
-MIN_CACHE_DIR_BYTES = 64 << 20
-"""Least capacity of one cache directory: one slab."""
+_SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
+"""Options that describe tiers where no `[[tier]]` does."""
+
+_RATIOS = {"high": "cache_high", "low": "cache_low", "free_space_ratio": "free_space_ratio"}
+"""What a tier takes from the mount if its table has none of its own."""
 
 
 class MountConfig(BaseModel):
     """One mount. Immutable. Sizes are bytes, times seconds (`math.inf`: indefinite).
 
-    Field names are the option names with underscores, except `cache_dirs` (`--cache-dir`).
+    Field names are the option names with underscores, except `cache_dirs` (`--cache-dir`) and
+    `tier_tables` (`[[tier]]` in a file). What the cache is built from is `tiers`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,6 +109,25 @@ class MountConfig(BaseModel):
     cache_size: Annotated[
         int, size(MIN_CACHE_DIR_BYTES), Flag(("--cache-size",), metavar="SIZE", group=Group.CACHE)
     ] = Field(100 << 30, description="Most bytes to keep, over all cache directories together.")
+    mem_size: Annotated[
+        int,
+        size(MIN_CACHE_DIR_BYTES, or_zero=True),
+        Flag(("--mem-size",), metavar="SIZE", group=Group.CACHE),
+    ] = Field(
+        0,
+        description="Most bytes to keep in memory, in front of the cache directories; 0 for none. "
+        "They outlive the mount as the others do.",
+    )
+    mem_dir: Annotated[
+        Path,
+        PATH,
+        Flag(
+            ("--mem-dir",),
+            metavar="DIR",
+            group=Group.CACHE,
+            shown_default="/dev/shm/cachefs-UID/ID",
+        ),
+    ] = Field(default_factory=default_mem_dir, description="The directory in memory, on a tmpfs.")
     free_space_ratio: Annotated[
         float, RATIO, Flag(("--free-space-ratio",), metavar="RATIO", group=Group.CACHE)
     ] = Field(0.1, description="Share of each cache file system to leave free.")
@@ -103,14 +137,33 @@ class MountConfig(BaseModel):
     cache_low: Annotated[
         float, RATIO, Flag(("--cache-low",), metavar="RATIO", group=Group.CACHE)
     ] = Field(0.85, description="Evict down to this share of the cache size.")
+    tier_tables: tuple[TierConfig, ...] = Field(
+        (), description="Instead of the directories and sizes above, in a file: [[tier]]."
+    )
     cache_eviction: Annotated[
-        Literal["lru", "none"],
-        choice("lru", "none"),
-        Flag(("--cache-eviction",), metavar="lru|none", group=Group.CACHE),
+        Literal["epoch", "lru", "sieve", "2-random", "none"],
+        choice("epoch", "lru", "sieve", "2-random", "none"),
+        Flag(("--cache-eviction",), metavar="POLICY", group=Group.CACHE),
     ] = Field(
         "lru",
-        description="What makes room: lru drops what was read longest ago; none keeps what is "
-        "there and admits nothing more.",
+        description="What makes room. epoch is made for training, where each file is read once an "
+        "epoch; lru drops what was read longest ago; sieve and 2-random are for comparison; none "
+        "keeps what is there and admits nothing more.",
+    )
+    verify: Annotated[
+        Literal["first", "full"],
+        choice("first", "full"),
+        Flag(("--verify", "--verify-cache-checksum"), metavar="first|full", group=Group.CACHE),
+    ] = Field(
+        "first",
+        description="Compare the checksum of a cached block on its first read after each start, "
+        "or on every read.",
+    )
+    scrub_interval: Annotated[
+        float, DURATION, Flag(("--scrub-interval",), metavar="TIME", group=Group.CACHE)
+    ] = Field(
+        7 * 86400.0,
+        description="How long until every cached block has been verified again; 0 is never.",
     )
 
     attr_ttl: Annotated[
@@ -214,6 +267,15 @@ class MountConfig(BaseModel):
             raise ValueError("false is not possible; mounts are always read-only")
         return read_only
 
+    @field_validator("tier_tables", mode="before")
+    @classmethod
+    def _fill_in_tiers(cls, tables: object, info: ValidationInfo) -> object:
+        """Each table has the mount's ratios where it has none of its own."""
+        if not isinstance(tables, list | tuple) or not tables:
+            raise ValueError("write [[tier]], with two brackets, once for each medium")
+        ratios = {key: info.data.get(field) for key, field in _RATIOS.items()}
+        return [{**ratios, **table} if isinstance(table, Mapping) else table for table in tables]
+
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if not 0 < self.cache_low < self.cache_high:
@@ -221,19 +283,64 @@ class MountConfig(BaseModel):
                 f"cache_low ({self.cache_low:g}) must be above 0 and below "
                 f"cache_high ({self.cache_high:g})"
             )
+        self._check_shorthands()
+        places = [("cache directory", path) for tier in self.tiers for path in tier.paths]
+        _refuse_twice([path for _, path in places])
+        if self.log_file is not None:
+            places.append(("log_file", self.log_file))
+        for name, path in places:
+            refuse_below_mountpoint(name, path, self.mountpoint)
+        return self
+
+    def _check_shorthands(self) -> None:
+        given = [name for name in _SHORTHANDS if name in self.model_fields_set]
+        if self.tier_tables:
+            if given:
+                option = given[0].replace("cache_dirs", "cache_dir")
+                raise ValueError(
+                    f"{option} and [[tier]] both say what the cache is made of; use one or the "
+                    "other"
+                )
+            return
+        if "mem_dir" in given and "mem_size" not in given:
+            raise ValueError("mem_dir needs mem_size, or nothing is kept there; give both")
         least = MIN_CACHE_DIR_BYTES * len(self.cache_dirs)
         if self.cache_size < least:
             raise ValueError(
                 f"cache_size must be at least {least >> 20}MiB for {len(self.cache_dirs)} cache "
                 "directories; raise it or name fewer of them"
             )
-        for name, path in [
-            *(("cache_dir", d) for d in self.cache_dirs),
-            ("log_file", self.log_file),
-        ]:
-            if path is not None and path.is_relative_to(self.mountpoint):
-                raise ValueError(
-                    f"{name} {path} lies below the mountpoint {self.mountpoint}, which would wait "
-                    "for itself; choose another place"
-                )
-        return self
+
+    @property
+    def tiers(self) -> tuple[TierConfig, ...]:
+        """What the cache is made of, fastest medium first."""
+        if self.tier_tables:
+            fastest_first = list(Medium)
+            return tuple(sorted(self.tier_tables, key=lambda t: fastest_first.index(t.medium)))
+        disks = self._shorthand(Medium.SSD, self.cache_dirs, self.cache_size)
+        if self.mem_size == 0:
+            return (disks,)
+        return (self._shorthand(Medium.MEM, (self.mem_dir,), self.mem_size), disks)
+
+    def _shorthand(self, medium: Medium, paths: tuple[Path, ...], quota_bytes: int) -> TierConfig:
+        return self.tier_from({"medium": medium, "path": paths, "quota": quota_bytes})
+
+    def tier_from(self, table: Mapping[str, object]) -> TierConfig:
+        """A tier as `[[tier]]` describes it. Raises pydantic's `ValidationError`."""
+        ratios = {key: getattr(self, field) for key, field in _RATIOS.items()}
+        return TierConfig.model_validate({**ratios, **table})
+
+
+def refuse_below_mountpoint(name: str, path: Path, mountpoint: Path) -> None:
+    """Raises `ValueError` if the mount would wait for itself when `path` is used."""
+    if path.is_relative_to(mountpoint):
+        raise ValueError(
+            f"{name} {path} lies below the mountpoint {mountpoint}, which would wait for itself; "
+            "choose another place"
+        )
+
+
+def _refuse_twice(paths: list[Path]) -> None:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path} stands in two tiers; each needs a directory of its own")

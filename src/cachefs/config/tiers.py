@@ -1,0 +1,90 @@
+"""`TierConfig`: the cache directories on one medium, as a `[[tier]]` table describes them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cachefs import units
+from cachefs.config.fields import MEDIUM, RATIO, TIER_PATHS, check_size, nearest, show
+from cachefs.types import Medium
+
+MIN_CACHE_DIR_BYTES = 64 << 20
+"""Least capacity of one cache directory."""
+
+_KEYS = {
+    "medium": f"one of {', '.join(Medium.__members__)}",
+    "path": "a directory, or several",
+    "quota": 'a size such as "100GiB"',
+    "high": "a ratio",
+    "low": "a ratio",
+    "free_space_ratio": "a ratio",
+}
+_REQUIRED = ("medium", "path", "quota")
+
+
+class TierConfig(BaseModel):
+    """One or more directories on one medium. Each is a cache directory of its own, with its own
+    quota (bytes). Immutable.
+
+    `path` and `quota` may be given as lists, or as text with commas (paths: or colons) between;
+    one quota for several paths is shared evenly.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    medium: Annotated[Medium, MEDIUM]
+    paths: Annotated[tuple[Path, ...], TIER_PATHS] = Field(alias="path")
+    quotas: tuple[int, ...] = Field(alias="quota")
+    high: Annotated[float, RATIO]
+    low: Annotated[float, RATIO]
+    free_space_ratio: Annotated[float, RATIO]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, table: object) -> object:
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{show(table)} is not a table; write [[tier]], then key = value")
+        for key in table:
+            if key not in _KEYS:
+                otherwise = f"known are {', '.join(_KEYS)}"
+                raise ValueError(f'unknown key "{key}"; {nearest(str(key), _KEYS, otherwise)}')
+        for key in _REQUIRED:
+            if key not in table:
+                raise ValueError(f"it has no {key}; give it {_KEYS[key]}")
+        return table
+
+    @field_validator("quotas", mode="before")
+    @classmethod
+    def _check_quotas(cls, value: object, info: ValidationInfo) -> tuple[int, ...]:
+        path_count = len(info.data.get("paths", [None]))
+        parts: list[Any] = value.split(",") if isinstance(value, str) else [value]
+        shared = len(parts) == 1 and not isinstance(value, list | tuple)
+        if isinstance(value, list | tuple):
+            parts = list(value)
+        quotas = [check_size(part) for part in parts]
+        if shared:
+            quotas = [quotas[0] // path_count] * path_count
+        if len(quotas) != path_count:
+            raise ValueError(
+                f"{show(value)}: {len(quotas)} quotas for {path_count} paths; give one that they "
+                "share, or one for each"
+            )
+        if min(quotas) < MIN_CACHE_DIR_BYTES:
+            least = units.format_bytes(MIN_CACHE_DIR_BYTES)
+            raise ValueError(f"{show(value)} is too small; the least is {least} for each path")
+        return tuple(quotas)
+
+    @model_validator(mode="after")
+    def _check_watermarks(self) -> Self:
+        if not 0 < self.low < self.high:
+            raise ValueError(f"low ({self.low:g}) must be above 0 and below high ({self.high:g})")
+        return self
