@@ -1,0 +1,1 @@
+"""The cache engine without kernel and network: what it hits, holds, and costs."""

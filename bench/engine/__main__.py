@@ -1,0 +1,73 @@
+"""`python -m bench.engine PROGRAM`: figures of the cache engine, without kernel and network.
+
+hit_ratio   what each eviction policy hits on the traffic of training, and on others'
+space       how much of the disk space holds data, also after the mix of sizes has changed
+scale       4 million cached blocks: start, memory, look-ups
+admission   what storing a fetched block costs
+"""
+
+import argparse
+import importlib
+import os
+import time
+from pathlib import Path
+
+from bench import sandbox
+
+PROGRAMS = {"hit_ratio": "/dev/shm", "space": "/dev/shm", "scale": None, "admission": "/dev/shm"}
+"""And where their caches stand; None: on a disk."""
+
+
+def main() -> None:
+    """Parse the arguments and run in the sandbox."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="hit_ratio: policies, or parts of workloads"
+    )
+    arguments = parser.parse_args()
+    base = PROGRAMS[arguments.program]
+    if base is not None:
+        os.environ["TMPDIR"] = base
+    sandbox.run(f"engine-{arguments.program}", lambda directory: _work(directory, arguments))
+
+
+def _work(directory: Path, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from bench import machine
+
+    began = time.monotonic()
+    console = Console(highlight=False)
+    description = machine.describe(directory)
+    program = importlib.import_module(f"bench.engine.{arguments.program}")
+    options = {"only": arguments.only} if arguments.only else {}
+    findings = program.run(directory, arguments.quick, **options)
+    console.print(
+        "[dim]{cpu}, {cores} cores; {cache_file_system}; load before: {load_before}; "
+        "commit {commit}[/]".format(**description),
+        soft_wrap=True,
+    )
+    findings.print(console)
+    settings = {
+        "program": arguments.program,
+        "quick": arguments.quick,
+        "only": arguments.only,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    console.print(f"[dim]{settings['seconds']} s[/]")
+    if arguments.json:
+        findings.write(arguments.json, description, settings)
+        console.print(f"wrote {arguments.json}", soft_wrap=True)
+    return int(arguments.strict and any(not bar.passed for bar in findings.bars))
+
+
+if __name__ == "__main__":
+    main()
