@@ -1,6 +1,7 @@
 """The overlay over LMDB: reads see every write at once, crashes lose what no commit wrote."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.db import Changes, Database
+from cachefs.db import (
+    Changes,
+    DamagedDatabaseError,
+    Database,
+    DatabaseBuilder,
+    DatabaseReader,
+    database_exists,
+    replace_database,
+)
 from cachefs.errors import CacheDirError
 
 MAP_BYTES = 1 << 26
@@ -120,11 +129,13 @@ async def _run(path: Path, operations: list[tuple]) -> None:
 def test_random_operations_match_a_dict(
     operations: list[tuple], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    logging.getLogger("cachefs.db").disabled = True  # the failing commits warn, as they should
+    logging.getLogger(
+        "cachefs.db.database"
+    ).disabled = True  # the failing commits warn, as they should
     try:
         trio.run(_run, tmp_path_factory.mktemp("db"), operations)
     finally:
-        logging.getLogger("cachefs.db").disabled = False
+        logging.getLogger("cachefs.db.database").disabled = False
 
 
 async def test_a_crash_keeps_exactly_what_was_committed(tmp_path: Path) -> None:
@@ -172,7 +183,7 @@ async def test_a_failing_commit_keeps_the_changes_and_warns_once(
     await db.commit()
     assert db.get("one", b"a") == b"2"
     assert list(db.scan("one", b"")) == [(b"a", b"2")]
-    assert [record.name for record in caplog.records] == ["cachefs.db"]
+    assert [record.name for record in caplog.records] == ["cachefs.db.database"]
 
     monkeypatch.setattr(db, "_write", real)
     await db.commit()
@@ -226,3 +237,109 @@ def test_a_place_that_cant_be_written_is_one_clear_error(tmp_path: Path) -> None
     with pytest.raises(CacheDirError, match=r"can.t open the database .*file"):
         opened(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "in the way"
+
+
+def filled(path: Path, count: int = 3000) -> dict[bytes, bytes]:
+    rows = {number.to_bytes(4, "big"): b"value" * 5 for number in range(count)}
+    database = opened(path)
+    for key, value in rows.items():
+        database.put("one", key, value)
+    database.close()
+    return rows
+
+
+@pytest.mark.parametrize("left", [1, 100, 4096, 5000, 8192, 12288, -1])
+def test_a_file_that_was_cut_is_refused_and_not_touched(tmp_path: Path, left: int) -> None:
+    """LMDB alone would be killed by SIGBUS."""
+    filled(tmp_path)
+    file = tmp_path / "data.mdb"
+    os.truncate(file, left if left > 0 else file.stat().st_size - 1)
+    before = file.read_bytes()
+    with pytest.raises(DamagedDatabaseError, match=r"database .* is damaged .*if you remove it"):
+        opened(tmp_path)
+    with pytest.raises(DamagedDatabaseError):
+        DatabaseReader(tmp_path, TABLES)
+    assert file.read_bytes() == before
+
+
+def test_garbage_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with (tmp_path / "data.mdb").open("r+b") as file:
+        file.write(b"garbage " * 1024)
+    with pytest.raises(DamagedDatabaseError):
+        opened(tmp_path)
+
+
+def test_a_damaged_row_is_found_when_reading_through(tmp_path: Path) -> None:
+    filled(tmp_path)
+    file = tmp_path / "data.mdb"
+    size_bytes = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:8192].ljust(size_bytes, b"\0"))
+    with pytest.raises(DamagedDatabaseError):
+        opened(tmp_path).read_through("one")
+    with pytest.raises(DamagedDatabaseError):
+        list(DatabaseReader(tmp_path, TABLES).scan("one"))
+
+
+def test_an_empty_file_is_a_new_database(tmp_path: Path) -> None:
+    filled(tmp_path)
+    os.truncate(tmp_path / "data.mdb", 0)
+    assert not database_exists(tmp_path)
+    database = opened(tmp_path)
+    database.read_through("one")
+    assert list(database.scan("one", b"")) == []
+    database.abandon()
+
+
+def test_warming_reads_the_file_within_its_limit(tmp_path: Path) -> None:
+    filled(tmp_path)
+    size_bytes = (tmp_path / "data.mdb").stat().st_size
+    database = opened(tmp_path)
+    assert database.warm() == size_bytes
+    assert database.warm(limit_bytes=10_000) == 10_000
+    database.abandon()
+    assert database.warm() == size_bytes  # a thread that outlives the daemon harms nobody
+    (tmp_path / "data.mdb").unlink()
+    assert database.warm() == 0
+
+
+def test_a_reader_leaves_no_trace(tmp_path: Path) -> None:
+    rows = filled(tmp_path)
+    (tmp_path / "lock.mdb").unlink()
+    before = (tmp_path / "data.mdb").read_bytes()
+    reader = DatabaseReader(tmp_path, (*TABLES, "new"))
+    assert dict(reader.scan("one")) == rows
+    assert list(reader.scan("two")) == list(reader.scan("new")) == []
+    assert reader.get("one", b"\0\0\0\1") == rows[b"\0\0\0\1"]
+    assert reader.get("new", b"a") is None
+    reader.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["data.mdb"]
+    assert (tmp_path / "data.mdb").read_bytes() == before
+
+
+def test_a_table_added_later_is_created(tmp_path: Path) -> None:
+    Database.open(str(tmp_path), ("one",), MAP_BYTES).close()
+    database = opened(tmp_path)
+    database.put("two", b"a", b"1")
+    database.close()
+    reader = DatabaseReader(tmp_path, TABLES)
+    assert list(reader.scan("two")) == [(b"a", b"1")]
+    reader.close()
+
+
+def test_a_database_built_anew_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachefs.db.offline._BUILD_ROWS", 7)
+    filled(tmp_path / "old")
+    builder = DatabaseBuilder(tmp_path / "new", TABLES, MAP_BYTES)
+    for number in range(100):
+        assert builder.put("two", b"%d" % (number * 37 % 100), b"1")
+    assert not builder.put("two", b"5", b"2")
+    builder.finish()
+    replace_database(tmp_path / "new", tmp_path / "old")
+    assert os.listdir(tmp_path) == ["old"]
+    database = opened(tmp_path / "old")
+    assert list(database.scan("one", b"")) == []
+    assert dict(database.scan("two", b"")) == {b"%d" % number: b"1" for number in range(100)}
+    database.abandon()

@@ -4,12 +4,14 @@ Writes go to a dict and are seen by reads at once. About once a second the dict 
 worker thread that writes it as one LMDB transaction with fsync: that transaction is the only
 commit point. A crash or a power cut loses what was written since, and nothing else.
 
-Concurrency: all methods run on the loop thread; only `_write` runs elsewhere, and it touches
-nothing but the frozen batch and a write transaction of its own. Between two awaits a caller sees
-no change but its own.
+Concurrency: all methods run on the loop thread; only `_write` runs elsewhere, which touches
+nothing but the frozen batch and a write transaction of its own, and `warm`, which touches no
+LMDB. Between two awaits a caller sees no change but its own.
 """
 
+import contextlib
 import logging
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +19,14 @@ from pathlib import Path
 import lmdb
 import trio
 
-from cachefs.errors import CacheDirError
+from cachefs.db.environment import DATA_NAME, explained, open_env
 
 log = logging.getLogger(__name__)
+
+WARM_LIMIT_BYTES = 1 << 30
+"""Most that `Database.warm` reads."""
+
+_WARM_STEP_BYTES = 4 << 20
 
 Changes = dict[bytes, bytes | None]
 """Key to new value; None deletes."""
@@ -70,6 +77,7 @@ class Database:
 
     def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
         self._env = env
+        self._data_path = Path(env.path()) / DATA_NAME
         self._handles = {name: env.open_db(name.encode()) for name in tables}
         self._overlays = {name: _Overlay() for name in tables}
         self._reader = env.begin()
@@ -83,20 +91,17 @@ class Database:
     def open(cls, path: str, tables: Sequence[str], map_size_bytes: int) -> "Database":
         """Open or create. `map_size_bytes` bounds the file, costs address space only.
 
-        Raises `CacheDirError` if the directory can't be written or holds something else.
+        Raises `DamagedDatabaseError` if it isn't a database, or not a whole one; another
+        `CacheDirError` if the directory can't be written or holds something else.
         """
-        try:
+        with explained(path):
             Path(path).mkdir(parents=True, exist_ok=True, mode=0o700)
-            env = lmdb.open(
-                path,
-                max_dbs=len(tables),
-                map_size=map_size_bytes,
-                mode=0o600,
-                readahead=False,  # look-ups are random; read-ahead would only evict others' pages
-            )
-            return cls(env, tables)
-        except (lmdb.Error, OSError) as error:
-            raise CacheDirError(f"can't open the database {path}: {error}") from error
+            env = open_env(path, max_dbs=len(tables), map_size=map_size_bytes, mode=0o600)
+            try:
+                return cls(env, tables)
+            except BaseException:
+                env.close()
+                raise
 
     def get(self, table: str, key: bytes) -> bytes | None:
         overlay = self._overlays[table]
@@ -132,6 +137,12 @@ class Database:
                 if not key.startswith(prefix):
                     return
                 yield key, value
+
+    def read_through(self, table: str) -> None:
+        """Raises `DamagedDatabaseError` if a row of the table can't be reached."""
+        with explained(self._env.path()):
+            for _ in self.scan(table, b""):
+                pass
 
     @property
     def pending_count(self) -> int:
@@ -185,6 +196,24 @@ class Database:
         while True:
             await trio.sleep(interval_s)
             await self.commit()
+
+    def warm(self, limit_bytes: int = WARM_LIMIT_BYTES) -> int:
+        """Bring the file into the page cache, so that look-ups on the loop wait for no disk.
+
+        Blocks: for a worker thread. It uses a descriptor of its own, so that the database may be
+        closed, and the thread be abandoned, at any moment. Reads at most `limit_bytes`; returns
+        the bytes read. A file that can't be read is not its business.
+        """
+        read_bytes = 0
+        with contextlib.suppress(OSError), open(self._data_path, "rb", buffering=0) as file:
+            size_bytes = min(limit_bytes, os.fstat(file.fileno()).st_size)
+            os.posix_fadvise(file.fileno(), 0, size_bytes, os.POSIX_FADV_SEQUENTIAL)
+            while read_bytes < size_bytes:
+                step = file.read(min(_WARM_STEP_BYTES, size_bytes - read_bytes))
+                if not step:
+                    break
+                read_bytes += len(step)
+        return read_bytes
 
     def close(self) -> None:
         """Commit what is pending and close. Blocks for the fsync; call it after the loop."""

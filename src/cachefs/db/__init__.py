@@ -1,0 +1,20 @@
+"""LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
+
+from cachefs.db.database import Changes, Database
+from cachefs.db.environment import DamagedDatabaseError
+from cachefs.db.offline import (
+    DatabaseBuilder,
+    DatabaseReader,
+    database_exists,
+    replace_database,
+)
+
+__all__ = [
+    "Changes",
+    "DamagedDatabaseError",
+    "Database",
+    "DatabaseBuilder",
+    "DatabaseReader",
+    "database_exists",
+    "replace_database",
+]

@@ -1,0 +1,124 @@
+"""Databases that no daemon has open: reading one without a trace, and building one anew."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from cachefs.db.environment import DATA_NAME, explained, explanation, open_env
+
+_BUILD_ROWS = 100_000
+"""Rows a transaction of a database that is built anew: bounds the memory, nothing else."""
+
+
+class DatabaseReader:
+    """The committed rows of a database that no process has open. Writes nothing, not even a
+    lock file. Every method raises `DamagedDatabaseError` for rows that can't be reached."""
+
+    def __init__(self, path: Path, tables: Sequence[str]) -> None:
+        """A table that isn't there counts as empty. Raises `CacheDirError`."""
+        self._path = path
+        with explained(str(path)):
+            self._env = open_env(str(path), max_dbs=len(tables), readonly=True, lock=False)
+            try:
+                self._handles = {name: self._table(name) for name in tables}
+                self._txn = self._env.begin()
+            except BaseException:
+                self._env.close()
+                raise
+
+    def _table(self, name: str) -> Any:
+        try:
+            return self._env.open_db(name.encode(), create=False)
+        except lmdb.NotFoundError:
+            return None
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        handle = self._handles[table]
+        if handle is None:
+            return None
+        try:
+            value: bytes | None = self._txn.get(key, db=handle)
+        except lmdb.Error as error:
+            raise explanation(str(self._path), error) from error
+        return value
+
+    def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """All rows in key order."""
+        handle = self._handles[table]
+        if handle is None:
+            return
+        with explained(str(self._path)), self._txn.cursor(db=handle) as cursor:
+            yield from cursor
+
+    def close(self) -> None:
+        self._txn.abort()
+        self._env.close()
+
+
+class DatabaseBuilder:
+    """A database written from nothing, fast: it is of use only after `finish`."""
+
+    def __init__(self, path: Path, tables: Sequence[str], map_size_bytes: int) -> None:
+        """`path` must not exist. Raises `CacheDirError`, as all methods do."""
+        self._path = str(path)
+        self._rows = 0
+        with explained(self._path):
+            path.mkdir(mode=0o700)
+            self._env = open_env(
+                self._path,
+                max_dbs=len(tables),
+                map_size=map_size_bytes,
+                mode=0o600,
+                sync=False,
+                lock=False,
+            )
+            self._handles = {name: self._env.open_db(name.encode()) for name in tables}
+            self._txn = self._env.begin(write=True)
+
+    def put(self, table: str, key: bytes, value: bytes) -> bool:
+        """False, and no change, if the key is there already."""
+        self._rows += 1
+        try:
+            if self._rows % _BUILD_ROWS == 0:
+                self._txn.commit()
+                self._txn = self._env.begin(write=True)
+            return bool(self._txn.put(key, value, db=self._handles[table], overwrite=False))
+        except lmdb.Error as error:
+            raise explanation(self._path, error) from error
+
+    def finish(self) -> None:
+        """Everything is on disk when this returns."""
+        with explained(self._path):
+            self._txn.commit()
+            self._env.sync(True)
+            self._env.close()
+
+    def abandon(self) -> None:
+        self._txn.abort()
+        self._env.close()
+
+
+def replace_database(new: Path, path: Path) -> None:
+    """Put the finished database `new` in the place of that at `path`, which nobody has open.
+
+    One rename of one file: a crash leaves the old database or the new one. `new` is gone
+    afterwards. Raises `OSError`.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    (new / DATA_NAME).replace(path / DATA_NAME)
+    for directory in (path, path.parent):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    new.rmdir()
+
+
+def database_exists(path: Path) -> bool:
+    """Whether there is anything to open; an empty file is as good as none."""
+    data = path / DATA_NAME
+    return data.exists() and data.stat().st_size > 0
