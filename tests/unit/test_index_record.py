@@ -1,5 +1,7 @@
 """Golden bytes of docs/formats/index.md."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,10 +10,12 @@ from cachefs.format.index_record import (
     SlabRow,
     decode_block_key,
     decode_location,
+    decode_recency,
     decode_slab_key,
     decode_slab_row,
     encode_block_key,
     encode_location,
+    encode_recency,
     encode_slab_key,
     encode_slab_row,
     pack_bitmap,
@@ -51,3 +55,19 @@ def test_bitmaps_keep_exactly_the_ones(states: bytes) -> None:
     packed = pack_bitmap(states)
     assert len(packed) == -(-len(states) // 8)
     assert unpack_bitmap(packed, len(states)) == bytes(value == 1 for value in states)
+
+
+def test_golden_recency() -> None:
+    ticks = array("I", [0, 1, 0xFFFFFFFF, 0x01020304])
+    data = encode_recency(33, ticks)
+    assert data.hex() == "21000000" + "00000000" + "01000000" + "ffffffff" + "04030201"
+    assert decode_recency(data, 33, 4) == ticks
+
+
+@pytest.mark.parametrize(
+    ("cut", "class_index", "slot_count"),
+    [(0, 33, 3), (1, 33, 4), (20, 33, 4), (0, 32, 4), (20, 33, 0)],
+)
+def test_recency_of_another_layout_is_none(cut: int, class_index: int, slot_count: int) -> None:
+    data = encode_recency(33, array("I", [0, 1, 2, 3]))
+    assert decode_recency(data[: len(data) - cut], class_index, slot_count) is None

@@ -5,6 +5,8 @@ values are little-endian.
 """
 
 import struct
+import sys
+from array import array
 from typing import NamedTuple
 
 from cachefs.types import BlockKey, BlockLocation
@@ -12,10 +14,14 @@ from cachefs.types import BlockKey, BlockLocation
 BLOCKS_TABLE = "blocks"
 SLABS_TABLE = "slabs"
 STATE_TABLE = "state"
-TABLES = (BLOCKS_TABLE, SLABS_TABLE, STATE_TABLE)
+RECENCY_TABLE = "recency"
+TABLES = (BLOCKS_TABLE, SLABS_TABLE, STATE_TABLE, RECENCY_TABLE)
 
 CLEAN_KEY = b"clean"
 """In the state table while no daemon has the directory open and the last one closed it."""
+
+TIER_KEY = b"tier"
+"""In the state table: the uuid of the cache directory whose index this is."""
 
 BLOCK_RECORD = struct.Struct("<IIIQ")
 """slab, slot, length, checksum."""
@@ -24,9 +30,13 @@ _SLAB_KEY = struct.Struct(">I")
 _SLAB_ROW = struct.Struct("<HHIIIQ")
 """class, 0, slot count, used count, recency tick, bytes of the blocks; then the bitmap."""
 
+_RECENCY_HEAD = struct.Struct("<HH")
+"""class, 0; then a u32 for each slot."""
+
 assert BLOCK_RECORD.size == 20
 assert _BLOCK_KEY.size == 20
 assert _SLAB_ROW.size == 24
+assert _RECENCY_HEAD.size == array("I").itemsize == 4
 
 NO_CLASS = 0xFFFF
 """Class of a slab that belongs to none (found damaged, not yet rewritten)."""
@@ -86,6 +96,30 @@ def decode_slab_row(data: bytes) -> SlabRow | None:
     if len(bitmap) != -(-slot_count // 8) or used_count > slot_count:
         return None
     return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap)
+
+
+def encode_recency(class_index: int, ticks: "array[int]") -> bytes:
+    """The recency clock of every slot's last use; `ticks` holds unsigned 32-bit numbers."""
+    return _RECENCY_HEAD.pack(class_index, 0) + _swapped(ticks).tobytes()
+
+
+def decode_recency(data: bytes, class_index: int, slot_count: int) -> "array[int] | None":
+    """None if the row was written for a slab of another class or number of slots."""
+    if len(data) != _RECENCY_HEAD.size + 4 * slot_count:
+        return None
+    if _RECENCY_HEAD.unpack_from(data)[0] != class_index:
+        return None
+    ticks = array("I")
+    ticks.frombytes(data[_RECENCY_HEAD.size :])
+    return _swapped(ticks)
+
+
+def _swapped(numbers: "array[int]") -> "array[int]":
+    """From the machine's byte order to little-endian, or back."""
+    if sys.byteorder == "big":
+        numbers = numbers[:]
+        numbers.byteswap()
+    return numbers
 
 
 _TO_DIGITS = bytes(ord("1") if value == 1 else ord("0") for value in range(256))

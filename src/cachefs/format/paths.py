@@ -12,6 +12,8 @@ INDEX_NAME = "index"
 NAMESPACE_NAME = "namespace"
 PROBE_NAME = "probe.tmp"
 IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
+BAD_INDEX_NAME = INDEX_NAME + ".bad"
+NEW_INDEX_NAME = INDEX_NAME + ".new"
 
 OWN_NAMES = frozenset(
     {
@@ -20,6 +22,8 @@ OWN_NAMES = frozenset(
         LOCK_NAME,
         SLABS_NAME,
         INDEX_NAME,
+        BAD_INDEX_NAME,
+        NEW_INDEX_NAME,
         NAMESPACE_NAME,
         PROBE_NAME,
     }
@@ -66,6 +70,16 @@ class TierPaths:
     @property
     def index(self) -> Path:
         return self.root / INDEX_NAME
+
+    @property
+    def bad_index(self) -> Path:
+        """An index that could not be used, moved out of the way."""
+        return self.root / BAD_INDEX_NAME
+
+    @property
+    def new_index(self) -> Path:
+        """What `cachefs check --repair` builds, until it takes the index's place."""
+        return self.root / NEW_INDEX_NAME
 
     @property
     def namespace(self) -> Path:
