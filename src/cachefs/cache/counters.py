@@ -42,6 +42,8 @@ class TierCounters:
     """Index entries whose bytes were not the ones promised; dropped and fetched again."""
     bad_slabs: int = 0
     """Slab files that were missing or had a header that isn't theirs."""
+    bad_index: int = 0
+    """Indexes that could not be used and were made anew from the slabs."""
     adopted: int = 0
     """Blocks that a slot table knew and the index had lost."""
     reassigned: int = 0

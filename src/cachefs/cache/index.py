@@ -6,27 +6,39 @@ of changed slabs are put in the step in which a commit takes what is pending. So
 both, and a crash can't tear them apart.
 """
 
+import logging
+import shutil
+from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from cachefs.db import Database
+from cachefs.db import DamagedDatabaseError, Database
+from cachefs.errors import CacheDirError
 from cachefs.format.index_record import (
     BLOCK_RECORD,
     BLOCKS_TABLE,
     CLEAN_KEY,
+    RECENCY_TABLE,
     SLABS_TABLE,
     STATE_TABLE,
     TABLES,
+    TIER_KEY,
     SlabRow,
     decode_block_key,
     decode_location,
+    decode_recency,
     decode_slab_key,
     decode_slab_row,
     encode_block_key,
     encode_location,
+    encode_recency,
     encode_slab_key,
     encode_slab_row,
 )
+from cachefs.format.paths import BAD_INDEX_NAME
 from cachefs.types import BlockKey, BlockLocation
+
+log = logging.getLogger(__name__)
 
 _MAP_BASE_BYTES = 1 << 30
 _unpack = BLOCK_RECORD.unpack
@@ -38,12 +50,33 @@ class Index:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._get = database.get
+        self.replaced_bad = False
+        """The index found at opening was damaged or another directory's, and was moved aside."""
 
     @classmethod
-    def open(cls, path: str, quota_bytes: int) -> "Index":
-        """Raises `CacheDirError`. A block costs some 60 bytes of index, so that an eighth of the
-        quota is room enough even if every block were of the smallest class."""
-        return cls(Database.open(path, TABLES, _MAP_BASE_BYTES + quota_bytes // 8))
+    def open(cls, path: str, quota_bytes: int, tier_uuid: bytes) -> "Index":
+        """Open or create the index of the cache directory with that uuid.
+
+        One that can't be used is moved to `index.bad`, and an empty one made in its place: the
+        slabs know what it knew, and are asked as after a crash. Raises `CacheDirError` if the
+        disk can't be written.
+        """
+        try:
+            return cls(_open_own(path, quota_bytes, tier_uuid))
+        except DamagedDatabaseError as error:
+            log.warning(
+                "%s can't be used (%s): it is moved to %s, and made anew from the slabs",
+                path,
+                error.why,
+                BAD_INDEX_NAME,
+            )
+        try:
+            set_aside(Path(path))
+        except OSError as error:
+            raise CacheDirError(f"can't move {path} away: {error.strerror}") from error
+        index = cls(_open_own(path, quota_bytes, tier_uuid))
+        index.replaced_bad = True
+        return index
 
     def find(self, key: BlockKey) -> tuple[int, int, int, int] | None:
         """slab, slot, length, checksum: the fields of a `BlockLocation` without making one."""
@@ -73,7 +106,19 @@ class Index:
         self._database.put(SLABS_TABLE, encode_slab_key(slab_id), encode_slab_row(row))
 
     def delete_slab(self, slab_id: int) -> None:
-        self._database.delete(SLABS_TABLE, encode_slab_key(slab_id))
+        key = encode_slab_key(slab_id)
+        self._database.delete(SLABS_TABLE, key)
+        self._database.delete(RECENCY_TABLE, key)
+
+    def put_recency(self, slab_id: int, class_index: int, ticks: "array[int]") -> None:
+        """The recency of every slot of the slab; `ticks` may change afterwards."""
+        value = encode_recency(class_index, ticks)
+        self._database.put(RECENCY_TABLE, encode_slab_key(slab_id), value)
+
+    def recency(self, slab_id: int, class_index: int, slot_count: int) -> "array[int] | None":
+        """What was put last; None if that was for another class, or nothing was."""
+        value = self._database.get(RECENCY_TABLE, encode_slab_key(slab_id))
+        return None if value is None else decode_recency(value, class_index, slot_count)
 
     def before_commit(self, put_rows: Callable[[], None]) -> None:
         """`put_rows` is called in the same step in which a commit takes what is pending."""
@@ -89,6 +134,10 @@ class Index:
     def put_clean_mark(self) -> None:
         self._database.put(STATE_TABLE, CLEAN_KEY, b"1")
 
+    def warm(self) -> int:
+        """See `Database.warm`: blocks, for a worker thread that may be abandoned."""
+        return self._database.warm()
+
     async def commit(self) -> None:
         """Make everything put so far durable (or log why not)."""
         await self._database.commit()
@@ -100,3 +149,37 @@ class Index:
     def abandon(self) -> None:
         """Close as a crash would."""
         self._database.abandon()
+
+
+def map_size_bytes(quota_bytes: int) -> int:
+    """A block costs some 60 bytes of index, so that an eighth of the quota is room enough even
+    if every block were of the smallest class."""
+    return _MAP_BASE_BYTES + quota_bytes // 8
+
+
+def set_aside(index: Path) -> None:
+    """Move what is in the index's place out of the way, replacing what was moved before."""
+    aside = index.with_name(BAD_INDEX_NAME)
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink(missing_ok=True)
+    index.rename(aside)
+
+
+def _open_own(path: str, quota_bytes: int, tier_uuid: bytes) -> Database:
+    place = Path(path)
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise DamagedDatabaseError(path, "not a directory")
+    database = Database.open(path, TABLES, map_size_bytes(quota_bytes))
+    try:
+        database.read_through(SLABS_TABLE)
+        owner = database.get(STATE_TABLE, TIER_KEY)
+        if owner is None:  # new, or from before there was this row
+            database.put(STATE_TABLE, TIER_KEY, tier_uuid)
+        elif owner != tier_uuid:
+            raise DamagedDatabaseError(path, "another cache directory's")
+    except BaseException:
+        database.abandon()
+        raise
+    return database

@@ -51,7 +51,7 @@ class TierStore:
         self.tier = tier
         self.slabs = tier.slabs
         self.index = index
-        self.counters = TierCounters()
+        self.counters = TierCounters(bad_index=int(index.replaced_bad))
         self.readers: Workers
         self.writer: Workers
         self._by_id = tier.slabs.by_id
@@ -68,7 +68,8 @@ class TierStore:
     @classmethod
     def open(cls, tier: Tier, policy_name: str) -> "TierStore":
         """Raises `CacheDirError`."""
-        return cls(tier, Index.open(str(tier.paths.index), tier.quota_bytes), policy_name)
+        index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
+        return cls(tier, index, policy_name)
 
     def _load_slabs(self) -> None:
         """From the rows and the names of the files alone, so that starting costs no scan."""

@@ -29,7 +29,14 @@ _DAMAGE = (
 
 
 class DamagedDatabaseError(CacheDirError):
-    """The files are not what was written; what can be had of them is not to be trusted."""
+    """The files are not what was written; what can be had of them is not to be trusted.
+
+    `why` is that without the name and the advice, for those who know better what to do.
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the database {path} is damaged ({why}); it is built anew if removed")
+        self.why = why
 
 
 def open_env(path: str, **options: Any) -> lmdb.Environment:
@@ -45,7 +52,7 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
     size_bytes = (Path(path) / DATA_NAME).stat().st_size
     if 0 < size_bytes < used_bytes:
         env.close()
-        raise DamagedDatabaseError(_advice(path, f"{size_bytes} of {used_bytes} bytes are left"))
+        raise DamagedDatabaseError(path, f"{size_bytes} of {used_bytes} bytes are left")
     return env
 
 
@@ -62,9 +69,5 @@ def explained(path: str) -> Iterator[None]:
 
 def explanation(path: str, error: lmdb.Error) -> CacheDirError:
     if isinstance(error, _DAMAGE):
-        return DamagedDatabaseError(_advice(path, str(error)))
+        return DamagedDatabaseError(path, str(error))
     return CacheDirError(f"can't open the database {path}: {error}")
-
-
-def _advice(path: str, why: str) -> str:
-    return f"the database {path} is damaged ({why}); it is built anew if you remove it"
