@@ -5,20 +5,23 @@ import logging
 import os
 import resource
 import signal
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
-from cachefs.config import MountConfig
+from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import server as control_server
-from cachefs.control.report import CacheStatus, StatusReport
+from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.tier_verbs import TierVerbs
 from cachefs.db import Database
-from cachefs.errors import CachefsError
+from cachefs.errors import CacheDirError, CachefsError
 from cachefs.format import inode_record
 from cachefs.fuse import session
 from cachefs.fuse.attrs import AttrBuilder, Ownership
@@ -31,6 +34,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.options import OriginOptions
 from cachefs.tiers.tier import Tier
+from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +62,34 @@ async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
     origin = open_origin(config.source, _origin_options(config))
     try:
         await origin.check()
-        tiers = _open_tiers(config, origin)
+        tiers = _open_tiers(origin.identity, *config.tiers)
         try:
             mount = _Mount(config, origin, tiers)
             await mount.serve(mountpoint, on_ready)
         finally:
-            for tier in tiers:
-                tier.close()
+            _close_all(tiers)
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
             await origin.aclose()
 
 
 class _Mount:
-    """One mount: what has to live exactly as long as it."""
+    """One mount: what has to live exactly as long as it. `tiers` is kept up to date with those that
+    come and go at run time."""
 
     def __init__(self, config: MountConfig, origin: Origin, tiers: list[Tier]) -> None:
         self._config = config
         self._origin = origin
         self._started_at = time.time()
         # The namespace first: it is the one that may find its directory to be of a newer format.
+        home = _namespace_tier(tiers)
         self._db = Database.open(
-            str(tiers[0].paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
+            str(home.paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
         )
         self._cache = BlockCache(origin, tiers, config.cache_eviction, config.buffer_size)
+        self._tier_verbs = TierVerbs(
+            self._cache, config, partial(_open_tiers, origin.identity), tiers, home
+        )
 
     async def serve(self, mountpoint: str, on_ready: Callable[[], None]) -> None:
         """Mount, answer until unmounted, write what is pending."""
@@ -104,8 +112,13 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
-        await nursery.start(control_server.serve, socket_path(Path(mountpoint)), self.status)
-        await self._serve_kernel(namespace, mountpoint, on_ready)
+        handlers = {"status": self._answer_status, **self._tier_verbs.handlers()}
+        # Its own nursery: no tier is added or removed any more while the cache is being closed.
+        async with trio.open_nursery() as control:
+            socket = socket_path(Path(mountpoint))
+            await control.start(control_server.serve, socket, handlers)
+            await self._serve_kernel(namespace, mountpoint, on_ready)
+            control.cancel_scope.cancel()
 
     async def _serve_kernel(
         self, namespace: Namespace, mountpoint: str, on_ready: Callable[[], None]
@@ -143,8 +156,12 @@ class _Mount:
             on_init,
         )
 
+    async def _answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        return {**self.status()}
+
     def status(self) -> StatusReport:
         """What `cachefs status` shows. No secrets: the URL has none."""
+        tiers = self._cache.status()
         reads, origin = self._cache.counters, self._origin.counters
         return {
             "version": __version__,
@@ -152,7 +169,9 @@ class _Mount:
             "source": self._origin.url,
             "pid": os.getpid(),
             "started_at": self._started_at,
-            "cache": self._cache_status(),
+            "policy": self._config.cache_eviction,
+            "cache": cache_report(tiers),
+            "tiers": [tier_report(tier) for tier in tiers],
             "reads": {
                 "hits": reads.hits,
                 "misses": reads.misses,
@@ -166,15 +185,6 @@ class _Mount:
                 "get_bytes": origin.get_bytes,
                 "errors": origin.errors,
             },
-        }
-
-    def _cache_status(self) -> CacheStatus:
-        tiers = self._cache.status()
-        return {
-            "capacity_bytes": sum(tier.quota_bytes for tier in tiers),
-            "used_bytes": sum(tier.cached_bytes for tier in tiers),
-            "blocks": sum(tier.cached_blocks for tier in tiers),
-            "dirs": [tier.path for tier in tiers],
         }
 
 
@@ -203,26 +213,55 @@ def _origin_options(config: MountConfig) -> OriginOptions:
     )
 
 
-def _open_tiers(config: MountConfig, origin: Origin) -> list[Tier]:
-    """All or none. Raises `CacheDirError`."""
+def _open_tiers(source_identity: str, *wanted: TierConfig) -> list[Tier]:
+    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`."""
     tiers: list[Tier] = []
     try:
-        for path in config.cache_dirs:
-            tiers.append(
-                Tier.open(
-                    path,
-                    quota_bytes=config.cache_size // len(config.cache_dirs),
-                    source_identity=origin.identity,
-                    high=config.cache_high,
-                    low=config.cache_low,
-                    free_space_ratio=config.free_space_ratio,
-                )
-            )
+        for config in wanted:
+            for path, quota_bytes in zip(config.paths, config.quotas, strict=True):
+                if path.is_relative_to(user_mem_home()):
+                    _make_private(user_mem_home())
+                tiers.append(_open_tier(source_identity, config, path, quota_bytes))
     except BaseException:
-        for tier in tiers:
-            tier.close()
+        _close_all(tiers)
         raise
     return tiers
+
+
+def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes: int) -> Tier:
+    return Tier.open(
+        path,
+        quota_bytes=quota_bytes,
+        source_identity=source_identity,
+        high=config.high,
+        low=config.low,
+        free_space_ratio=config.free_space_ratio,
+        medium=config.medium,
+    )
+
+
+def _close_all(tiers: list[Tier]) -> None:
+    for tier in tiers:
+        tier.close()
+
+
+def _make_private(home: Path) -> None:
+    """`home` lies in a directory where all users may write: somebody else's must not be used."""
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        found = home.lstat()
+    except OSError as error:
+        raise CacheDirError(f"can't create {home}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise CacheDirError(
+            f"{home} is not a directory that only uid {os.geteuid()} may write to; remove it, or "
+            "name another with --mem-dir"
+        )
+
+
+def _namespace_tier(tiers: list[Tier]) -> Tier:
+    """Where names and attributes are kept: on a disk if there is one."""
+    return next((tier for tier in tiers if tier.medium is not Medium.MEM), tiers[0])
 
 
 def _calm_garbage_collector() -> None:

@@ -2,6 +2,8 @@
 
 from typing import TypedDict
 
+from cachefs.cache.counters import TierStatus
+
 
 class CacheStatus(TypedDict):
     """What is held, over all cache directories."""
@@ -10,6 +12,34 @@ class CacheStatus(TypedDict):
     used_bytes: int
     blocks: int
     dirs: list[str]
+
+
+class TierReport(TypedDict):
+    """One cache directory. What its fields mean stands in `cache.counters`."""
+
+    path: str
+    medium: str
+    health: str
+    quota_bytes: int
+    disk_bytes: int
+    used_bytes: int
+    high_bytes: int
+    low_bytes: int
+    cached_bytes: int
+    cached_blocks: int
+    hits: int
+    hit_bytes: int
+    admitted: int
+    rejected: int
+    evicted: int
+    demoted: int
+    promoted: int
+    adopted: int
+    verified: int
+    bad_blocks: int
+    bad_slabs: int
+    read_errors: int
+    write_errors: int
 
 
 class ReadStatus(TypedDict):
@@ -32,13 +62,56 @@ class OriginStatus(TypedDict):
 
 
 class StatusReport(TypedDict):
-    """`started_at` is seconds since the epoch."""
+    """`started_at` is seconds since the epoch; `policy` decides what is evicted; `tiers` are
+    sorted by medium, the fastest first."""
 
     mountpoint: str
     source: str
     pid: int
     started_at: float
     version: str
+    policy: str
     cache: CacheStatus
+    tiers: list[TierReport]
     reads: ReadStatus
     origin: OriginStatus
+
+
+def cache_report(tiers: list[TierStatus]) -> CacheStatus:
+    """The sum over all tiers."""
+    return {
+        "capacity_bytes": sum(tier.quota_bytes for tier in tiers),
+        "used_bytes": sum(tier.cached_bytes for tier in tiers),
+        "blocks": sum(tier.cached_blocks for tier in tiers),
+        "dirs": [tier.path for tier in tiers],
+    }
+
+
+def tier_report(tier: TierStatus) -> TierReport:
+    """One tier, for JSON."""
+    counters = tier.counters
+    return {
+        "path": tier.path,
+        "medium": tier.medium.value,
+        "health": tier.health,
+        "quota_bytes": tier.quota_bytes,
+        "disk_bytes": tier.disk_bytes,
+        "used_bytes": tier.used_bytes,
+        "high_bytes": tier.high_bytes,
+        "low_bytes": tier.low_bytes,
+        "cached_bytes": tier.cached_bytes,
+        "cached_blocks": tier.cached_blocks,
+        "hits": counters.hits,
+        "hit_bytes": counters.hit_bytes,
+        "admitted": counters.admitted,
+        "rejected": counters.rejected,
+        "evicted": counters.evicted,
+        "demoted": counters.demoted,
+        "promoted": counters.promoted,
+        "adopted": counters.adopted,
+        "verified": counters.verified,
+        "bad_blocks": counters.bad_blocks,
+        "bad_slabs": counters.bad_slabs,
+        "read_errors": counters.read_errors,
+        "write_errors": counters.write_errors,
+    }

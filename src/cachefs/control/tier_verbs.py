@@ -1,0 +1,144 @@
+"""Tiers of a running mount: `tier_resize`, `tier_add` and `tier_remove`.
+
+The arguments come from a socket that only the mount's owner can open; they are checked all the
+same, as a configuration would be.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.config import MIN_CACHE_DIR_BYTES, MountConfig, TierConfig, absolute_path, load_tier
+from cachefs.control.report import TierReport, tier_report
+from cachefs.control.server import Handler
+from cachefs.errors import CacheDirError, UsageError
+from cachefs.tiers.tier import Tier
+from cachefs.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+_ADD_ARGUMENTS = {
+    "medium": "medium",
+    "path": "path",
+    "quota_bytes": "quota",
+    "high": "high",
+    "low": "low",
+    "free_space_ratio": "free_space_ratio",
+}
+"""Arguments of `tier_add`, and the keys of `[[tier]]` that they stand for."""
+
+
+class TierVerbs:
+    """Changes the tiers of `cache`, one change at a time.
+
+    `tiers` are the mount's open tiers. The list is the daemon's, which closes whatever is in it at
+    the end; it is kept up to date here. `open_tiers` opens directories, in a worker thread.
+    `namespace_tier` holds the mount's names: it stays.
+    """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        config: MountConfig,
+        open_tiers: Callable[[TierConfig], list[Tier]],
+        tiers: list[Tier],
+        namespace_tier: Tier,
+    ) -> None:
+        self._cache = cache
+        self._config = config
+        self._open_tiers = open_tiers
+        self._tiers = tiers
+        self._namespace_tier = namespace_tier
+        self._lock = trio.Lock()
+
+    def handlers(self) -> dict[str, Handler]:
+        """By verb. They raise `CachefsError`s."""
+        return {"tier_resize": self.resize, "tier_add": self.add, "tier_remove": self.remove}
+
+    async def resize(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`path`, `quota_bytes`. Answers `before` and `after`, two `TierReport`s."""
+        async with self._lock:
+            tier = self._find(arguments.get("path"))
+            quota_bytes = _checked_quota(arguments.get("quota_bytes"))
+            before = self._report(tier)
+            await self._cache.resize_tier(tier.paths.root, quota_bytes)
+            log.info("%s: the quota is %d bytes now", tier.paths.root, quota_bytes)
+            return {"before": before, "after": self._report(tier)}
+
+    async def add(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`medium`, `path`, `quota_bytes`, and the ratios of a `[[tier]]` or none. Answers
+        `after`, a `TierReport`."""
+        wanted = self._checked_tier(arguments)
+        (path,) = wanted.paths
+        async with self._lock:
+            if any(tier.paths.root == path for tier in self._tiers):
+                raise CacheDirError(
+                    f"{path} is a tier of this mount already; cachefs tier resize changes its quota"
+                )
+            (tier,) = await trio.to_thread.run_sync(self._open_tiers, wanted)
+            self._tiers.append(tier)
+            try:
+                await self._cache.add_tier(tier)
+            except BaseException:
+                self._tiers.remove(tier)
+                tier.close()
+                raise
+            log.info("%s: added as a tier of %s", path, wanted.medium.value)
+            return {"after": self._report(tier)}
+
+    async def remove(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`path`. Answers `before`, a `TierReport`."""
+        async with self._lock:
+            tier = self._find(arguments.get("path"))
+            path = tier.paths.root
+            if tier is self._namespace_tier:
+                raise CacheDirError(
+                    f"{path} can't be removed while mounted: it holds the mount's names and "
+                    "attributes too; unmount, and mount without it"
+                )
+            before = self._report(tier)
+            await self._cache.remove_tier(path)
+            self._tiers.remove(tier)
+            tier.close()
+            log.info("%s: no longer a tier", path)
+            return {"before": before}
+
+    def _checked_tier(self, arguments: dict[str, Any]) -> TierConfig:
+        unknown = sorted(set(arguments) - set(_ADD_ARGUMENTS))
+        if unknown:
+            raise UsageError(f"tier_add has no argument {unknown[0]}")
+        table = {_ADD_ARGUMENTS[name]: value for name, value in arguments.items()}
+        # In a list, so that a comma or colon in its name doesn't divide it.
+        table["path"] = [str(_checked_path(arguments.get("path")))]
+        return load_tier(self._config, table)
+
+    def _find(self, path: object) -> Tier:
+        wanted = _checked_path(path)
+        for tier in self._tiers:
+            if tier.paths.root == wanted:
+                return tier
+        known = ", ".join(str(tier.paths.root) for tier in self._tiers)
+        raise CacheDirError(f"{wanted} is no tier of this mount; its tiers are {known}")
+
+    def _report(self, tier: Tier) -> TierReport | None:
+        path = str(tier.paths.root)
+        return next((tier_report(t) for t in self._cache.status() if t.path == path), None)
+
+
+def _checked_path(value: object) -> Path:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise UsageError(f"a tier is named by its absolute path, not by {value!r}")
+    return absolute_path(value)
+
+
+def _checked_quota(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value >= 1 << 63:
+        raise UsageError(f"a quota is a number of bytes, not {value!r}")
+    if value < MIN_CACHE_DIR_BYTES:
+        least = format_bytes(MIN_CACHE_DIR_BYTES)
+        raise UsageError(f"a quota of {format_bytes(value)} is too small; the least is {least}")
+    return value
