@@ -67,7 +67,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_lists_the_verbs() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for verb in ("mount", "umount", "status"):
+    for verb in ("mount", "umount", "status", "tier"):
         assert f"\n  {verb} " in result.stdout
         assert run(verb, "--help").exit_code == 0
 
@@ -83,7 +83,17 @@ def test_mount_help_shows_every_option_with_its_default() -> None:
     for flag in flags().values():
         for name in flag.names:
             assert name.partition("/")[0] in text
-    for default in ("[100GiB]", "[0.95]", "[10m]", "[1m]", "[300MiB]", "[644]", "[755]", "[lru]"):
+    for default in (
+        "[100GiB]",
+        "[0.95]",
+        "[10m]",
+        "[1m]",
+        "[300MiB]",
+        "[644]",
+        "[755]",
+        "[epoch]",
+        "[7d]",
+    ):
         assert default in text
 
 
@@ -112,6 +122,9 @@ def test_mount_help_shows_every_option_with_its_default() -> None:
         (["umount"], "missing argument 'MOUNTPOINT'"),
         (["umount", ""], "mountpoint is empty"),
         (["status", "--yaml"], "--yaml"),
+        (["mount", "s3://b", "/mnt", "--mem-size", "1MiB"], "64 MiB, or 0 for none"),
+        (["mount", "s3://b", "/mnt", "--mem-dir", "/m"], "mem_dir needs mem_size"),
+        (["mount", "s3://b", "/mnt", "--verify-cache-checksum", "no"], "--verify: "),
     ],
 )
 def test_nonsense_is_told_in_one_line(args: list[str], said: str) -> None:
@@ -180,11 +193,27 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(result.exception, CachefsError)
 
 
-REPORT = {
+NO_COUNTS = dict.fromkeys(
+    "hits evicted demoted promoted rejected verified bad_blocks bad_slabs read_errors "
+    "write_errors".split(),
+    0,
+)
+
+
+def tier_of(medium: str, path: str, **changes: object) -> dict[str, Any]:
+    sizes = {"quota_bytes": 100 << 30, "used_bytes": 3 << 29}
+    marks = {"high_bytes": 95 << 30, "low_bytes": 85 << 30}
+    tier = {"medium": medium, "path": path, "health": "normal", **sizes, **marks, **NO_COUNTS}
+    return {**tier, **changes}
+
+
+REPORT: dict[str, Any] = {
     "mountpoint": "/mnt/a",
     "source": "s3://b/[red]p",
     "pid": 42,
     "version": "1",
+    "policy": "epoch",
+    "tiers": [tier_of("MEM", "/m"), tier_of("SSD", "/s:1", hits=7), tier_of("SSD", "/s2")],
     "cache": {"capacity_bytes": 100 << 30, "used_bytes": 3 << 29, "blocks": 9, "dirs": ["/c"]},
     "reads": {"hits": 3, "misses": 1, "hit_bytes": 5, "fetched_bytes": 6},
     "origin": {"gets": 10, "heads": 2, "lists": 4, "get_bytes": 6, "errors": 0},
@@ -242,6 +271,62 @@ def test_status_as_json(machine: dict[str, Any]) -> None:
         "/mnt/e": "starting",
     }
     assert rows[0]["reads"] == REPORT["reads"]
+
+
+def lines_of(*args: str) -> list[str]:
+    """What is printed, without the padding of tables."""
+    result = run(*args)
+    return [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+
+def test_status_of_one_mount_shows_its_tiers(machine: dict[str, Any]) -> None:
+    lines = lines_of("status", "/mnt/a")
+    assert lines[:5] == [
+        "MOUNTPOINT /mnt/a",
+        "SOURCE s3://b/[red]p",
+        "STATE serving",
+        "PID 42",
+        "UP 1h 1m",
+    ]
+    assert lines[5] == "CACHED 1.5 GiB of 100 GiB"
+    assert lines[10:] == [
+        "EVICTION epoch",
+        "",
+        "TIER PATH HEALTH USED HIGH/LOW",
+        "MEM /m normal 1.5 GiB of 100 GiB 95%/85%",
+        "SSD1 /s:1 normal 1.5 GiB of 100 GiB 95%/85%",
+        "SSD2 /s2 normal 1.5 GiB of 100 GiB 95%/85%",
+        "",
+        "TIER HITS EVICTED DEMOTED PROMOTED REJECTED VERIFIED BAD ERRORS",
+        "MEM 0 0 0 0 0 0 0 0",
+        "SSD1 7 0 0 0 0 0 0 0",
+        "SSD2 0 0 0 0 0 0 0 0",
+    ]
+    assert lines_of("status", "/mnt/c")[-1].startswith("PROBLEM its daemon is gone")
+
+
+def test_a_sick_tier_catches_the_eye(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = [
+        tier_of("MEM", "/m", hits=99_999, evicted=123_456, demoted=999_600, bad_blocks=3),
+        tier_of("SSD", "/s", health="unstable", read_errors=2, write_errors=3),
+        tier_of("HDD", "/h", health="down", bad_slabs=4),
+    ]
+    monkeypatch.setitem(REPORT, "tiers", tiers)
+    notices = [
+        "SSD /s is UNSTABLE: it gets no blocks, and reads go around it, until it has recovered",
+        "HDD /h is DOWN: it is not used until it answers again",
+        "HDD /h: 4 slab files were missing or damaged",
+    ]
+    lines = lines_of("status", "/mnt/a")
+    assert "SSD /s UNSTABLE 1.5 GiB of 100 GiB 95%/85%" in lines
+    assert "MEM 99999 123k 1M 0 0 0 3 0" in lines
+    assert "SSD 0 0 0 0 0 0 0 5" in lines
+    assert lines[-4:] == ["", *notices]
+    overview = lines_of("status")
+    for notice in notices:
+        assert f"/mnt/a: {notice}" in overview
 
 
 def test_status_of_one_mount_tells_by_its_code(machine: dict[str, Any]) -> None:

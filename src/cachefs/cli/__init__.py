@@ -17,6 +17,7 @@ from cachefs.errors import CachefsError, UsageError
 _VERBS = {
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "status": "Show what is mounted and how its cache does.",
+    "tier": "Show or change the cache tiers of a running mount.",
     "umount": "Unmount, and wait until the daemon has ended.",
 }
 

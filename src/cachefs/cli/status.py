@@ -1,7 +1,6 @@
 """`cachefs status`: every mount of this machine, and how its cache does."""
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,12 @@ FOREIGN = "another user's"
 
 _PROBE_S = 2.0
 
+_LONG = ("MOUNTPOINT", "SOURCE", "STATE")
+_TITLES = (*_LONG, "PID", "UP", "CACHED", "HITS", "MISSES", "HIT RATIO", "GET/HEAD/LIST")
+_ESSENTIAL = (*_LONG, "UP", "CACHED", "HIT RATIO")
+_WIDE_COLUMNS = 110
+"""What a terminal must have to show all columns."""
+
 
 @click.command("status")
 @click.argument("mountpoint", required=False)
@@ -37,6 +42,8 @@ _PROBE_S = 2.0
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
     """Show all mounts, or that on MOUNTPOINT: source, cache, hits, requests to the origin.
+
+    With MOUNTPOINT also its cache tiers. Counters begin when the mount does.
 
     Exit code 1 if MOUNTPOINT is given and isn't served.
     """
@@ -48,8 +55,10 @@ def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
             raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
+    elif mountpoint is not None:
+        _print_one(rows[0])
     elif rows:
-        _print_table(rows)
+        _print_all(rows)
     else:
         click.echo("nothing is mounted")
     return int(mountpoint is not None and rows[0]["state"] != SERVING)
@@ -87,23 +96,40 @@ def _row(
     return {"state": state, "mountpoint": place, "source": source, "pid": pid, "problem": problem}
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _print_all(rows: list[dict[str, Any]]) -> None:
+    """A table of all mounts; in a narrow terminal with fewer columns."""
+    from cachefs.cli import tier_table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("MOUNTPOINT", "SOURCE", "STATE"):
-        table.add_column(title, overflow="fold")
-    for title in ("PID", "UP", "CACHED", "HITS", "MISSES", "HIT RATIO", "GET/HEAD/LIST"):
-        table.add_column(title, justify="right", no_wrap=True)
+    console = tier_table.console()
+    shown = [title for title in _TITLES if console.width >= _WIDE_COLUMNS or title in _ESSENTIAL]
+    table = tier_table.table()
+    for title in shown:
+        if title in _LONG:
+            table.add_column(title, overflow="fold")
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*_cells(row))
-    wide = None if sys.stdout.isatty() else 250
-    console = Console(width=wide, markup=False, highlight=False, emoji=False)
+        cells = dict(zip(_TITLES, _cells(row), strict=True))
+        table.add_row(*(cells[title] for title in shown))
     console.print(table)
     for row in rows:
-        if row.get("problem"):
-            console.print(f"{row['mountpoint']}: {row['problem']}", soft_wrap=True)
+        lines = tier_table.notices(row) if row["state"] == SERVING else [row["problem"]]
+        for line in filter(None, lines):
+            console.print(f"{row['mountpoint']}: {line}", soft_wrap=True)
+
+
+def _print_one(row: dict[str, Any]) -> None:
+    """All that the table has, one line for each, and the tiers."""
+    from cachefs.cli import tier_table
+
+    console = tier_table.console()
+    for title, cell in zip(_TITLES, _cells(row), strict=True):
+        console.print(f"{title:<14} {cell}", soft_wrap=True)
+    if row["state"] == SERVING:
+        console.print(f"{'EVICTION':<14} {row['policy']}\n")
+        tier_table.print_tiers(console, row)
+    elif row["problem"]:
+        console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -145,7 +145,7 @@ class MountConfig(BaseModel):
         choice("epoch", "lru", "sieve", "2-random", "none"),
         Flag(("--cache-eviction",), metavar="POLICY", group=Group.CACHE),
     ] = Field(
-        "lru",
+        "epoch",
         description="What makes room. epoch is made for training, where each file is read once an "
         "epoch; lru drops what was read longest ago; sieve and 2-random are for comparison; none "
         "keeps what is there and admits nothing more.",

@@ -1,0 +1,138 @@
+"""`cachefs tier`: look at and change the cache tiers of a running mount."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachefs.control.client import TIMEOUT_S, ask
+from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.mounts import canonical, find_entry, socket_path
+from cachefs.types import Medium
+from cachefs.units import format_bytes, parse_ratio, parse_size
+
+CHANGE_TIMEOUT_S = 600.0
+"""A tier that shrinks has blocks to drop or to move first."""
+
+_KEEP = "until the daemon ends; to keep it so, change the mount's options or [[tier]] too"
+
+
+def _parsed(parse: Callable[[str], float]) -> Callable[..., float | None]:
+    """For click: text with a unit, as `units` reads it."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+        try:
+            return None if value is None else parse(value)
+        except UsageError as error:
+            raise click.BadParameter(str(error), ctx, param) from error
+
+    return convert
+
+
+_size, _ratio = _parsed(parse_size), _parsed(parse_ratio)
+_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+
+
+@click.group("tier")
+def command() -> None:
+    """Show or change the cache tiers of a running mount.
+
+    A tier is a directory with a medium and a quota. Changes last until the daemon ends; what is
+    mounted next time is decided by options and [[tier]] tables (cachefs mount --help).
+    """
+
+
+@command.command("list", short_help="Show quota, health and activity of each tier.")
+@click.argument("mountpoint")
+@_debug
+def list_tiers(mountpoint: str, debug: bool) -> None:
+    """Show the tiers of MOUNTPOINT: quota, health, and what they did since the mount began."""
+    report = _ask(mountpoint, "status", {}, TIMEOUT_S)
+    from cachefs.cli import tier_table
+
+    tier_table.print_tiers(tier_table.console(), report)
+
+
+@command.command("resize", short_help="Change the quota of a tier.")
+@click.argument("mountpoint")
+@click.argument("path")
+@click.argument("size", callback=_size)
+@_debug
+def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
+    """Give the tier at PATH a quota of SIZE, such as 50GiB. What is too much is dropped, or moved
+    to a slower tier."""
+    reply = _ask(mountpoint, "tier_resize", {"path": _absolute(path), "quota_bytes": size})
+    before, after = (format_bytes(reply[when]["quota_bytes"]) for when in ("before", "after"))
+    click.echo(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")
+
+
+@command.command("add", short_help="Add a directory.")
+@click.argument("mountpoint")
+@click.argument("path")
+@click.option("--size", callback=_size, required=True, metavar="SIZE", help="Its quota.")
+@click.option(
+    "--medium",
+    type=click.Choice(list(Medium.__members__), case_sensitive=False),
+    default=Medium.SSD.name,
+    show_default=True,
+    metavar="MEM|SSD|HDD",
+    help="MEM is a directory on a tmpfs.",
+)
+@click.option(
+    "--high", callback=_ratio, metavar="RATIO", help="Evict above this share. [the mount's]"
+)
+@click.option("--low", callback=_ratio, metavar="RATIO", help="Evict down to here. [the mount's]")
+@click.option(
+    "--free-space-ratio",
+    callback=_ratio,
+    metavar="RATIO",
+    help="Share of the file system to leave free. [the mount's]",
+)
+@_debug
+def add(
+    mountpoint: str, path: str, size: int, medium: str, debug: bool, **ratios: float | None
+) -> None:
+    """Add the directory PATH, new or a former tier of the same source, to the cache."""
+    arguments = {"medium": medium, "path": _absolute(path), "quota_bytes": size}
+    arguments |= {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    after = _ask(mountpoint, "tier_add", arguments)["after"]
+    held = f", with {after['cached_blocks']} blocks" if after["cached_blocks"] else ""
+    quota = format_bytes(after["quota_bytes"])
+    click.echo(f"{after['path']}: added as {after['medium']} tier of {quota}{held}, {_KEEP}")
+
+
+@command.command("remove", short_help="Take a tier out of the cache.")
+@click.argument("mountpoint")
+@click.argument("path")
+@_debug
+def remove(mountpoint: str, path: str, debug: bool) -> None:
+    """Take the tier at PATH out of the cache. Its directory is left there."""
+    before = _ask(mountpoint, "tier_remove", {"path": _absolute(path)})["before"]
+    click.echo(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
+
+
+def _ask(
+    mountpoint: str, verb: str, arguments: dict[str, object], timeout_s: float = CHANGE_TIMEOUT_S
+) -> dict[str, Any]:
+    """The daemon's answer. Raises `CachefsError`."""
+    if not mountpoint or "\0" in mountpoint:
+        raise UsageError("the mountpoint is empty; name a directory")
+    place = canonical(Path(mountpoint))
+    entry = find_entry(place)
+    if entry is None or not entry.alive:
+        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    try:
+        return ask(socket_path(place), verb, arguments, timeout_s)
+    except CachefsError as error:
+        raise CachefsError(f"{place}: {error}") from error
+
+
+def _absolute(path: str) -> str:
+    """As the daemon knows it, whose working directory is another."""
+    from cachefs.config import absolute_path
+
+    try:
+        return str(absolute_path(path))
+    except ValueError as error:
+        raise UsageError(f"PATH: {error}") from error

@@ -1,0 +1,123 @@
+"""Tiers as a user reads them: `cachefs status MOUNTPOINT` and `cachefs tier list` show the same.
+
+Two tables, so that both fit 80 columns beside a path of usual length.
+"""
+
+import sys
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cachefs.units import format_bytes
+
+HEALTHY = "normal"
+
+_PIPE_COLUMNS = 250
+_STYLES = {HEALTHY: "", "unstable": "bold yellow", "down": "bold red"}
+_NOTICES = {
+    "unstable": "it gets no blocks, and reads go around it, until it has recovered",
+    "down": "it is not used until it answers again",
+}
+_COUNTERS = ("hits", "evicted", "demoted", "promoted", "rejected", "verified")
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for everything if the output goes elsewhere."""
+    wide = None if sys.stdout.isatty() else _PIPE_COLUMNS
+    return Console(width=wide, markup=False, highlight=False, emoji=False)
+
+
+def table() -> Table:
+    """Without lines, as the output of other commands."""
+    return Table(box=None, pad_edge=False, header_style="bold")
+
+
+def print_tiers(out: Console, report: dict[str, Any]) -> None:
+    """The tiers of one mount's `control.report.StatusReport`."""
+    tiers: list[dict[str, Any]] = report["tiers"]
+    labels = _labels(tiers)
+    out.print(_places(tiers, labels))
+    out.print()
+    out.print(_activity(tiers, labels))
+    lines = notices(report)
+    if lines:
+        out.print()
+    for line in lines:
+        out.print(line, style="bold", soft_wrap=True)
+
+
+def notices(report: dict[str, Any]) -> list[str]:
+    """A line for whatever a user should know of, none if all is well."""
+    lines = []
+    for tier in report["tiers"]:
+        where = f"{tier['medium']} {tier['path']}"
+        if tier["health"] != HEALTHY:
+            health = tier["health"]
+            lines.append(f"{where} is {health.upper()}: {_NOTICES.get(health, 'see the log')}")
+        if tier["bad_slabs"]:
+            lines.append(f"{where}: {tier['bad_slabs']} slab files were missing or damaged")
+    return lines
+
+
+def _labels(tiers: list[dict[str, Any]]) -> list[str]:
+    """Short names: the medium, with a number where there are several."""
+    total = Counter(tier["medium"] for tier in tiers)
+    seen: Counter[str] = Counter()
+    labels = []
+    for tier in tiers:
+        medium = tier["medium"]
+        seen[medium] += 1
+        labels.append(medium if total[medium] == 1 else f"{medium}{seen[medium]}")
+    return labels
+
+
+def _places(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
+    places = table()
+    places.add_column("TIER", no_wrap=True)
+    places.add_column("PATH", overflow="fold")
+    for title in ("HEALTH", "USED", "HIGH/LOW"):
+        places.add_column(title, no_wrap=True, justify="left" if title == "HEALTH" else "right")
+    for label, tier in zip(labels, tiers, strict=True):
+        health = tier["health"]
+        shown = health if health == HEALTHY else health.upper()
+        places.add_row(
+            label,
+            tier["path"],
+            Text(shown, style=_STYLES.get(health, "bold")),
+            f"{format_bytes(tier['used_bytes'])} of {format_bytes(tier['quota_bytes'])}",
+            f"{_percent(tier, 'high_bytes')}/{_percent(tier, 'low_bytes')}",
+        )
+    return places
+
+
+def _activity(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
+    activity = table()
+    activity.add_column("TIER", no_wrap=True)
+    for title in (*_COUNTERS, "bad", "errors"):
+        activity.add_column(title.upper(), justify="right", no_wrap=True)
+    for label, tier in zip(labels, tiers, strict=True):
+        counts = [_count(tier[name]) for name in _COUNTERS]
+        errors = tier["read_errors"] + tier["write_errors"]
+        activity.add_row(label, *counts, _trouble(tier["bad_blocks"]), _trouble(errors))
+    return activity
+
+
+def _percent(tier: dict[str, Any], name: str) -> str:
+    return f"{tier[name] / max(1, tier['quota_bytes']):.0%}"
+
+
+def _count(number: int) -> str:
+    """At most five characters up to a quadrillion; exact below 100,000."""
+    if number < 100_000:
+        return str(number)
+    value, power = number / 1000, 0
+    while value >= 999.5 and power < len("kMGT") - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g}{'kMGT'[power]}"
+
+
+def _trouble(number: int) -> Text:
+    return Text(_count(number), style="bold yellow" if number else "")
