@@ -15,6 +15,7 @@ from cachefs import __version__
 from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
+    "check": "Verify a cache directory that no daemon uses, and repair it.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "status": "Show what is mounted and how its cache does.",
     "tier": "Show or change the cache tiers of a running mount.",

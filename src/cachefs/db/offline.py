@@ -77,6 +77,7 @@ class DatabaseBuilder:
             )
             self._handles = {name: self._env.open_db(name.encode()) for name in tables}
             self._txn = self._env.begin(write=True)
+        self._open = True
 
     def put(self, table: str, key: bytes, value: bytes) -> bool:
         """False, and no change, if the key is there already."""
@@ -95,10 +96,14 @@ class DatabaseBuilder:
             self._txn.commit()
             self._env.sync(True)
             self._env.close()
+        self._open = False
 
     def abandon(self) -> None:
-        self._txn.abort()
-        self._env.close()
+        """Close it unfinished. No harm after `finish`."""
+        if self._open:
+            self._txn.abort()
+            self._env.close()
+            self._open = False
 
 
 def replace_database(new: Path, path: Path) -> None:

@@ -30,6 +30,9 @@ OWN_NAMES = frozenset(
 )
 """Names that an interrupted creation may have left behind."""
 
+MAX_SLAB_ID = (1 << 31) - 1
+"""A file with a greater number is none of ours: ids are u32 on disk, and there must be a next."""
+
 _SLAB_NAME = re.compile(r"([0-9]{6,10})\.slab")
 
 
@@ -40,7 +43,7 @@ def slab_name(slab_id: int) -> str:
 def slab_id_of(name: str) -> int | None:
     """The inverse of `slab_name`; None for any other name."""
     match = _SLAB_NAME.fullmatch(name)
-    if match is None or slab_name(int(match[1])) != name:
+    if match is None or slab_name(int(match[1])) != name or int(match[1]) > MAX_SLAB_ID:
         return None
     return int(match[1])
 

@@ -1,0 +1,145 @@
+"""Comparing one slab file with what the index promises of it. Reads, never writes."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from cachefs.format.index_record import BLOCK_RECORD, decode_block_key
+from cachefs.format.slab import (
+    HEADER_BYTES,
+    SLOT_ENTRY,
+    SlabLayout,
+    checksum_of,
+    table_offset,
+)
+
+_CHUNK_BYTES = 4 << 20
+
+Row = tuple[int, int, int, int]
+"""slab, slot, length, checksum."""
+
+
+class Problem(Enum):
+    """What can be wrong with a cache directory; the value says it of many."""
+
+    BAD_INDEX = "indexes that can't be used"
+    FOREIGN_FILE = "files in slabs/ that are no slabs"
+    BAD_HEADER = "slabs whose header is damaged or another's"
+    WRONG_SIZE = "slabs of the wrong size"
+    NO_ROW = "slabs that the index doesn't know"
+    NO_FILE = "slabs that the index knows and whose file is gone"
+    WRONG_ROW = "slabs that the index has another class or number of slots for"
+    WRONG_COUNT = "slabs whose counts in the index are wrong"
+    NO_SLAB = "blocks in slabs that are not there"
+    OUT_OF_BOUNDS = "blocks that can't be where the index says"
+    SHARED_SLOT = "blocks in a slot that the index gives to another block too"
+    OTHER_KEY = "slots that hold another block than the index says"
+    OTHER_ENTRY = "blocks whose length or checksum in the slot table is wrong"
+    BAD_BYTES = "blocks whose bytes are not what was stored"
+    UNREADABLE = "reads that the disk refused"
+
+
+class FoundBlock(NamedTuple):
+    """A block whose bytes are right. `key` and `value` are its row in the index."""
+
+    slot: int
+    key: bytes
+    value: bytes
+    length: int
+
+
+@dataclass(slots=True)
+class SlabFindings:
+    good: list[FoundBlock] = field(default_factory=list)
+    """The index has them."""
+    recoverable: list[FoundBlock] = field(default_factory=list)
+    """Only the slot table has them."""
+    problems: list[tuple[Problem, str]] = field(default_factory=list)
+
+
+def check_slots(
+    fd: int,
+    slab_id: int,
+    layout: SlabLayout,
+    claims: bytearray,
+    find: Callable[[bytes], Row | None],
+) -> SlabFindings:
+    """Read the slab once, from front to end.
+
+    `claims` has a 1 for every slot that a possible row of the index points to; `find` gives the
+    row for a key, None also for one that can't be true.
+    """
+    found = SlabFindings()
+    table = _read(fd, layout.slot_count * SLOT_ENTRY.size, table_offset(0), found)
+    table = table.ljust(layout.slot_count * SLOT_ENTRY.size, b"\0")
+    step = max(1, _CHUNK_BYTES // layout.slot_bytes)
+    for first in range(0, layout.slot_count, step):
+        stop = min(first + step, layout.slot_count)
+        part = table[first * SLOT_ENTRY.size : stop * SLOT_ENTRY.size]
+        if not any(claims[first:stop]) and not any(part):
+            continue
+        length = (stop - first) * layout.slot_bytes
+        data = memoryview(_read(fd, length, layout.slot_offset(first), found))
+        for slot, (object_id, block_index, *promised) in enumerate(
+            SLOT_ENTRY.iter_unpack(part), first
+        ):
+            if not claims[slot] and not promised[0]:
+                continue
+            key = object_id + block_index.to_bytes(4, "big")
+            start = (slot - first) * layout.slot_bytes
+            slot_data = data[start : start + layout.slot_bytes]
+            place = (slab_id, slot)
+            _check_slot(place, key, promised, bool(claims[slot]), find(key), slot_data, found)
+    return found
+
+
+def _check_slot(
+    place: tuple[int, int],
+    key: bytes,
+    promised: list[int],
+    claimed: bool,
+    row: Row | None,
+    data: memoryview,
+    found: SlabFindings,
+) -> None:
+    """`promised` is length and checksum of the table entry."""
+    here = row is not None and row[:2] == place
+    if claimed and not here:
+        found.problems.append((Problem.OTHER_KEY, f"slot {place[1]}"))
+    if row is not None and not here:
+        return  # the index has the block elsewhere: this is a copy that was evicted
+    length, checksum = promised if row is None else row[2:]
+    right = 0 < length <= len(data) and checksum_of(data[:length]) == checksum
+    block = FoundBlock(place[1], key, BLOCK_RECORD.pack(*place, length, checksum), length)
+    if row is None:
+        if right:
+            found.recoverable.append(block)
+    elif not right:
+        found.problems.append((Problem.BAD_BYTES, f"slot {place[1]}, {describe(key)}"))
+    elif [length, checksum] != promised:
+        found.problems.append((Problem.OTHER_ENTRY, f"slot {place[1]}, {describe(key)}"))
+    else:
+        found.good.append(block)
+
+
+def describe(key: bytes) -> str:
+    object_id, block_index = decode_block_key(key)
+    return f"block {block_index} of {object_id.hex()}"
+
+
+def _read(fd: int, length: int, offset: int, found: SlabFindings) -> bytes:
+    """What can't be read counts as not there."""
+    try:
+        return os.pread(fd, length, offset)
+    except OSError as error:
+        found.problems.append((Problem.UNREADABLE, f"offset {offset}: {error.strerror}"))
+        return b""
+
+
+def read_header(fd: int) -> bytes:
+    try:
+        return os.pread(fd, HEADER_BYTES, 0)
+    except OSError:
+        return b""

@@ -1,0 +1,41 @@
+"""Run as a process of its own: read every row of a database, and say by the exit code if it can
+be done. A page that was damaged may lead LMDB out of its file, which kills the process.
+
+    python -m cachefs.db.read_through PATH TABLE...
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cachefs.db.environment import DamagedDatabaseError
+from cachefs.db.offline import DatabaseReader
+
+_DAMAGED = 3
+
+
+def refuse_unreadable(path: Path, tables: Sequence[str]) -> None:
+    """Raises `DamagedDatabaseError` if not all of the database can be read."""
+    command = [sys.executable, "-m", __name__, str(path), *tables]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        raise DamagedDatabaseError(str(path), "its pages contradict each other")
+    if done.returncode == _DAMAGED:
+        raise DamagedDatabaseError(str(path), done.stdout.strip())
+
+
+def _main(path: str, *tables: str) -> int:
+    try:
+        reader = DatabaseReader(Path(path), tables)
+        for table in tables:
+            for _ in reader.scan(table):
+                pass
+    except DamagedDatabaseError as error:
+        print(error.why)
+        return _DAMAGED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
