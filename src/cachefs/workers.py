@@ -23,12 +23,13 @@ Ts = TypeVarTuple("Ts")
 class _Job:
     """`task` is None once nobody waits for the result any more."""
 
-    __slots__ = ("args", "function", "task")
+    __slots__ = ("afterwards", "args", "function", "task")
 
     def __init__(self, task: Task, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.task: Task | None = task
         self.function = function
         self.args = args
+        self.afterwards: Callable[[], None] | None = None
 
 
 class Workers:
@@ -59,14 +60,30 @@ class Workers:
     async def run_abandonable(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """The same for a function that is lent nothing: a cancelled caller goes on at once, the
         call runs to its end unheard."""
-        job = self._submit(function, args)
+        result: T = await self._wait(self._submit(function, args))
+        return result
 
+    async def run_lending(
+        self, give_back: Callable[[], None], function: Callable[[*Ts], T], *args: *Ts
+    ) -> T:
+        """The same for a function that is lent something. `give_back` is called on the loop, once,
+        when the thread is done with it, whether or not somebody still waits."""
+        try:
+            job = self._submit(function, args)
+        except BaseException:
+            give_back()
+            raise
+        job.afterwards = give_back
+        result: T = await self._wait(job)
+        return result
+
+    @staticmethod
+    async def _wait(job: _Job) -> Any:
         def abandon(_: Any) -> Abort:
             job.task = None
             return Abort.SUCCEEDED
 
-        result: T = await trio.lowlevel.wait_task_rescheduled(abandon)
-        return result
+        return await trio.lowlevel.wait_task_rescheduled(abandon)
 
     def _submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Job:
         if self._stopped:
@@ -105,5 +122,7 @@ class Workers:
         self._calls -= 1
         if self._calls == 0:
             self._idle.unpark_all()
+        if job.afterwards is not None:
+            job.afterwards()
         if job.task is not None:
             trio.lowlevel.reschedule(job.task, result)

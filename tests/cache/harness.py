@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.store import TierStore
 from cachefs.format.object_id import object_id
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
@@ -41,6 +42,7 @@ async def serving(
     origin: MemoryOrigin, *tiers: Tier, crash: bool = False, **options: object
 ) -> AsyncIterator[BlockCache]:
     """A running cache; it is closed at the end, or left as a crash would leave it."""
+    options.setdefault("policy_name", "lru")
     cache = BlockCache(origin, tiers, **options)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
@@ -77,9 +79,13 @@ async def assert_right(cache: BlockCache, origin: MemoryOrigin, refs: list[Objec
         assert await read_whole(cache, ref) == origin.expected(ref.path)
 
 
+def stores(cache: BlockCache) -> list[TierStore]:
+    return [active.store for active in cache._tiers]
+
+
 def recount(cache: BlockCache) -> None:
     """The running sums must equal what the slots say, and each used slot have its one key."""
-    for store in cache._stores:
+    for store in stores(cache):
         slabs = store.slabs
         used = [(slab, slot) for slab in slabs.by_id.values() for slot in slab.used_slots()]
         assert slabs.cached_blocks == len(used)

@@ -22,6 +22,7 @@ from tests.cache.harness import (
     put_many,
     recount,
     serving,
+    stores,
     until,
 )
 
@@ -182,7 +183,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
     async with serving(origin, open_tier(tmp_path, quota)) as cache:
         await cache.read(victim, 0, 0, 1)
     async with serving(origin, open_tier(tmp_path, quota, high=1.0, low=0.9)) as cache:
-        store = cache._stores[0]
+        store = stores(cache)[0]
         go = trio.Event()
         entered = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -226,7 +227,7 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
     async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:
-        counters = cache._stores[0].counters
+        counters = stores(cache)[0].counters
 
         async def reader(seed: int) -> None:
             choice = random.Random(seed)

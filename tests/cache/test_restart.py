@@ -21,6 +21,7 @@ from tests.cache.harness import (
     put_many,
     recount,
     serving,
+    stores,
     until,
 )
 
@@ -98,7 +99,7 @@ async def test_crash_between_commits_loses_only_the_rest(tmp_path: Path) -> None
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
         await assert_right(cache, origin, early)
         await cache.drain()
-        await cache._stores[0].index.commit()
+        await stores(cache)[0].index.commit()
         await assert_right(cache, origin, late)
         await cache.drain()
     gets = origin.counters.gets
@@ -120,7 +121,7 @@ async def test_crash_after_slots_were_reused(tmp_path: Path) -> None:
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
         await assert_right(cache, origin, old)
         await cache.drain()
-        store = cache._stores[0]
+        store = stores(cache)[0]
         await store.index.commit()
         for slab in store.slabs.by_id.values():
             table = store.tier.read_table(slab.fd, slab.layout)
@@ -248,7 +249,7 @@ async def test_many_crashes_under_load_and_eviction(tmp_path: Path) -> None:
                     await assert_right(cache, origin, [order.choice(refs)])
                     await trio.sleep(0.0005)
                     if order.random() < 0.02:
-                        await cache._stores[0].index.commit()
+                        await stores(cache)[0].index.commit()
 
             async with trio.open_nursery() as nursery:
                 for _ in range(8):

@@ -1,8 +1,9 @@
-"""Storing fetched blocks: one task per tier, one hop to its writer thread per batch.
+"""Storing blocks: one task per tier, one hop to its writer thread per batch.
 
 The way of a block: slot allocated (loop) -> checksum, table entry and data written (writer) ->
-slot committed, index put, `settle` called (loop, no await between). Until the last step readers
-get the fetched bytes; from it on, the slot. A write that fails costs this copy and no reader.
+slot committed, index put, `done` called (loop, no await between). Until the last step readers
+get the bytes from where they came; from it on, from the slot. A write that fails costs this copy
+and no reader.
 """
 
 import logging
@@ -15,7 +16,9 @@ import trio
 
 from cachefs.cache.evictor import Evictor
 from cachefs.cache.flights import Flight
+from cachefs.cache.placement import Resting
 from cachefs.cache.store import TierStore
+from cachefs.cache.tier_io import Step
 from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Allocation, Slab
@@ -29,12 +32,31 @@ _GATHER_S = 0.02
 _FAILURE_PAUSE_S = 1.0
 
 
-class Candidate(NamedTuple):
-    """A fetched block that waits to be stored."""
+class Candidate:
+    """A block that waits to be stored. `done(candidate, stored)` is called exactly once.
 
-    key: BlockKey
-    data: memoryview
-    flight: Flight
+    `checksum` is 0 if it isn't known yet; `age` is that of a block that comes from another tier.
+    """
+
+    __slots__ = ("age", "checksum", "data", "done", "flight", "key", "level")
+
+    def __init__(
+        self,
+        key: BlockKey,
+        data: memoryview,
+        done: "Callable[[Candidate, bool], None]",
+        flight: Flight | None = None,
+        checksum: int = 0,
+        age: int = 0,
+    ) -> None:
+        self.key = key
+        self.data = data
+        self.done = done
+        self.flight = flight
+        self.checksum = checksum
+        self.age = age
+        self.level = 0
+        """Of the tier that it was offered to last."""
 
 
 class _Write(NamedTuple):
@@ -44,14 +66,13 @@ class _Write(NamedTuple):
 
 
 class Admission:
-    """`settle(candidate)` is called exactly once for every candidate, stored or not."""
+    """The queue into one tier."""
 
-    def __init__(
-        self, store: TierStore, evictor: Evictor, settle: Callable[[Candidate], None]
-    ) -> None:
+    def __init__(self, store: TierStore, evictor: Evictor, resting: Resting | None) -> None:
+        """`resting` is told of every block that was stored, if there is more than one level."""
         self._store = store
         self._evictor = evictor
-        self._settle = settle
+        self._resting = resting
         self._queue: deque[Candidate] = deque()
         self._parked = trio.lowlevel.ParkingLot()
         self._idle_parked = trio.lowlevel.ParkingLot()
@@ -60,10 +81,27 @@ class Admission:
         self._busy = False
         self._failing = False
         self._no_room_before = 0.0
+        self.closed = False
+
+    def takes(self, length: int) -> bool:
+        """Whether a block of this length would probably be stored. Costs next to nothing."""
+        return (
+            not self.closed
+            and self._store.io.health.usable
+            and time.monotonic() >= self._no_room_before
+            and self._evictor.has_or_makes_room(class_of(length))
+        )
 
     def offer(self, candidate: Candidate) -> None:
         self._queue.append(candidate)
         self._parked.unpark()
+
+    def give_up(self) -> None:
+        """Settle what is queued without storing it: the disk is out of use."""
+        while self._queue:
+            candidate = self._queue.popleft()
+            self._store.counters.rejected += 1
+            candidate.done(candidate, False)
 
     async def drained(self) -> None:
         """Wait until everything offered so far is settled."""
@@ -108,45 +146,46 @@ class Admission:
             while waiting:
                 allocation = await self._place(waiting[0], writes)
                 candidate = waiting.popleft()
-                if allocation is None:
-                    self._settle(candidate)
+                if isinstance(allocation, bool):
+                    candidate.done(candidate, allocation)
                 else:
                     writes.append(_Write(candidate, *allocation))
             await self._flush(writes)
         except BaseException:  # cancelled while looking for room
             for write in writes:
                 self._store.slabs.abort(write.slab, write.slot)
-                self._settle(write.candidate)
+                write.candidate.done(write.candidate, False)
             for candidate in waiting:
-                self._settle(candidate)
+                candidate.done(candidate, False)
             raise
         if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
             self._evictor.wake()
 
-    async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | None:
-        """A slot for the block, or None if it is here already or not to be stored."""
+    async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | bool:
+        """A slot for the block. True if it is here already, False if it can't be stored."""
         store = self._store
         if store.index.find(candidate.key) is not None:
-            return None
-        if store.policy.admits(candidate.key, len(candidate.data), False):
+            return True
+        if store.io.health.usable:
             allocation = await self._allocate(candidate)
             if allocation is None and writes:
                 await self._flush(writes)  # slots being written may be what is in the way
                 allocation = await self._allocate(candidate)
             if allocation is not None:
                 return allocation
+            self._evictor.refuse(class_of(len(candidate.data)))
         store.counters.rejected += 1
-        return None
+        return False
 
     async def _allocate(self, candidate: Candidate) -> Allocation | None:
-        slabs, length = self._store.slabs, len(candidate.data)
-        class_index = class_of(length)
+        slabs = self._store.slabs
+        class_index = class_of(len(candidate.data))
         while True:
             slab = slabs.open_slab(class_index)
             if slab is None:
                 if time.monotonic() < self._no_room_before:
                     return None
-                if not await self._evictor.make_room(candidate.key, length):
+                if not await self._evictor.make_room(class_index):
                     return None
             elif slab.fd >= 0:
                 return Allocation(slab, slabs.allocate(slab))
@@ -156,25 +195,32 @@ class Admission:
     async def _flush(self, writes: list[_Write]) -> None:
         """Write, then commit. The thread can't be cancelled, and after it comes no await: a slot
         that was written is always either committed or aborted."""
-        if writes:
-            results = await self._store.writer.run(_write_all, self._store.tier.disk, writes)
-            self._finish(writes, results)
-            writes.clear()
+        if not writes:
+            return
+        size_bytes = max(len(write.candidate.data) for write in writes)
+        store = self._store
+        results = await store.io.write_in_steps(size_bytes, _write_all, store.tier.disk, writes)
+        self._finish(writes, results)
+        writes.clear()
 
     def _finish(self, writes: list[_Write], results: list[int | OSError]) -> None:
         store = self._store
         touched = {}
+        now_s = time.monotonic()
         for (candidate, slab, slot), result in zip(writes, results, strict=True):
+            stored = not isinstance(result, OSError)
             if isinstance(result, OSError):
                 self._write_failed(result)
                 store.slabs.abort(slab, slot)
             elif store.index.find(candidate.key) is not None:  # adopted from a table meanwhile
                 store.slabs.abort(slab, slot)
             else:
-                store.admit(candidate.key, slab, slot, len(candidate.data), result)
+                store.admit(candidate.key, slab, slot, len(candidate.data), result, candidate.age)
                 touched[slab.slab_id] = slab
                 self._failing = False
-            self._settle(candidate)
+                if self._resting is not None:
+                    self._resting.note(candidate.key, now_s)
+            candidate.done(candidate, stored)
         for slab in touched.values():
             store.put_row(slab)
 
@@ -187,18 +233,21 @@ class Admission:
         self._failing = True
 
 
-def _write_all(disk: Disk, writes: list[_Write]) -> list[int | OSError]:
+def _write_all(step: Step, disk: Disk, writes: list[_Write]) -> list[int | OSError]:
     """In the writer thread: checksum and write each block. The result is the checksum, or why
     the block could not be written; then its slot holds nothing of use."""
     results: list[int | OSError] = []
-    for (key, data, _), slab, slot in writes:
-        checksum = checksum_of(data)
+    for candidate, slab, slot in writes:
+        key, data = candidate.key, candidate.data
+        checksum = candidate.checksum or checksum_of(data)
         entry = encode_entry(SlotEntry(key, len(data), checksum))
         try:
             disk.write(slab.fd, entry, table_offset(slot))
             disk.write(slab.fd, data, slab.layout.slot_offset(slot))
         except OSError as error:
             results.append(error)
+            step(error)
         else:
             results.append(checksum)
+            step(None)
     return results

@@ -10,28 +10,26 @@ Flights belong to the cache's own nursery. A reader that gives up ends its own w
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import trio
 
+from cachefs.cache.active_tier import ActiveTier, CacheOptions
 from cachefs.cache.admission import Admission, Candidate
 from cachefs.cache.counters import CacheCounters, TierStatus
-from cachefs.cache.evictor import Evictor
 from cachefs.cache.flights import Budget, Flight
-from cachefs.cache.placement import Placement
-from cachefs.cache.recovery import adopt_orphans
-from cachefs.cache.store import TierStore
-from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
+from cachefs.cache.placement import Placement, Resting
+from cachefs.cache.policies import DEFAULT_POLICY, make_history
+from cachefs.errors import BadDataError, CacheDirError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
-from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
-from cachefs.workers import Workers
+from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, Medium, ObjectRef
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BUFFER_BYTES = 300 << 20
-_READER_THREADS = 4
-_COMMIT_INTERVAL_S = 1.0
 _DRAIN_S = 10.0
+_SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
 
 class BlockCache:
@@ -41,36 +39,48 @@ class BlockCache:
         self,
         origin: Origin,
         tiers: Sequence[Tier],
-        policy_name: str = "lru",
+        policy_name: str = DEFAULT_POLICY,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        verify_full: bool = False,
+        scrub_interval_s: float = 0.0,
     ) -> None:
-        """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then."""
+        """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then.
+
+        For `policy_name`, `verify_full` and `scrub_interval_s` see `CacheOptions`.
+        """
         self.counters = CacheCounters()
+        self.resting = Resting()
         self._origin = origin
-        self._stores: list[TierStore] = []
+        self._options = CacheOptions(policy_name, verify_full, scrub_interval_s)
+        self._history = make_history(policy_name)
+        self._tiers: list[ActiveTier] = []
         try:
             for tier in tiers:
-                self._stores.append(TierStore.open(tier, policy_name))
+                self._tiers.append(self._activate(tier))
         except BaseException:
-            for store in self._stores:
-                store.index.abandon()
+            for active in self._tiers:
+                active.store.index.abandon()
             raise
-        self._placement = Placement(
-            [tier.identity.uuid for tier in tiers], [tier.quota_bytes for tier in tiers]
-        )
-        self._evictors = [Evictor(store) for store in self._stores]
-        self._admissions = [
-            Admission(store, evictor, self._settle)
-            for store, evictor in zip(self._stores, self._evictors, strict=True)
-        ]
-        self._only_store = self._stores[0] if len(self._stores) == 1 else None
+        self._placement = Placement([])
+        self._arrange()
         self._flights: dict[BlockKey, Flight] = {}
         self._admitting: dict[BlockKey, memoryview] = {}
         self._budget = Budget(buffer_bytes)
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
-        self._workers: list[Workers] = []
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
+
+    def _activate(self, tier: Tier) -> ActiveTier:
+        return ActiveTier(tier, self._options, self._history, self)
+
+    def _arrange(self) -> None:
+        """Tiers have come, gone or changed: who is above whom, and whose block is whose."""
+        self._tiers.sort(key=lambda active: _SPEED[active.tier.medium])
+        media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
+        for active in self._tiers:
+            active.connect(media.index(active.tier.medium), len(media))
+        self._placement = Placement([active.place for active in self._tiers])
+        self._only_store = self._tiers[0].store if len(self._tiers) == 1 else None
 
     # -- readers -------------------------------------------------------------------------------
 
@@ -107,7 +117,7 @@ class BlockCache:
         self, key: BlockKey, offset: int, length: int, buffer: memoryview
     ) -> memoryview | None:
         for number in self._placement.order(key):
-            found = self._stores[number].read_now(key, offset, length, buffer)
+            found = self._tiers[number].store.read_now(key, offset, length, buffer)
             if found is not None:
                 return found
         return None
@@ -124,8 +134,8 @@ class BlockCache:
             self._count_hit(length)
             return fetched[offset : offset + length]
         if key not in self._flights:
-            for number in self._placement.order(key):
-                data = await self._stores[number].read(key, offset, length)
+            for active in [self._tiers[number] for number in self._placement.order(key)]:
+                data = await active.store.read(key, offset, length)
                 if data is not None:
                     self._count_hit(length)
                     return data
@@ -154,7 +164,9 @@ class BlockCache:
         return (
             key in self._admitting
             or key in self._flights
-            or any(store.index.find(key) is not None for store in self._stores)
+            or any(
+                active.store.index.find(key) is not None for active in self._tiers if active.usable
+            )
         )
 
     def fetch(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
@@ -180,8 +192,8 @@ class BlockCache:
         if ref.meta.size_bytes == 0:
             return 1.0
         lengths: dict[int, int] = {}
-        for store in self._stores:
-            for key, location in store.index.blocks_of(ref.object_id):
+        for active in self._tiers:
+            for key, location in active.store.index.blocks_of(ref.object_id):
                 lengths[key.block_index] = location.length
         return min(1.0, sum(lengths.values()) / ref.meta.size_bytes)
 
@@ -195,6 +207,7 @@ class BlockCache:
         for key in flight.block_keys():
             assert key not in self._flights
             self._flights[key] = flight
+            self._history.on_miss(key)
         self._nursery.start_soon(self._fly, flight)
         return flight
 
@@ -231,58 +244,116 @@ class BlockCache:
         self.counters.fetched_bytes += length
         return data.cast("B") if data.format != "B" else data
 
+    # -- tiers ---------------------------------------------------------------------------------
+
     def _admit(self, flight: Flight) -> None:
         for key in flight.block_keys():
             data = flight.block(key.block_index)
-            if self._stores:
-                self._admitting[key] = data
-                home = self._placement.order(key)[0]
-                self._admissions[home].offer(Candidate(key, data, flight))
-            else:
-                self._settle(Candidate(key, data, flight))
+            candidate = Candidate(key, data, self._settled, flight)
+            self._admitting[key] = data
+            if not self._offer(candidate, 0):
+                if self._tiers:
+                    self._tiers[-1].store.counters.rejected += 1
+                self._settle(candidate)
+
+    def _offer(self, candidate: Candidate, first_level: int) -> bool:
+        """Queue the block for the first level from `first_level` on that has room for it."""
+        target = self._entry(candidate.key, len(candidate.data), first_level)
+        if target is None:
+            return False
+        candidate.level = target.level
+        target.admission.offer(candidate)
+        return True
+
+    def _entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
+        tiers = self._tiers
+        number = self._placement.entry(
+            key,
+            lambda number: tiers[number].usable,
+            lambda number: tiers[number].admission.takes(length),
+            first_level,
+        )
+        return None if number is None else tiers[number]
+
+    def _settled(self, candidate: Candidate, stored: bool) -> None:
+        if stored or not self._offer(candidate, candidate.level + 1):
+            self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
         self._admitting.pop(candidate.key, None)
-        if candidate.flight.settle_block():
-            self._budget.release(candidate.flight.length)
+        flight = candidate.flight
+        if flight is not None and flight.settle_block():
+            self._budget.release(flight.length)
+
+    def below(self, tier: ActiveTier, key: BlockKey, length: int) -> Admission | None:
+        """For the tiers (`Neighbours`): where a block may go down to."""
+        target = self._entry(key, length, tier.level + 1)
+        return None if target is None else target.admission
+
+    def above(self, tier: ActiveTier, key: BlockKey) -> ActiveTier | None:
+        """For the tiers (`Neighbours`): the block's home in the next faster level."""
+        tiers = self._tiers
+        number = self._placement.home(key, tier.level - 1, lambda number: tiers[number].usable)
+        return None if number is None else tiers[number]
+
+    async def add_tier(self, tier: Tier) -> None:
+        """Use one more cache directory from now on. Raises `CacheDirError`; `tier` is the
+        caller's then."""
+        if self._nursery is None:
+            raise CacheDirError("the mount is shutting down")
+        active = self._activate(tier)
+        await self._nursery.start(active.run)
+        self._tiers.append(active)
+        self._arrange()
+
+    async def remove_tier(self, path: Path) -> None:
+        """Use a cache directory no more. What it holds stays there, for when it is added again.
+
+        Raises `CacheDirError` if there is no such tier.
+        """
+        active = self._find(path)
+        # From here on nobody finds the tier; whoever did before is done when its threads are.
+        self._tiers.remove(active)
+        self._arrange()
+        active.retire()
+        await active.close()
+
+    async def resize_tier(self, path: Path, quota_bytes: int) -> None:
+        """Change a tier's quota. What is over it goes in the background, slab by slab.
+
+        Raises `CacheDirError` if there is no such tier.
+        """
+        active = self._find(path)
+        active.tier.resize(quota_bytes)
+        self._arrange()
+        active.evictor.wake()
+
+    def _find(self, path: Path) -> ActiveTier:
+        for active in self._tiers:
+            if active.tier.paths.root == path:
+                return active
+        raise CacheDirError(f"{path} is no cache directory of this mount")
 
     # -- life ----------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled or closed. `task_status` says when reads may begin."""
         self._stopped = trio.Event()
-        self._workers = self._start_workers()
         try:
             async with trio.open_nursery() as nursery:
+                for active in self._tiers:
+                    await nursery.start(active.run)
                 self._nursery = nursery
-                for store, evictor, admission in zip(
-                    self._stores, self._evictors, self._admissions, strict=True
-                ):
-                    nursery.start_soon(adopt_orphans, store)
-                    nursery.start_soon(admission.run)
-                    nursery.start_soon(evictor.run)
-                    nursery.start_soon(store.commit_loop, _COMMIT_INTERVAL_S)
                 task_status.started()
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            for worker in self._workers:
-                worker.stop()
             self._stopped.set()
-
-    def _start_workers(self) -> list[Workers]:
-        readers = Workers(_READER_THREADS, "cache-read")
-        workers = [readers]
-        for store in self._stores:
-            store.readers = readers
-            store.writer = Workers(1, "cache-write")
-            workers.append(store.writer)
-        return workers
 
     async def drain(self) -> None:
         """Wait until all blocks fetched so far are stored or given up."""
-        for admission in self._admissions:
-            await admission.drained()
+        for active in list(self._tiers):  # fastest first: a block goes on to slower ones only
+            await active.admission.drained()
 
     async def aclose(self, drain_s: float = _DRAIN_S) -> None:
         """Store what was fetched (for at most `drain_s`), end `run`, commit, free the tiers."""
@@ -293,21 +364,16 @@ class BlockCache:
                 self._nursery.cancel_scope.cancel()
             if self._stopped is not None:
                 await self._stopped.wait()
-            for worker in self._workers:
-                await worker.idle()  # a reader's thread may still use a slab's descriptor
-            # Such a reader was woken together with us; it comes to its end before we go on.
-            await trio.lowlevel.checkpoint()
-            for store in self._stores:
-                await store.index.commit()
-                store.close()
-            self._stores = []
-            self._only_store = None
-            self._placement = Placement([], [])
+            tiers, self._tiers = self._tiers, []
+            self._arrange()
+            for active in tiers:
+                await active.close()
 
     def abandon(self) -> None:
         """Drop everything as a crash would; for tests. `run` must have ended."""
-        for store in self._stores:
-            store.abandon()
+        for active in self._tiers:
+            active.abandon()
 
     def status(self) -> list[TierStatus]:
-        return [store.status() for store in self._stores]
+        """Fastest first."""
+        return [active.store.status() for active in self._tiers]

@@ -2,20 +2,20 @@
 
 All of it goes slab by slab. Between two steps the loop runs and the lock is free, so that readers
 never wait for it and an admission waits for one step at most. Blocks are chosen by the policy;
-their keys come from the slot table on disk. A dropped block costs no write to the slab.
+their keys come from the slot table on disk. A dropped block costs no write to the slab. Where there
+is a slower tier, blocks are moved there rather than dropped (`mover.py`).
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from cachefs.cache.store import TierStore
-from cachefs.format.slab import class_of, entry_at
+from cachefs.cache.store import Pick, TierStore
+from cachefs.format.slab import SLOT_CLASSES, SLOT_ENTRY, entry_at
 from cachefs.tiers.slabs import Slab
-from cachefs.types import BlockKey
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,15 @@ _CHECK_INTERVAL_S = 1.0
 """Time between two looks at the file system's free space, and before growing is tried again."""
 _PIN_PATIENCE_S = 2.0
 """How long an emptied slab may stay pinned by readers before the step is given up."""
+_REFUSAL_S = 0.05
+"""How long a class that got no room is not tried again: looking costs about a millisecond."""
+_MOVE_BLOCKS = 64
+"""Blocks moved to a slower tier at a time."""
+_ROOM_SLOTS = 16
+"""Free slots that one call of `make_room` tries to win."""
+
+Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
+"""Moves blocks to slower tiers; the answer is what should be dropped instead."""
 
 
 class Evictor:
@@ -32,15 +41,19 @@ class Evictor:
 
     def __init__(self, store: TierStore) -> None:
         self._store = store
+        self.demote: Demote | None = None
+        """Set while there is a slower tier."""
         self._slabs = store.slabs
         self._policy = store.policy
-        self._marks = store.tier.watermarks
         # Held through every step: two steps at once could both choose the same slab.
         self._lock = trio.Lock()
         self._parked = trio.lowlevel.ParkingLot()
         self._cursor = 0
         self._no_growth_before = 0.0
         self._growth_failed = False
+        self._refused_until = [0.0] * len(SLOT_CLASSES)
+        self.oldest_age = 0
+        """About the age of the oldest blocks, as of the last second."""
 
     def wake(self) -> None:
         self._parked.unpark_all()
@@ -49,47 +62,67 @@ class Evictor:
         """Keep below the watermarks, for ever."""
         while True:
             with trio.move_on_after(_CHECK_INTERVAL_S):
-                if not self._above_high():
+                if not self.above_high():
                     await self._parked.park()
+            if not self._store.io.health.usable:
+                await trio.sleep(_CHECK_INTERVAL_S)
+                continue
             await self._shrink_while_needed()
-            if self._above_high() and not await self._evict_to_low():
+            if self.demote is not None:
+                self.oldest_age = self._policy.oldest_age(list(self._slabs.by_id.values()))
+            if self.above_high() and not await self._evict_to_low():
                 await trio.sleep(_CHECK_INTERVAL_S)  # nothing may go; don't spin
 
-    async def make_room(self, key: BlockKey, length: int) -> bool:
-        """See to it that the class of a block of `length` has a free slot; False if it can't be,
-        or if the policy keeps what is there."""
-        class_index = class_of(length)
+    def has_or_makes_room(self, class_index: int) -> bool:
+        """Whether `make_room` would probably succeed."""
+        slabs = self._slabs
+        if slabs.open_slab(class_index) is not None or slabs.spare:
+            return True
+        now_s = time.monotonic()
+        if len(slabs.by_id) < slabs.max_slabs and now_s >= self._no_growth_before:
+            return True
+        return self._policy.replaces and now_s >= self._refused_until[class_index]
+
+    async def make_room(self, class_index: int) -> bool:
+        """See to it that the class has a free slot; False if it can't be, or if the policy keeps
+        what is there."""
         async with self._lock:
-            if self._slabs.open_slab(class_index) or await self._grow(class_index):
-                return True
-            empty = self._empty_slab_of_other_class(class_index)
-            if empty is not None:
-                return await self._reassign(empty, class_index)
-            if not self._policy.evicts or not self._policy.admits(key, length, True):
-                return False
-            donor = self._donor(class_index)
-            if donor is None or self._above_high():
-                await self._evict_for(class_index)
-                if self._slabs.open_slab(class_index):
-                    return True
-            if donor is None or not await self._empty(donor):
-                return False
-            return await self._reassign(donor, class_index)
+            return bool(self._slabs.open_slab(class_index)) or await self._make_room(class_index)
+
+    def refuse(self, class_index: int) -> None:
+        """Room was wanted in vain: don't try for a while."""
+        self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
+
+    async def _make_room(self, class_index: int) -> bool:
+        spare = self._slabs.spare_slab()
+        if spare is not None and await self._reassign(spare, class_index):
+            return True
+        if await self._grow(class_index):
+            return True
+        if not self._policy.replaces:
+            return False
+        await self._evict_for(class_index)
+        if self._slabs.open_slab(class_index):
+            return True
+        donor = self._donor(class_index)
+        if donor is None or not await self._empty(donor):
+            return False
+        return await self._reassign(donor, class_index)
 
     # -- watermarks ----------------------------------------------------------------------------
 
-    def _above_high(self) -> bool:
-        return self._slabs.used_charge_bytes > self._marks.high_bytes
+    def above_high(self) -> bool:
+        return self._slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes
 
     def _at_low(self) -> bool:
-        return self._slabs.used_charge_bytes <= self._marks.low_bytes
+        return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
 
-    def _plan(self) -> int | None:
+    def _plan(self) -> float | None:
         used = self._slabs.used_charge_bytes
         if used == 0:
             return None
         # At least one block, also when an admission asks below the low mark.
-        fraction = max(0.0, (used - self._marks.low_bytes) / used)
+        fraction = max(0.0, (used - self._store.tier.watermarks.low_bytes) / used)
         return self._policy.plan(list(self._slabs.by_id.values()), fraction)
 
     async def _evict_to_low(self) -> bool:
@@ -99,28 +132,30 @@ class Evictor:
             plan = self._plan()
             if plan is None:
                 return evicted_any
-            before = self._store.counters.evicted
+            before = self._slabs.used_charge_bytes
             for slab in self._in_turn():
                 async with self._lock:
                     await self._evict_from(slab, plan, self._at_low)
                 if self._at_low():
                     return True
-            if self._store.counters.evicted == before:
+            if self._slabs.used_charge_bytes >= before:
                 return evicted_any
             evicted_any = True
         return True
 
     async def _evict_for(self, class_index: int) -> None:
-        """Evict, by the same plan as always, until the class has a free slot."""
+        """Evict, by the same plan as always, until the class has a few free slots."""
         plan = self._plan()
         if plan is None:
             return
+        own = [slab for slab in self._in_turn() if slab.class_index == class_index]
+        wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in own) // 8 + 1)
 
         def enough() -> bool:
-            return self._slabs.open_slab(class_index) is not None
+            return sum(slab.free_count for slab in own) >= wanted
 
-        for slab in self._in_turn():
-            if slab.class_index == class_index and not enough():
+        for slab in own:
+            if not enough():
                 await self._evict_from(slab, plan, enough)
 
     def _in_turn(self) -> list[Slab]:
@@ -130,7 +165,7 @@ class Evictor:
         self._cursor = start + 1
         return slabs[start:] + slabs[:start]
 
-    async def _evict_from(self, slab: Slab, plan: int, enough: Callable[[], bool]) -> None:
+    async def _evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         if slab.used_count == 0:
             return
         # Open it first: after a crash the header may turn out to say another class than the row.
@@ -152,24 +187,54 @@ class Evictor:
         self, slab: Slab, victims: list[int], first: int, enough: Callable[[], bool]
     ) -> None:
         chosen_at = [slab.ticks[slot] for slot in victims]
-        tier, layout = self._store.tier, slab.layout
-        try:
-            table = await self._store.readers.run(
-                tier.read_table, slab.fd, layout, first, first + _STEP_SLOTS
-            )
-        except OSError:
-            self._store.counters.read_errors += 1
-            table = b""
+        layout = slab.layout
+        table = await self._read_table(slab, first)
         if slab.layout is not layout:
             return
-        # Atomic from here on. A slot whose tick has moved was used, or given to another block
-        # that this table may not know yet.
-        for slot, tick in zip(victims, chosen_at, strict=True):
+        # Until the next await nothing changes. A slot whose tick has moved was used, or given to
+        # another block that this table may not know yet.
+        picks = [
+            Pick(slot, tick, entry_at(table, slot - first))
+            for slot, tick in zip(victims, chosen_at, strict=True)
+            if slab.holds(slot) and slab.ticks[slot] == tick
+        ]
+        if self.demote is None:
+            self._drop(slab, picks, enough)
+            return
+        for start in range(0, len(picks), _MOVE_BLOCKS):
+            if enough() or slab.layout is not layout:
+                return
+            await self._give_away(slab, picks[start : start + _MOVE_BLOCKS], enough)
+
+    async def _give_away(
+        self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]
+    ) -> None:
+        """Move blocks to slower tiers; drop those that none takes."""
+        assert self.demote is not None
+        layout = slab.layout
+        unwanted = await self.demote(self._store, slab, picks)
+        if slab.layout is layout:
+            self._drop(slab, unwanted, enough)
+
+    def _drop(self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]) -> None:
+        for slot, tick, entry in picks:
             if enough():
                 break
             if slab.holds(slot) and slab.ticks[slot] == tick:
-                self._store.evict(slab, slot, entry_at(table, slot - first))
+                self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
+
+    async def _read_table(self, slab: Slab, first: int) -> bytes:
+        """`_STEP_SLOTS` rows of the slot table; none if they can't be read."""
+        tier, stop = self._store.tier, first + _STEP_SLOTS
+        size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
+        try:
+            return await self._store.io.read(
+                size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
+            )
+        except OSError:
+            self._store.counters.read_errors += 1
+            return b""
 
     # -- whole slabs ---------------------------------------------------------------------------
 
@@ -180,7 +245,9 @@ class Evictor:
             return False
         slab_id = slabs.take_id()
         try:
-            fd = await self._store.writer.run(self._create_slab, slab_id, class_index)
+            fd = await self._store.io.write(
+                tier.identity.slab_bytes, self._create_slab, slab_id, class_index
+            )
         except OSError as error:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
             self._store.counters.write_errors += 1
@@ -194,7 +261,7 @@ class Evictor:
         self._growth_failed = False
         slab = slabs.add(slab_id)
         slab.fd = fd
-        slabs.reformat(slab, class_index, self._policy.clock)
+        slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
         return True
 
@@ -204,12 +271,6 @@ class Evictor:
         if not tier.has_free_space(tier.identity.slab_bytes):
             return None
         return tier.create_slab(slab_id, class_index)
-
-    def _empty_slab_of_other_class(self, class_index: int) -> Slab | None:
-        for slab in self._slabs.by_id.values():
-            if slab.class_index != class_index and slab.is_empty():
-                return slab
-        return None
 
     def _donor(self, class_index: int) -> Slab | None:
         """The slab that is missed least, of the other class with the most free space."""
@@ -223,7 +284,8 @@ class Evictor:
             for slab in self._slabs.by_id.values()
             if slab.class_index == richest and slab.writing_count == 0
         ]
-        return min(candidates, key=self._policy.worth, default=None)
+        donor = min(candidates, key=self._policy.worth, default=None)
+        return donor if donor is not None and self._policy.may_empty(donor) else None
 
     async def _empty(self, slab: Slab) -> bool:
         """Drop every block of the slab and keep it from getting new ones. False (and the slab
@@ -231,16 +293,12 @@ class Evictor:
         if not await self._store.open_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
         self._slabs.drain(slab)
-        layout = slab.layout
         # No slot is being written and none is given out: the table is as new as every block.
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            try:
-                table = await self._store.readers.run(
-                    self._store.tier.read_table, slab.fd, layout, first, first + _STEP_SLOTS
-                )
-            except OSError:
-                self._store.counters.read_errors += 1
-                table = b""
+            slots = list(slab.used_slots(first, first + _STEP_SLOTS))
+            if self.demote is not None:
+                await self._evict_slots(slab, slots, first, lambda: False)
+            table = await self._read_table(slab, first)
             for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
                 self._store.evict(slab, slot, entry_at(table, slot - first))
             self._store.put_row(slab)
@@ -259,14 +317,14 @@ class Evictor:
             return False
         self._slabs.drain(slab)
         try:
-            await store.writer.run(store.tier.format_slab, slab.fd, slab.slab_id, class_index)
+            await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
         except OSError as error:
             store.counters.write_errors += 1
             log.warning("%s: can't be rewritten: %s", store.tier.paths.slab(slab.slab_id), error)
-            self._slabs.reformat(slab, None, self._policy.clock)
+            self._slabs.reformat(slab, None, self._policy.now)
             store.put_row(slab)
             return False
-        self._slabs.reformat(slab, class_index, self._policy.clock)
+        self._slabs.reformat(slab, class_index, self._policy.now)
         store.put_row(slab)
         store.counters.reassigned += 1
         return True
@@ -282,20 +340,20 @@ class Evictor:
         if len(self._slabs.by_id) > self._slabs.max_slabs:
             return True
         try:
-            return not await self._store.writer.run(self._store.tier.has_free_space)
+            return not await self._store.io.write(0, self._store.tier.has_free_space)
         except OSError:
             return False
 
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
         slab = min(slabs.by_id.values(), key=self._policy.worth)
-        if not slab.is_empty() and (not self._policy.evicts or not await self._empty(slab)):
+        if not slab.is_empty() and (not self._policy.replaces or not await self._empty(slab)):
             return False
         if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
             return False
         slabs.drain(slab)
         try:
-            await store.writer.run(store.tier.delete_slab, slab.slab_id)
+            await store.io.write(0, store.tier.delete_slab, slab.slab_id)
         except OSError as error:
             store.counters.write_errors += 1
             log.warning("%s: can't be deleted: %s", store.tier.paths.slab(slab.slab_id), error)

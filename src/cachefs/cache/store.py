@@ -11,13 +11,17 @@ import contextlib
 import errno
 import logging
 import os
+from array import array
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import trio
 
 from cachefs.cache.counters import TierCounters, TierStatus
-from cachefs.cache.eviction import EvictionPolicy, make_policy
 from cachefs.cache.index import Index
+from cachefs.cache.policies import History, make_policy
+from cachefs.cache.tier_io import OverdueError, TierIo
 from cachefs.format.slab import (
     SLOT_ENTRY,
     SlotEntry,
@@ -29,12 +33,13 @@ from cachefs.format.slab import (
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
-from cachefs.types import BlockKey, BlockLocation
-from cachefs.workers import Workers
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
 
 log = logging.getLogger(__name__)
 
 _OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
+_COMMIT_INTERVAL_S = 1.0
+_RECENCY_INTERVAL_S = 300.0
 
 
 class _Checked(NamedTuple):
@@ -44,32 +49,50 @@ class _Checked(NamedTuple):
     owner: SlotEntry | None
 
 
-class TierStore:
-    """See the module docstring. `readers` are shared by all tiers, the writer thread isn't."""
+class Pick(NamedTuple):
+    """A used slot that an eviction step has chosen, its tick then, and its row of the table."""
 
-    def __init__(self, tier: Tier, index: Index, policy_name: str) -> None:
+    slot: int
+    tick: int
+    entry: SlotEntry | None
+
+
+class TierStore:
+    """See the module docstring."""
+
+    def __init__(
+        self, tier: Tier, index: Index, policy_name: str, history: History, verify_full: bool
+    ) -> None:
         self.tier = tier
         self.slabs = tier.slabs
         self.index = index
-        self.counters = TierCounters(bad_index=int(index.replaced_bad))
-        self.readers: Workers
-        self.writer: Workers
+        self.counters = TierCounters()
+        self.io = TierIo(tier)
+        self.policy = make_policy(policy_name, history)
+        self.history = history
+        self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
+        """Told of hits (and the block's age) if there is a faster tier than this one."""
+        self.retired = False
+        """No block is served any more: the tier is about to be closed."""
+        self._verify_full = verify_full
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
         self._read_now = tier.disk.read_now
+        self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else 0))
         self._stale_rows: dict[int, Slab] = {}
         index.before_commit(self._put_rows)
         self.must_adopt = not index.take_clean_mark()
         """The last daemon crashed: slot tables may know blocks that the index doesn't."""
         self._load_slabs()
-        clock = max((slab.tick for slab in self._by_id.values()), default=0)
-        self.policy: EvictionPolicy = make_policy(policy_name, clock)
+        self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
 
     @classmethod
-    def open(cls, tier: Tier, policy_name: str) -> "TierStore":
+    def open(
+        cls, tier: Tier, policy_name: str, history: History, verify_full: bool = False
+    ) -> "TierStore":
         """Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        return cls(tier, index, policy_name)
+        return cls(tier, index, policy_name, history, verify_full)
 
     def _load_slabs(self) -> None:
         """From the rows and the names of the files alone, so that starting costs no scan."""
@@ -86,6 +109,11 @@ class TierStore:
         self.counters.bad_slabs += len(lost)
         for slab_id in on_disk:
             self.slabs.add(slab_id)
+        for slab in self._by_id.values():
+            slab.load_ticks = self._load_ticks
+
+    def _load_ticks(self, slab: Slab) -> "array[int] | None":
+        return self.index.recency(slab.slab_id, slab.class_index, slab.slot_count)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -104,6 +132,8 @@ class TierStore:
         slab = self._by_id.get(slab_id)
         if slab is None or slab.fd < 0 or offset + length > stored_length:
             return None
+        if self._verify_full:
+            return self._read_now_verified(key, slab, BlockLocation(*found), offset, length)
         try:
             if slab.proof[slot] != checksum:
                 return None
@@ -112,16 +142,39 @@ class TierStore:
                 return None
         except (OSError, IndexError):  # not in memory; or an index that contradicts the slab
             return None
+        self._hit(key, slab, slot, length)
+        return buffer
+
+    def _read_now_verified(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
+    ) -> memoryview | None:
+        """The part of the block, if the whole is in memory and right."""
+        if not self._fits(slab, location, offset + length):
+            return None
+        block = self._whole_block[: location.length]
+        position = slab.layout.slot_offset(location.slot)
+        try:
+            read = self._read_now(slab.fd, (block,), position, self.tier.read_flags or 0)
+        except OSError:
+            return None
+        if read != location.length or checksum_of(block) != location.checksum:
+            return None  # `read` finds out which
+        self.counters.verified += 1
+        self._hit(key, slab, location.slot, length)
+        return block[offset : offset + length]
+
+    def _hit(self, key: BlockKey, slab: Slab, slot: int, length: int) -> None:
+        if self.on_lower_hit is not None:
+            self.on_lower_hit(key, self.policy.age(slab, slot))
         self.policy.on_hit(slab, slot)
         counters = self.counters
         counters.hits += 1
         counters.hit_bytes += length
-        return buffer
 
     async def read(self, key: BlockKey, offset: int, length: int) -> bytes | None:
-        """Read in a worker thread, verified. None if the block isn't here, or was bad (then it
-        is dropped and counted)."""
-        while True:
+        """Read in a worker thread, verified. None if the block isn't here, if the disk takes too
+        long, or if the block was bad (then it is dropped and counted)."""
+        while self.io.health.usable and not self.retired:
             location = self.index.locate(key)
             if location is None:
                 return None
@@ -133,7 +186,11 @@ class TierStore:
             if slab is None or not self._fits(slab, location, offset + length):
                 self.drop_bad(key, slab, location, None)
                 return None
-            return await self._read_pinned(key, slab, location, offset, length)
+            try:
+                return await self._read_pinned(key, slab, location, offset, length)
+            except OverdueError:
+                return None
+        return None
 
     @staticmethod
     def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
@@ -147,42 +204,44 @@ class TierStore:
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
     ) -> bytes | None:
         slot = location.slot
-        proven = slab.proof[slot] == location.checksum
+        proven = slab.proof[slot] == location.checksum and not self._verify_full
         slab.pin(slot)
+        unpin = partial(self.slabs.unpin, slab, slot)
         try:
-            try:
-                if proven:
-                    position = slab.layout.slot_offset(slot) + offset
-                    data = await self.readers.run(self._disk.read, slab.fd, length, position)
-                    checked = _Checked(data if len(data) == length else None, None)
-                else:
-                    checked = await self.readers.run(_read_and_check, self._disk, slab, location)
-                    self.counters.verified += 1
-            except OSError as error:
-                self.counters.read_errors += 1
-                self._report(slab, f"read failed: {error.strerror}")
-                checked = _Checked(None, None)
-            if checked.data is None:
-                self.drop_bad(key, slab, location, checked.owner)
-                return None
-            if slab.holds(slot):
-                slab.proof[slot] = location.checksum
-                self.policy.on_hit(slab, slot)
-        finally:
-            self.slabs.unpin(slab, slot)
-        self.counters.hits += 1
-        self.counters.hit_bytes += length
+            if proven:
+                position = slab.layout.slot_offset(slot) + offset
+                data = await self.io.read_patiently(
+                    unpin, length, self._disk.read, slab.fd, length, position
+                )
+                checked = _Checked(data if len(data) == length else None, None)
+            else:
+                checked = await self.io.read_patiently(
+                    unpin, location.length, _read_and_check, self._disk, slab, location
+                )
+                self.counters.verified += 1
+        except OSError as error:
+            self.counters.read_errors += 1
+            self._report(slab, f"read failed: {error.strerror}")
+            checked = _Checked(None, None)
+        if checked.data is None:
+            self.drop_bad(key, slab, location, checked.owner)
+            return None
+        if self.index.locate(key) == location and slab.holds(slot):  # not evicted meanwhile
+            slab.proof[slot] = location.checksum
+            self._hit(key, slab, slot, length)
         return checked.data if proven else checked.data[offset : offset + length]
 
     # -- changing what is where --------------------------------------------------------------
 
-    def admit(self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int) -> None:
+    def admit(
+        self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int, age: int = 0
+    ) -> None:
         """The slot's bytes are written: from now on the block is found there.
 
         The caller marks the slab's row (`put_row`) before its next await.
         """
         self.slabs.commit(slab, slot, length, checksum)
-        self.policy.on_admit(slab, slot)
+        self.policy.on_admit(slab, slot, age)
         self.index.put(key, BlockLocation(slab.slab_id, slot, length, checksum))
         self.counters.admitted += 1
         self.counters.admitted_bytes += length
@@ -214,7 +273,6 @@ class TierStore:
         self._report(slab, "a block is not what was stored; it will be fetched again")
         if not slab.holds(location.slot) or self._belongs_to_other(slab, location, owner):
             return
-        self.policy.on_remove(slab, location.slot)
         self.slabs.free(slab, location.slot, location.length)
         self.put_row(slab)
 
@@ -239,9 +297,20 @@ class TierStore:
             if found is not None and found[:2] == (slab.slab_id, slot):
                 self.index.delete(entry.key)
                 length = found.length
-        self.policy.on_remove(slab, slot)
+                self.history.on_evict(entry.key, self.policy.age(slab, slot))
         self.slabs.free(slab, slot, length)
         self.counters.evicted += 1
+
+    def moved_away(self, key: BlockKey, slab: Slab, location: BlockLocation) -> bool:
+        """Another tier has the block now. False if it is no longer here anyway.
+
+        The caller marks the slab's row before its next await.
+        """
+        if self.index.locate(key) != location or not slab.holds(location.slot):
+            return False
+        self.index.delete(key)
+        self.slabs.free(slab, location.slot, location.length)
+        return True
 
     # -- slab files ----------------------------------------------------------------------------
 
@@ -254,7 +323,7 @@ class TierStore:
         if slab.fd >= 0:
             return True
         try:
-            opened = await self.readers.run(self.tier.open_slab, slab.slab_id)
+            opened = await self.io.read(0, self.tier.open_slab, slab.slab_id)
         except OSError as error:
             if error.errno in _OUT_OF_FDS:
                 self._report(slab, "can't be opened: too many open files")
@@ -269,7 +338,7 @@ class TierStore:
 
     def _install(self, slab: Slab, opened: OpenedSlab) -> None:
         slab.fd = opened.fd
-        tick = self.policy.clock
+        tick = self.policy.now
         if opened.header is None:
             self.counters.bad_slabs += 1
             self._report(slab, "the header is damaged or another slab's; its blocks are dropped")
@@ -310,7 +379,7 @@ class TierStore:
         self.index.delete_slab(slab.slab_id)
         # What is there instead, if anything, would use up space that nobody accounts for.
         with contextlib.suppress(OSError):
-            await self.readers.run(self.tier.delete_slab, slab.slab_id)
+            await self.io.read(0, self.tier.delete_slab, slab.slab_id)
 
     def _report(self, slab: Slab, text: str) -> None:
         """Once per slab."""
@@ -324,7 +393,7 @@ class TierStore:
         return TierStatus(
             path=str(self.tier.paths.root),
             medium=self.tier.medium,
-            health="normal",
+            health=self.io.health.state.value,
             quota_bytes=self.tier.quota_bytes,
             disk_bytes=self.slabs.disk_bytes,
             used_bytes=self.slabs.used_charge_bytes,
@@ -335,16 +404,32 @@ class TierStore:
             counters=self.counters,
         )
 
-    async def commit_loop(self, interval_s: float) -> None:
+    async def warm(self) -> None:
+        """Bring the index into memory, so that look-ups don't wait for the disk."""
+        await trio.to_thread.run_sync(self.index.warm, abandon_on_cancel=True)
+
+    async def commit_loop(self) -> None:
+        """Make changes durable, for ever: every second, and now and then the recency too."""
+        next_recency = trio.current_time() + _RECENCY_INTERVAL_S
         while True:
-            await trio.sleep(interval_s)
+            await trio.sleep(_COMMIT_INTERVAL_S)
+            if trio.current_time() >= next_recency:
+                next_recency += _RECENCY_INTERVAL_S
+                for slab in list(self._by_id.values()):
+                    self._put_recency(slab)
+                    await trio.lowlevel.checkpoint()
             await self.index.commit()
+
+    def _put_recency(self, slab: Slab) -> None:
+        if slab.ticks and self._by_id.get(slab.slab_id) is slab:
+            self.index.put_recency(slab.slab_id, slab.class_index, slab.ticks)
 
     def close(self) -> None:
         """Write what is pending, mark the directory as cleanly closed, give it back."""
         for slab in self._by_id.values():
             if slab.ticks:
                 self.put_row(slab)  # recency has moved since the row was put
+                self._put_recency(slab)
         self.index.put_clean_mark()
         self.index.close()
         self.tier.close()

@@ -39,6 +39,13 @@ class Disk:
         while written < len(data):
             written += os.pwrite(fd, data[written:], offset + written)
 
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def forget(self, fd: int) -> None:
+        """Drop the file's clean pages from memory: the next read asks the disk."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 

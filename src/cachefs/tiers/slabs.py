@@ -9,6 +9,7 @@ Invariants (checked by tests/unit/test_slabs.py):
 - a slot is given out by `allocate` only while FREE, so no two blocks ever share one;
 - `free_count` is the number of FREE slots, `used_count` of USED ones, of each slab;
 - a slab stands in `_open[class]` exactly if it has a FREE slot and isn't draining;
+- a slab stands in `spare` if all its slots are FREE, or if it has no class, unless it drains;
 - `used_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all slabs.
 
 A used slot is charged its share of the slab file (`slab_bytes / slot_count`, rounded down), so
@@ -16,7 +17,7 @@ that a tier whose slots are all used is charged its whole quota whatever the cla
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
@@ -47,6 +48,7 @@ class Slab:
         "fd",
         "free_count",
         "layout",
+        "load_ticks",
         "proof",
         "reported",
         "slab_bytes",
@@ -67,6 +69,8 @@ class Slab:
         self.fd = -1
         self.reported = False
         """A bad block was logged already."""
+        self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
+        """Asked for the ticks of an earlier run when they are first needed."""
         self._pins: dict[int, int] = {}
         self.format(NO_LAYOUT, tick=0)
 
@@ -105,7 +109,8 @@ class Slab:
             return
         self.state = unpack_bitmap(self._bitmap, self.slot_count)
         self._bitmap = None
-        self.ticks = array("I", [self.tick]) * self.slot_count
+        known = self.load_ticks(self)
+        self.ticks = array("I", [self.tick]) * self.slot_count if known is None else known
         self.proof = array("Q", [0]) * self.slot_count
 
     def row(self) -> SlabRow:
@@ -155,6 +160,8 @@ class SlabSet:
         self.cached_blocks = 0
         self.cached_bytes = 0
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
+        self.spare: dict[int, Slab] = {}
+        """Slabs that any class may take."""
         self._next_id = 0
 
     @property
@@ -197,6 +204,10 @@ class SlabSet:
         slab.format(layout, tick)
         self._sort_in(slab)
 
+    def spare_slab(self) -> Slab | None:
+        """An empty slab for any class, if there is one that no thread reads."""
+        return next((slab for slab in self.spare.values() if slab.is_empty()), None)
+
     def open_slab(self, class_index: int) -> Slab | None:
         """A slab of the class with a free slot."""
         return next(iter(self._open[class_index].values()), None)
@@ -212,6 +223,7 @@ class SlabSet:
         slab._hint = slot + 1
         slab.free_count -= 1
         slab.writing_count += 1
+        self.spare.pop(slab.slab_id, None)
         if slab.free_count == 0:
             self._sort_out(slab)
         return slot
@@ -237,6 +249,7 @@ class SlabSet:
             return False
         slab.state[slot] = USED
         slab.free_count -= 1
+        self.spare.pop(slab.slab_id, None)
         if slab.free_count == 0:
             self._sort_out(slab)
         self._add_block(slab, length)
@@ -303,9 +316,14 @@ class SlabSet:
         self.cached_bytes += sign * slab.used_bytes
 
     def _sort_in(self, slab: Slab) -> None:
-        if slab.free_count and not slab.draining and slab.class_index != NO_CLASS:
+        if slab.draining:
+            return
+        if slab.free_count == slab.slot_count:
+            self.spare[slab.slab_id] = slab
+        if slab.free_count and slab.class_index != NO_CLASS:
             self._open[slab.class_index][slab.slab_id] = slab
 
     def _sort_out(self, slab: Slab) -> None:
+        self.spare.pop(slab.slab_id, None)
         if slab.class_index != NO_CLASS:
             self._open[slab.class_index].pop(slab.slab_id, None)

@@ -5,6 +5,7 @@ for byte. The methods that touch slab files block on the disk: worker threads ca
 raise `OSError` and change no state but that of the file.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -34,6 +35,8 @@ from cachefs.tiers.slabs import SlabSet
 from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
+
+_PROBE = bytes(range(256)) * 16
 
 
 class Watermarks(NamedTuple):
@@ -74,15 +77,21 @@ class Tier:
         self.medium = medium
         self.disk = disk
         self.identity = identity
-        self.quota_bytes = quota_bytes
+        self._ratios = ratios
         self.free_space_ratio = ratios[2]
-        max_slabs = max(1, quota_bytes // identity.slab_bytes)
-        self.slabs = SlabSet(identity.slab_bytes, max_slabs)
-        capacity = self.slabs.capacity_bytes
-        self.watermarks = Watermarks(int(capacity * ratios[0]), int(capacity * ratios[1]))
+        self.slabs = SlabSet(identity.slab_bytes, 1)
+        self.resize(quota_bytes)
         self.read_flags = probe_read_flags(paths.probe)
         """Flags for `preadv` on the event loop; None if the loop may never read here."""
         self._lock_fd = lock_fd
+
+    def resize(self, quota_bytes: int) -> None:
+        """Change the quota and the watermarks. The evictor brings the files in line with it."""
+        self.quota_bytes = quota_bytes
+        self.slabs.max_slabs = max(1, quota_bytes // self.identity.slab_bytes)
+        capacity = self.slabs.capacity_bytes
+        high, low, _ = self._ratios
+        self.watermarks = Watermarks(int(capacity * high), int(capacity * low))
 
     @classmethod
     def open(
@@ -190,6 +199,21 @@ class Tier:
         """The slot table, or its rows [first, stop); shorter if the file was cut."""
         end = layout.slot_count if stop is None else min(stop, layout.slot_count)
         return self.disk.read(fd, (end - first) * SLOT_ENTRY.size, table_offset(first))
+
+    def probe(self) -> None:
+        """Write a little, make it durable, read it back from the disk. Raises `OSError`."""
+        path = self.paths.probe
+        self.disk.unlink(path)
+        fd = self.disk.create(path, len(_PROBE))
+        try:
+            self.disk.write(fd, _PROBE, 0)
+            self.disk.sync(fd)
+            self.disk.forget(fd)
+            if self.disk.read(fd, len(_PROBE), 0) != _PROBE:
+                raise OSError(errno.EIO, "other bytes came back than were written")
+        finally:
+            os.close(fd)
+            self.disk.unlink(path)
 
     def delete_slab(self, slab_id: int) -> None:
         self.disk.unlink(self.paths.slab(slab_id))

@@ -1,0 +1,156 @@
+"""One tier in use: its parts, put together, and their life."""
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from cachefs.cache.admission import Admission
+from cachefs.cache.evictor import Evictor
+from cachefs.cache.mover import Mover, Promoter
+from cachefs.cache.placement import Place, Resting, promotes
+from cachefs.cache.policies import DEFAULT_POLICY, History
+from cachefs.cache.recovery import adopt_orphans
+from cachefs.cache.scrubber import Scrubber
+from cachefs.cache.store import TierStore
+from cachefs.tiers.tier import Tier
+from cachefs.types import BlockKey
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 5.0
+"""How long a closing tier waits for its threads: a disk that hangs must not keep us."""
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """What all tiers of a mount have in common."""
+
+    policy: str = DEFAULT_POLICY
+    """A name of `policies.POLICIES`."""
+    verify_full: bool = False
+    """Compare checksums on every read, not only on the first after a start."""
+    scrub_interval_s: float = 0.0
+    """How long until every block has been proven again; 0 or infinite: never."""
+
+
+class Neighbours(Protocol):
+    """The other tiers, as one of them sees them."""
+
+    resting: Resting
+
+    def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
+        """Where the block may go down to; None: nowhere."""
+
+    def above(self, tier: "ActiveTier", key: BlockKey) -> "ActiveTier | None":
+        """The block's home in the next faster level."""
+
+
+class ActiveTier:
+    """See the module docstring. `level` is set by the owner whenever tiers come or go."""
+
+    def __init__(
+        self, tier: Tier, options: CacheOptions, history: History, neighbours: Neighbours
+    ) -> None:
+        """Opens the index. Raises `CacheDirError`; the tier is the caller's then."""
+        self.tier = tier
+        self.level = 0
+        self._neighbours = neighbours
+        self.store = TierStore.open(tier, options.policy, history, options.verify_full)
+        self.evictor = Evictor(self.store)
+        self.admission = Admission(self.store, self.evictor, neighbours.resting)
+        self._mover = Mover(self.store, neighbours.resting, self._target_below)
+        self._promoter = Promoter(self._mover, self.store, neighbours.resting, self._target_above)
+        self._scrubber = Scrubber(self.store, options.scrub_interval_s)
+        self.store.io.on_change = self._health_changed
+        self._scope = trio.CancelScope()
+        self._stopped: trio.Event | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.store.io.health.usable and not self.store.retired
+
+    @property
+    def place(self) -> Place:
+        """As the placement sees it."""
+        return Place(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
+
+    def connect(self, level: int, level_count: int) -> None:
+        """The tier is on `level` (0 is the fastest) of `level_count`."""
+        self.level = level
+        self.evictor.demote = self._mover.demote if level < level_count - 1 else None
+        self.store.on_lower_hit = self._hit if level else None
+
+    # -- neighbours ----------------------------------------------------------------------------
+
+    def _target_below(self, key: BlockKey, length: int) -> Admission | None:
+        return self._neighbours.below(self, key, length)
+
+    def _target_above(self, key: BlockKey, length: int) -> Admission | None:
+        above = self._neighbours.above(self, key)
+        return above.admission if above is not None and above.admission.takes(length) else None
+
+    def _hit(self, key: BlockKey, age: int) -> None:
+        above = self._neighbours.above(self, key)
+        if above is not None and promotes(age, above.evictor.oldest_age, above.has_room()):
+            self._promoter.want(key)
+
+    def has_room(self) -> bool:
+        """Whether blocks may come up here without others having to go."""
+        return self.tier.slabs.used_charge_bytes < self.tier.watermarks.low_bytes
+
+    def _health_changed(self) -> None:
+        if not self.store.io.health.usable:
+            self.admission.give_up()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Work until `stop`, or until cancelled."""
+        self._stopped = trio.Event()
+        store = self.store
+        store.io.start()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for part in (self.admission, self.evictor, self._promoter, self._scrubber):
+                        nursery.start_soon(part.run)
+                    nursery.start_soon(adopt_orphans, store)
+                    nursery.start_soon(store.warm)
+                    nursery.start_soon(store.commit_loop)
+                    nursery.start_soon(store.io.watch)
+                    task_status.started()
+        finally:
+            self._stopped.set()
+
+    def retire(self) -> None:
+        """Serve and store no more blocks."""
+        self.store.retired = True
+        self.admission.closed = True
+        self.admission.give_up()
+
+    async def close(self) -> None:
+        """End `run`, commit, give the directory back. Nobody may use the tier any more."""
+        self._scope.cancel()
+        store = self.store
+        if self._stopped is not None:
+            await self._stopped.wait()
+            with trio.move_on_after(_IDLE_S) as patience:
+                await store.io.idle()  # a reader's thread may still use a slab's descriptor
+            store.io.stop()
+            # Such a reader was woken together with us; it comes to its end before we go on.
+            await trio.lowlevel.checkpoint()
+            if patience.cancelled_caught:
+                log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
+                return  # descriptors and lock last until the process ends
+        if store.io.health.usable:
+            await store.index.commit()
+            store.close()
+        else:
+            store.abandon()
+
+    def abandon(self) -> None:
+        """Drop everything as a crash would; for tests. `run` must have ended."""
+        self.store.io.stop()
+        self.store.abandon()

@@ -1,0 +1,30 @@
+"""The older one of two random blocks goes: the default of JuiceFS, here to compare with."""
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from cachefs.cache.policies.base import EvictionPolicy
+from cachefs.tiers.slabs import Slab
+
+
+class TwoRandomPolicy(EvictionPolicy):
+    """Its plan is the share of blocks that go."""
+
+    name = "2-random"
+
+    @override
+    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+        total = sum(slab.used_count for slab in slabs)
+        return max(fraction, 1 / total) if total else None
+
+    @override
+    def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
+        slots = list(slab.used_slots(first, stop))
+        wanted = len(slots) * plan
+        count = int(wanted) + (self._random.random() < wanted % 1)
+        chosen = set()
+        for _ in range(count):
+            pair = self._random.choices(slots, k=2)
+            chosen.add(max(pair, key=lambda slot: self.age(slab, slot)))
+        return sorted(chosen)

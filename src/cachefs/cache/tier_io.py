@@ -1,0 +1,215 @@
+"""The threads of one cache directory, and what they tell about its disk.
+
+Each directory has threads of its own, so that a disk that hangs stalls nobody else's calls. Every
+call is timed in its thread; a call that is not back is noticed by `watch`. `DiskHealth` judges.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, TypeVarTuple
+
+import outcome
+import trio
+
+from cachefs.tiers.health import DiskHealth, Health
+from cachefs.tiers.tier import Tier
+from cachefs.workers import Workers
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_READER_THREADS = 4
+_WATCH_INTERVAL_S = 0.5
+
+
+Step = Callable[[OSError | None], None]
+
+
+class OverdueError(Exception):
+    """The disk did not answer within a reader's patience."""
+
+
+class TierIo:
+    """Usable between `start` and `stop`. `on_change` is called when `health.usable` has changed."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self.health = DiskHealth(tier.medium)
+        self.health.on_change = self._changed
+        self.on_change: Callable[[], None] = lambda: None
+        self._probing = False
+        self._under_way: dict[_Call[Any], float] = {}
+        self._readers: Workers
+        self._writer: Workers
+        self._prober: Workers
+
+    def start(self) -> None:
+        """On the event loop."""
+        self._readers = Workers(_READER_THREADS, "cache-read")
+        self._writer = Workers(1, "cache-write")
+        self._prober = Workers(1, "cache-probe")
+
+    def stop(self) -> None:
+        """Calls under way go on; no new one is accepted."""
+        for workers in (self._readers, self._writer, self._prober):
+            workers.stop()
+
+    async def idle(self) -> None:
+        """After `stop`: wait until no thread uses a descriptor of the tier."""
+        for workers in (self._readers, self._writer, self._prober):
+            await workers.idle()
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    async def read(self, size_bytes: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """`function(*args)` in a reader thread, not to be cancelled. Raises what it raises."""
+        call = _Call(self._under_way, size_bytes, False, function, args)
+        await self._readers.run(call.run)
+        return self._account(call)
+
+    async def write(self, size_bytes: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """The same in the writer thread."""
+        call = _Call(self._under_way, size_bytes, True, function, args)
+        await self._writer.run(call.run)
+        return self._account(call)
+
+    async def write_in_steps(
+        self, size_bytes: int, function: Callable[[Step, *Ts], T], *args: *Ts
+    ) -> T:
+        """`function(step, *args)` in the writer thread. It calls `step(error)` after each of its
+        writes, the largest of which has `size_bytes`: each is judged on its own."""
+        steps: list[tuple[float, OSError | None]] = []
+
+        def step(error: OSError | None) -> None:
+            steps.append((call.lap(), error))
+
+        call = _Call(self._under_way, size_bytes, True, function, (step, *args))
+        await self._writer.run(call.run)
+        now_s = time.monotonic()
+        for duration_s, error in steps:
+            self.health.operation_done(duration_s, size_bytes, error, now_s, write=True)
+        return call.outcome.unwrap()
+
+    async def read_patiently(
+        self,
+        give_back: Callable[[], None],
+        size_bytes: int,
+        function: Callable[[*Ts], T],
+        *args: *Ts,
+    ) -> T:
+        """As `read`, for somebody who can get the bytes elsewhere: raises `OverdueError` if the
+        disk takes unusually long. `give_back` is called when the thread is done, whoever waits."""
+        call = _Call(self._under_way, size_bytes, False, function, args)
+        given_up = False
+
+        def finish() -> None:
+            if given_up:
+                self._judge(call)
+            give_back()
+
+        patience_s = self.health.patience_s
+        with trio.move_on_after(patience_s) as scope:
+            try:
+                await self._readers.run_lending(finish, call.run)
+            except trio.Cancelled:
+                given_up = True
+                raise
+        if scope.cancelled_caught:
+            self.health.operation_overdue(patience_s, time.monotonic(), size_bytes)
+            raise OverdueError
+        return self._account(call)
+
+    def _account(self, call: "_Call[T]") -> T:
+        self._judge(call)
+        return call.outcome.unwrap()
+
+    def _judge(self, call: "_Call[Any]") -> None:
+        error = call.outcome.error if isinstance(call.outcome, outcome.Error) else None
+        if error is None or isinstance(error, OSError):
+            self.health.operation_done(
+                call.duration_s, call.size_bytes, error, time.monotonic(), write=call.write
+            )
+
+    # -- watching ------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """For ever: notice calls that hang, and probe a disk that is out of use."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(_WATCH_INTERVAL_S)
+                self._look(nursery)
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now_s = time.monotonic()
+        for call, started_s in list(self._under_way.items()):
+            age_s = now_s - started_s
+            self.health.operation_overdue(age_s, now_s, call.size_bytes, write=call.write)
+        if self.health.probe_due(now_s) and not self._probing:
+            self._probing = True
+            nursery.start_soon(self._probe)
+
+    async def _probe(self) -> None:
+        call = _Call(self._under_way, 0, True, self._tier.probe, ())
+        await self._prober.run_lending(lambda: None, call.run)
+        failure = call.outcome.error if isinstance(call.outcome, outcome.Error) else None
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure
+        self._probing = False
+        self.health.probe_done(call.duration_s, failure, time.monotonic())
+
+    def _changed(self, before: Health, after: Health, reason: str) -> None:
+        path = self._tier.paths.root
+        if after is Health.NORMAL:
+            log.info("%s: the disk answers again; it is used from now on", path)
+        else:
+            log.warning("%s: the disk is %s: %s; reads go around it", path, after.value, reason)
+        if (before is Health.NORMAL) != (after is Health.NORMAL):
+            self.on_change()
+
+
+class _Call(Generic[T]):
+    """One call of a function in a thread, with its duration there. `outcome` is set by `run`."""
+
+    __slots__ = (
+        "_args",
+        "_function",
+        "_under_way",
+        "duration_s",
+        "outcome",
+        "size_bytes",
+        "write",
+    )
+
+    outcome: outcome.Outcome[T]
+
+    def __init__(
+        self,
+        under_way: "dict[_Call[Any], float]",
+        size_bytes: int,
+        write: bool,
+        function: Callable[..., T],
+        args: tuple[Any, ...],
+    ) -> None:
+        self._under_way = under_way
+        self.size_bytes = size_bytes
+        self.write = write
+        self._function = function
+        self._args = args
+        self.duration_s = 0.0
+
+    def run(self) -> None:
+        """In the thread. (Changing one item of a dict is atomic.)"""
+        started_s = self._under_way[self] = time.monotonic()
+        self.outcome = outcome.capture(self._function, *self._args)
+        self.duration_s = time.monotonic() - started_s
+        del self._under_way[self]
+
+    def lap(self) -> float:
+        """In the thread: the time since the last lap or the start, from now on counted anew."""
+        now_s = time.monotonic()
+        duration_s = now_s - self._under_way[self]
+        self._under_way[self] = now_s
+        return duration_s
