@@ -7,6 +7,7 @@ admission   what storing a fetched block costs
 """
 
 import argparse
+import gc
 import importlib
 import os
 import time
@@ -29,9 +30,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less of everything")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
-    parser.add_argument(
-        "--only", action="append", metavar="NAME", help="hit_ratio: policies, or parts of workloads"
-    )
+    parser.add_argument("--policies", default="", help="hit_ratio: only these (lru,none)")
+    parser.add_argument("--workloads", default="", help="hit_ratio: only these (zipf,switch)")
     arguments = parser.parse_args()
     base = PROGRAMS[arguments.program]
     if base is not None:
@@ -43,13 +43,23 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from bench import machine
+    from bench.engine.rig import Options
 
     began = time.monotonic()
     console = Console(highlight=False)
     description = machine.describe(directory)
     program = importlib.import_module(f"bench.engine.{arguments.program}")
-    options = {"only": arguments.only} if arguments.only else {}
-    findings = program.run(directory, arguments.quick, **options)
+    policies, workloads = (
+        [name for name in text.split(",") if name]
+        for text in (arguments.policies, arguments.workloads)
+    )
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:4.0f} s[/]  {text}", soft_wrap=True)
+
+    gc.freeze()  # both as in the daemon
+    gc.set_threshold(50_000, 50, 100)
+    findings = program.run(directory, Options(arguments.quick, policies, workloads, say))
     console.print(
         "[dim]{cpu}, {cores} cores; {cache_file_system}; load before: {load_before}; "
         "commit {commit}[/]".format(**description),
@@ -59,7 +69,8 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     settings = {
         "program": arguments.program,
         "quick": arguments.quick,
-        "only": arguments.only,
+        "policies": policies,
+        "workloads": workloads,
         "seconds": round(time.monotonic() - began, 1),
     }
     console.print(f"[dim]{settings['seconds']} s[/]")

@@ -11,7 +11,7 @@ import trio
 import xxhash
 
 from bench.engine.findings import Bar, Findings, Grid
-from bench.engine.rig import MIB, RollingOrigin, at_rest, make_ref, open_tier, running
+from bench.engine.rig import MIB, Options, RollingOrigin, at_rest, make_ref, open_tier, running
 from cachefs.cache.block_cache import BlockCache
 from cachefs.types import ObjectRef
 
@@ -55,8 +55,8 @@ class _Stopwatch:
         )
 
 
-def run(directory: Path, quick: bool) -> Findings:
-    count, rounds = (2_000, 3) if quick else (5_000, 7)
+def run(directory: Path, options: Options) -> Findings:
+    count, rounds = (2_000, 3) if options.quick else (5_000, 7)
     costs: dict[str, list[_Cost]] = {}
     costs["floor"] = [_floor(directory / "floor", count) for _ in range(rounds)]
     trio.run(_measure, directory / "cache", count, rounds, costs)

@@ -1,18 +1,30 @@
 """A running `BlockCache` over an origin that costs next to nothing."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 from typing_extensions import override
 
-from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.block_cache import DEFAULT_BUFFER_BYTES, BlockCache
 from cachefs.format.object_id import object_id
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, Entry, ObjectMeta, ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for. No names: all."""
+
+    quick: bool
+    policies: Sequence[str]
+    workloads: Sequence[str]
+    say: Callable[[str], None]
+
 
 IDENTITY = "bench://"
 MIB = 1 << 20
@@ -88,10 +100,13 @@ def open_tier(path: Path, quota_bytes: int, high: float = 0.95, low: float = 0.8
 
 @asynccontextmanager
 async def running(
-    origin: Origin, *tiers: Tier, policy_name: str = "lru"
+    origin: Origin,
+    *tiers: Tier,
+    policy_name: str = "lru",
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES,
 ) -> AsyncIterator[BlockCache]:
     """A cache that is closed at the end."""
-    cache = BlockCache(origin, tiers, policy_name=policy_name)
+    cache = BlockCache(origin, tiers, policy_name=policy_name, buffer_bytes=buffer_bytes)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         try:
@@ -112,8 +127,7 @@ async def read_numbered(cache: BlockCache, ref: ObjectRef) -> bool:
     data = cache.read_now(BlockKey(ref.object_id, 0), 0, length)
     if data is None:
         data = memoryview(await cache.read(ref, 0, 0, length))
-    expected = int(ref.path).to_bytes(8, "little")[:length]
-    if len(data) != length or data[:8] != expected or data[-8:].obj is None:
+    if len(data) != length or data[:8] != int(ref.path).to_bytes(8, "little")[:length]:
         raise WrongBytesError(f"file {ref.path} begins with {bytes(data[:8])!r}")
     return cache.counters.misses == misses
 
