@@ -86,7 +86,14 @@ class _Mount:
         self._db = Database.open(
             str(home.paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
         )
-        self._cache = BlockCache(origin, tiers, config.cache_eviction, config.buffer_size)
+        self._cache = BlockCache(
+            origin,
+            tiers,
+            config.cache_eviction,
+            config.buffer_size,
+            verify_full=config.verify == "full",
+            scrub_interval_s=config.scrub_interval,
+        )
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home
         )

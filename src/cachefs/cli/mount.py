@@ -74,7 +74,7 @@ def _shown_default(name: str, field: FieldInfo, flag: Flag) -> str | None:
     if name.endswith("_mode"):
         return f"{value:o}"
     if flag.metavar == "SIZE":
-        return format_bytes(value).replace(" ", "")
+        return format_bytes(value).replace(" ", "") if value else "0"
     return str(value)
 
 
@@ -100,7 +100,7 @@ def _params() -> list[click.Parameter]:
             ["-c", "--config", "config_file"],
             metavar="FILE",
             help="Read options from a TOML file, named as here with underscores; the command "
-            "line wins.",
+            "line wins. Its [[tier]] tables describe cache tiers one by one (see the README).",
         ),
         click.Option(
             ["-d", "--background"], is_flag=True, help="Go to the background; done anyhow."

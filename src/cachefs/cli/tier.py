@@ -12,8 +12,8 @@ from cachefs.mounts import canonical, find_entry, socket_path
 from cachefs.types import Medium
 from cachefs.units import format_bytes, parse_ratio, parse_size
 
-CHANGE_TIMEOUT_S = 600.0
-"""A tier that shrinks has blocks to drop or to move first."""
+CHANGE_TIMEOUT_S = 120.0
+"""A slow disk may have to write what is pending first."""
 
 _KEEP = "until the daemon ends; to keep it so, change the mount's options or [[tier]] too"
 
@@ -60,8 +60,8 @@ def list_tiers(mountpoint: str, debug: bool) -> None:
 @click.argument("size", callback=_size)
 @_debug
 def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
-    """Give the tier at PATH a quota of SIZE, such as 50GiB. What is too much is dropped, or moved
-    to a slower tier."""
+    """Give the tier at PATH a quota of SIZE, such as 50GiB. What is over it goes in the
+    background, to a slower tier if there is one."""
     reply = _ask(mountpoint, "tier_resize", {"path": _absolute(path), "quota_bytes": size})
     before, after = (format_bytes(reply[when]["quota_bytes"]) for when in ("before", "after"))
     click.echo(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")

@@ -116,7 +116,7 @@ class MountConfig(BaseModel):
     ] = Field(
         0,
         description="Most bytes to keep in memory, in front of the cache directories; 0 for none. "
-        "They outlive the mount as the others do.",
+        "They stay there when the mount has ended.",
     )
     mem_dir: Annotated[
         Path,

@@ -5,7 +5,8 @@ same, as a configuration would be.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class TierVerbs:
 
     async def resize(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """`path`, `quota_bytes`. Answers `before` and `after`, two `TierReport`s."""
-        async with self._lock:
+        async with self._alone():
             tier = self._find(arguments.get("path"))
             quota_bytes = _checked_quota(arguments.get("quota_bytes"))
             before = self._report(tier)
@@ -74,7 +75,7 @@ class TierVerbs:
         `after`, a `TierReport`."""
         wanted = self._checked_tier(arguments)
         (path,) = wanted.paths
-        async with self._lock:
+        async with self._alone():
             if any(tier.paths.root == path for tier in self._tiers):
                 raise CacheDirError(
                     f"{path} is a tier of this mount already; cachefs tier resize changes its quota"
@@ -92,7 +93,7 @@ class TierVerbs:
 
     async def remove(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """`path`. Answers `before`, a `TierReport`."""
-        async with self._lock:
+        async with self._alone():
             tier = self._find(arguments.get("path"))
             path = tier.paths.root
             if tier is self._namespace_tier:
@@ -106,6 +107,13 @@ class TierVerbs:
             tier.close()
             log.info("%s: no longer a tier", path)
             return {"before": before}
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One change at a time, and to its end: an unmount waits for it."""
+        async with self._lock:
+            with trio.CancelScope(shield=True):
+                yield
 
     def _checked_tier(self, arguments: dict[str, Any]) -> TierConfig:
         unknown = sorted(set(arguments) - set(_ADD_ARGUMENTS))
