@@ -150,7 +150,7 @@ def _open_index(paths: TierPaths, identity: TierIdentity) -> DatabaseReader | No
     """None if there is none. Raises `DamagedDatabaseError` for one that can't be this
     directory's."""
     place = paths.index
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
+    if place.exists() and not place.is_dir():
         raise DamagedDatabaseError(str(place), "not a directory")
     if not database_exists(place):
         return None
@@ -370,7 +370,7 @@ class _Check:
         self._builder.put(STATE_TABLE, TIER_KEY, self._identity.uuid)
         self._builder.put(STATE_TABLE, CLEAN_KEY, b"1")
         self._builder.finish()
-        if self._paths.index.is_symlink() or self._paths.index.is_file():
+        if self._paths.index.exists() and not self._paths.index.is_dir():
             set_aside(self._paths.index)
         replace_database(self._paths.new_index, self._paths.index)  # the commit point
         for name in self._nobodys:

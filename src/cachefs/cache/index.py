@@ -169,7 +169,7 @@ def set_aside(index: Path) -> None:
 
 def _open_own(path: str, quota_bytes: int, tier_uuid: bytes) -> Database:
     place = Path(path)
-    if place.is_symlink() or (place.exists() and not place.is_dir()):
+    if place.exists() and not place.is_dir():
         raise DamagedDatabaseError(path, "not a directory")
     database = Database.open(path, TABLES, map_size_bytes(quota_bytes))
     try:

@@ -66,7 +66,7 @@ class TierStore:
         self.tier = tier
         self.slabs = tier.slabs
         self.index = index
-        self.counters = TierCounters()
+        self.counters = TierCounters(bad_index=int(index.replaced_bad))
         self.io = TierIo(tier)
         self.policy = make_policy(policy_name, history)
         self.history = history
