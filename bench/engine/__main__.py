@@ -10,6 +10,7 @@ import argparse
 import gc
 import importlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     from bench.engine.rig import Options
 
     began = time.monotonic()
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     description = machine.describe(directory)
     program = importlib.import_module(f"bench.engine.{arguments.program}")
     policies, workloads = (

@@ -90,7 +90,7 @@ def show_fine(value: float) -> str:
 def _empty_table(columns: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
     for number, name in enumerate(columns):
-        table.add_column(escape(name), justify="right" if number else "left")
+        table.add_column(escape(name), justify="right" if number else "left", no_wrap=bool(number))
     return table
 
 

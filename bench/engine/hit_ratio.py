@@ -25,7 +25,7 @@ _BUFFER_BYTES = 100 * FILE_BYTES
 
 def run(directory: Path, options: Options) -> Findings:
     policies = options.policies or POLICIES
-    columns = ("workload", "", "f", *policies, "optimum", "bar")
+    columns = ("workload", "f", *policies, "optimum", "bar")
     grid = Grid(
         f"hit ratios; data sets of {FILES:,} files of {FILE_BYTES:,} bytes",
         columns,
@@ -95,15 +95,16 @@ async def _replay(
 
 def _report(workload: Workload, f: float, hits: dict[str, list[int]], findings: Findings) -> None:
     grid = findings.grids[0]
-    policies = grid.columns[3:-1]
+    policies = grid.columns[2:-1]
     for figure in workload.figures:
         requests = sum(len(workload.phases[phase]) for phase in figure.phases)
         ratios = {policy: _ratio(found, figure.phases, requests) for policy, found in hits.items()}
-        row: list[Cell] = [workload.name, figure.name, f, *(ratios.get(p) for p in policies)]
+        name = f"{workload.name}, {figure.name}" if figure.name else workload.name
+        row: list[Cell] = [name, f, *(ratios.get(policy) for policy in policies)]
         if figure.bar is not None and "epoch" in ratios and "lru" in ratios:
             at_least = figure.bar(f, ratios["lru"])
-            name = f"{workload.name} {figure.name}, f = {f:.3f}"
-            findings.bars.append(Bar(name, ratios["epoch"], at_least=at_least))
+            bar = Bar(f"epoch: {name}, f = {f:.3f}", ratios["epoch"], at_least=at_least)
+            findings.bars.append(bar)
             row.append(at_least)
         else:
             row.append(None)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import trio
 
+from cachefs.cache.counters import TierCounters
 from cachefs.cache.evictor import Evictor
 from cachefs.cache.flights import Flight
 from cachefs.cache.placement import Resting
@@ -82,6 +83,11 @@ class Admission:
         self._failing = False
         self._no_room_before = 0.0
         self.closed = False
+
+    @property
+    def counters(self) -> TierCounters:
+        """Those of the tier."""
+        return self._store.counters
 
     def takes(self, length: int) -> bool:
         """Whether a block of this length would probably be stored. Costs next to nothing."""

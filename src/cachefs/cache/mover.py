@@ -186,7 +186,10 @@ class Promoter:
                 if load is not None:
                     loads.append(load)
                     size_bytes += load.location.length
-            await self._mover.move(loads)
+            moved = await self._mover.move(loads)
+            for load in loads:
+                if load.key in moved:
+                    load.target.counters.promoted += 1
             await trio.lowlevel.checkpoint()
 
     def _load(self, key: BlockKey) -> _Load | None:
