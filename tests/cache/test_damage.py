@@ -446,3 +446,23 @@ async def test_foreign_files_beside_the_slabs_are_left_alone(tmp_path: Path) -> 
         recount(cache)
     assert (TierPaths(tmp_path).slabs / "9999999999.slab").read_text() == "dear diary"
     assert origin.counters.gets == ALL
+
+
+@pytest.mark.expect_log("is damaged .*restart it|index can't be used")
+async def test_an_index_damaged_under_a_running_daemon(tmp_path: Path) -> None:
+    """What can't be looked up is fetched; the next daemon makes a new index."""
+    origin, refs = await fill(tmp_path)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs[:10])
+        with index_file(tmp_path).open("r+b") as file:
+            file.seek(8192)
+            file.write(bytes(index_file(tmp_path).stat().st_size - 8192))
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        await assert_right(cache, origin, refs)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        counters = cache.status()[0].counters
+        assert counters.bad_index == 1
+        await until(lambda: counters.adopted >= ALL)
+        await assert_right(cache, origin, refs)
+        recount(cache)

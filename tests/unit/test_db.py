@@ -343,3 +343,24 @@ def test_a_database_built_anew_replaces_the_old_one(
     assert list(database.scan("one", b"")) == []
     assert dict(database.scan("two", b"")) == {b"%d" % number: b"1" for number in range(100)}
     database.abandon()
+
+
+@pytest.mark.expect_log("is damaged .*restart it")
+async def test_damage_met_while_running(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows out of reach are missing, new ones are seen, and the next start knows of it."""
+    rows = filled(tmp_path)
+    database = opened(tmp_path)
+    file = tmp_path / "data.mdb"
+    with file.open("r+b") as raw:  # what LMDB has mapped
+        raw.seek(8192)
+        raw.write(bytes(file.stat().st_size - 8192))
+    for key in rows:
+        assert database.get("one", key) is None
+    assert list(database.scan("one", b"")) == []
+    database.put("one", b"new", b"1")
+    await database.commit()
+    assert list(database.scan("one", b"")) == [(b"new", b"1")]
+    database.close()
+    assert len(caplog.records) == 1
+    with pytest.raises(DamagedDatabaseError, match="could not be read"):
+        opened(tmp_path)

@@ -19,7 +19,7 @@ from pathlib import Path
 import lmdb
 import trio
 
-from cachefs.db.environment import DATA_NAME, explained, open_env
+from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, open_env
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ class Database:
         self._reader = env.begin()
         self._commit_lock = trio.Lock()
         self._failing = False
+        self._damage: lmdb.Error | None = None
+        """What LMDB said of a row that could not be reached."""
         self.before_commit: Callable[[], None] = lambda: None
         """Called on the loop in the same step in which a batch is frozen: what it puts is part
         of that batch. For rows that would cost too much to put with every change."""
@@ -109,7 +111,11 @@ class Database:
             return overlay.pending[key]
         if key in overlay.flushing:
             return overlay.flushing[key]
-        value: bytes | None = self._reader.get(key, db=self._handles[table])
+        try:
+            value: bytes | None = self._reader.get(key, db=self._handles[table])
+        except lmdb.Error as error:
+            self._meet_damage(error)
+            return None
         return value
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
@@ -130,18 +136,34 @@ class Database:
         return _merge(self._stored(table, first, prefix), changes)
 
     def _stored(self, table: str, first: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        with self._reader.cursor(db=self._handles[table]) as cursor:
-            if first and not cursor.set_range(first):
-                return
-            for key, value in cursor.iternext():
-                if not key.startswith(prefix):
+        try:
+            with self._reader.cursor(db=self._handles[table]) as cursor:
+                if first and not cursor.set_range(first):
                     return
-                yield key, value
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        return
+                    yield key, value
+        except lmdb.Error as error:
+            self._meet_damage(error)
+
+    def _meet_damage(self, error: lmdb.Error) -> None:
+        """Rows out of reach count as missing. Nothing is committed any more: the next to open
+        this database will be told that it is damaged."""
+        if self._damage is None:
+            self._damage = error
+            log.warning(
+                "the database %s is damaged (%s): some of it counts as missing, and changes are "
+                "lost with this daemon; restart it to have a new one",
+                self._env.path(),
+                error,
+            )
 
     def read_through(self, table: str) -> None:
-        """Raises `DamagedDatabaseError` if a row of the table can't be reached."""
-        with explained(self._env.path()):
-            for _ in self.scan(table, b""):
+        """Raises `DamagedDatabaseError` if a row of the table can't be reached. For the start:
+        nothing is logged, no mark is left."""
+        with explained(self._env.path()), self._reader.cursor(db=self._handles[table]) as cursor:
+            for _ in cursor.iternext():
                 pass
 
     @property
@@ -166,7 +188,7 @@ class Database:
                 committed = True
                 self._failing = False
             except (lmdb.Error, OSError) as error:
-                if not self._failing:
+                if not self._failing and self._damage is None:
                     log.warning("can't write the database %s: %s", self._env.path(), error)
                 self._failing = True
             finally:
@@ -181,6 +203,9 @@ class Database:
             overlay.thaw(committed)
 
     def _write(self, batch: dict[str, Changes]) -> None:
+        if self._damage is not None:
+            self._data_path.with_name(MARK_NAME).touch()
+            raise self._damage
         with self._env.begin(write=True) as txn:
             for name, changes in batch.items():
                 handle = self._handles[name]
@@ -221,7 +246,8 @@ class Database:
         try:
             self._write({name: o.flushing | o.pending for name, o in self._overlays.items()})
         except (lmdb.Error, OSError) as error:
-            log.warning("can't write the database %s: %s", self._env.path(), error)
+            if self._damage is None:
+                log.warning("can't write the database %s: %s", self._env.path(), error)
         self.abandon()
 
     def abandon(self) -> None:

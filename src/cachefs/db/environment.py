@@ -10,6 +10,8 @@ import lmdb
 from cachefs.errors import CacheDirError
 
 DATA_NAME = "data.mdb"
+MARK_NAME = "damaged"
+"""A file beside LMDB's: a daemon has met damage there, so the next one needn't try."""
 
 _DAMAGE = (
     lmdb.BadDbiError,
@@ -46,6 +48,8 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
     LMDB reads through a mapping: touching a page behind the end of its file would kill the
     process (SIGBUS). Opening touches nothing but the two head pages, which it has checked.
     """
+    if (Path(path) / MARK_NAME).exists():
+        raise DamagedDatabaseError(path, "some of it could not be read")
     # Look-ups are random: the kernel's read-ahead would only evict others' pages.
     env = lmdb.open(path, readahead=False, **options)
     used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]

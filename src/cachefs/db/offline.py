@@ -7,7 +7,7 @@ from typing import Any
 
 import lmdb
 
-from cachefs.db.environment import DATA_NAME, explained, explanation, open_env
+from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
 
 _BUILD_ROWS = 100_000
 """Rows a transaction of a database that is built anew: bounds the memory, nothing else."""
@@ -114,6 +114,7 @@ def replace_database(new: Path, path: Path) -> None:
     """
     path.mkdir(mode=0o700, exist_ok=True)
     (new / DATA_NAME).replace(path / DATA_NAME)
+    (path / MARK_NAME).unlink(missing_ok=True)  # meant the old one
     for directory in (path, path.parent):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
