@@ -6,6 +6,7 @@ leave. The index is committed when a test says so, and at no other time.
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -421,3 +422,15 @@ async def test_pages_that_never_reached_the_disk(scene: Scene, seed: int) -> Non
         assert 0 < cache.status()[0].counters.bad_blocks == scene.origin.counters.gets - before
         await scene.read(cache, refs)
         recount(cache)
+
+
+def test_every_row_of_the_document_has_its_test() -> None:
+    here = Path(__file__)
+    document = (here.parents[2] / "docs" / "DURABILITY.md").read_text()
+    named = set(re.findall(r"\btest_\w+(?=`)", document))
+    sources = [here.with_name(name) for name in ("test_check.py", "test_tier.py", here.name)]
+    defined = {
+        name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())
+    }
+    assert len(named) > 15
+    assert named <= defined

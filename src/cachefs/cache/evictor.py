@@ -287,7 +287,7 @@ class Evictor:
         donor = min(candidates, key=self._policy.worth, default=None)
         return donor if donor is not None and self._policy.may_empty(donor) else None
 
-    async def _empty(self, slab: Slab) -> bool:
+    async def _empty(self, slab: Slab, must: bool = False) -> bool:
         """Drop every block of the slab and keep it from getting new ones. False (and the slab
         goes on as before) if a block is being written or read for too long."""
         if not await self._store.open_slab(slab) or slab.fd < 0 or slab.writing_count:
@@ -298,6 +298,10 @@ class Evictor:
             slots = list(slab.used_slots(first, first + _STEP_SLOTS))
             if self.demote is not None:
                 await self._evict_slots(slab, slots, first, lambda: False)
+                if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
+                    # What has just come can't go down yet, and is not dropped for a newcomer.
+                    self._slabs.undrain(slab)
+                    return False
             table = await self._read_table(slab, first)
             for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
                 self._store.evict(slab, slot, entry_at(table, slot - first))
@@ -347,7 +351,9 @@ class Evictor:
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
         slab = min(slabs.by_id.values(), key=self._policy.worth)
-        if not slab.is_empty() and (not self._policy.replaces or not await self._empty(slab)):
+        if not slab.is_empty() and (
+            not self._policy.replaces or not await self._empty(slab, must=True)
+        ):
             return False
         if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
             return False

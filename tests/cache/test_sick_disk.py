@@ -1,0 +1,510 @@
+"""Disks that fail, dawdle or hang: no read fails, nobody waits for long, and the disk comes back."""
+
+import errno
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.cache import active_tier, admission, block_cache, tier_io
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.counters import TierStatus
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers import health
+from cachefs.tiers.tier import Tier
+from cachefs.types import Medium, ObjectRef
+from tests.cache.faulty_disk import FaultyDisk
+from tests.cache.harness import (
+    MIB,
+    assert_right,
+    key_of,
+    put_many,
+    read_whole,
+    recount,
+    serving,
+    stores,
+    until,
+)
+
+SICK = "the disk is unstable|can't store blocks|can't grow|read failed|does not answer"
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyDisk]:
+    with FaultyDisk() as faulty:
+        yield faulty
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health judged five to ten times as fast, so that nothing here waits for long."""
+    limits = health._Limits(500e-6, 256 << 10, 0.1, 0.5)
+    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 0.2)
+    monkeypatch.setattr(health, "_PROBE_EVERY_S", 0.1)
+    monkeypatch.setattr(health, "_MAX_PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr(health, "_PROBE_DOWN_EVERY_S", 0.2)
+    monkeypatch.setattr(tier_io, "_WATCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(admission, "_FAILURE_PAUSE_S", 0.1)
+
+
+def tier(path: Path, disk: FaultyDisk | None = None, medium: Medium = Medium.SSD) -> Tier:
+    identity = MemoryOrigin().identity
+    return Tier.open(path, 64 * MIB, identity, free_space_ratio=0.0, medium=medium, disk=disk)
+
+
+def lay_out(layout: str, root: Path, disk: FaultyDisk) -> list[Tier]:
+    """Cache directories, that of the sick disk being `root/sick`."""
+    sick = root / "sick"
+    if layout == "only":
+        return [tier(sick, disk)]
+    if layout == "MEM above":
+        return [tier(sick, disk, Medium.MEM), tier(root / "good")]
+    return [tier(sick, disk), tier(root / "good")]
+
+
+LAYOUTS = ["only", "one of two", "MEM above"]
+
+
+def sick_one(cache: BlockCache) -> TierStatus:
+    return next(status for status in cache.status() if status.path.endswith("sick"))
+
+
+def blocks_on_sick(cache: BlockCache, refs: list[ObjectRef]) -> list[ObjectRef]:
+    store = next(store for store in stores(cache) if store.tier.paths.root.name == "sick")
+    return [ref for ref in refs if store.index.find(key_of(ref)) is not None]
+
+
+async def settled(cache: BlockCache) -> None:
+    await cache.drain()
+    await until(lambda: cache._budget.used_bytes == 0)
+
+
+FAULTS: dict[str, Callable[[FaultyDisk], None]] = {
+    "errors on reads": lambda disk: disk.fail(errno.EIO, "read"),
+    "errors on writes": lambda disk: disk.fail(errno.EIO, "write", "create"),
+    "read-only": lambda disk: disk.fail(errno.EROFS, "write", "create", "sync", "unlink"),
+    "reads hang": lambda disk: disk.hang("read"),
+    "all hangs": lambda disk: disk.hang(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_reads_go_on_and_the_disk_comes_back(
+    layout: str,
+    fault: str,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    fast: None,
+    expect_log: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expect_log(SICK)
+    origin = MemoryOrigin()
+    refs = put_many(origin, 60, 100_000)
+    more = iter(put_many(origin, 3000, 20_000, "more"))
+    async with serving(origin, *lay_out(layout, tmp_path, disk)) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        disk.cold = True
+        FAULTS[fault](disk)
+        with trio.fail_after(10):
+            while sick_one(cache).health == "normal":
+                await assert_right(cache, origin, [*refs[:10], *itertools.islice(more, 3)])
+                await trio.sleep(0.01)
+
+        # Out of use: not read, nothing new stored, everything served.
+        before = sick_one(cache)
+        hits, admitted = before.counters.hits, before.counters.admitted
+        if "hang" not in fault:
+            await cache.drain()
+            admitted = before.counters.admitted
+        new = list(itertools.islice(more, 30))
+        await assert_right(cache, origin, [*refs, *new])
+        after = sick_one(cache)
+        assert after.health != "normal"
+        assert (after.counters.hits, after.counters.admitted) == (hits, admitted)
+        if layout != "only":
+            await settled(cache)
+            gets = origin.counters.gets
+            await assert_right(cache, origin, [*refs, *new])
+            assert origin.counters.gets == gets
+        else:
+            await until(lambda: cache._budget.used_bytes == 0)
+
+        disk.heal()
+        await until(lambda: sick_one(cache).health == "normal")
+        disk.cold = True
+        back = blocks_on_sick(cache, refs)
+        assert len(back) >= 10
+        gets = origin.counters.gets
+        await assert_right(cache, origin, back)
+        assert origin.counters.gets == gets
+        await settled(cache)
+        recount(cache)
+    said = [record.message for record in caplog.records if "the disk is unstable" in record.message]
+    assert len(said) == 1
+    assert caplog.records[0].levelno >= logging.WARNING
+
+
+@pytest.mark.parametrize("layout", ["only", "one of two"])
+async def test_two_seconds_for_everything(
+    layout: str, tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None]
+) -> None:
+    """With the real limits: the disk is out of use after a few seconds of this."""
+    expect_log("the disk is unstable")
+    origin = MemoryOrigin()
+    refs = put_many(origin, 30, 100_000)
+    async with serving(origin, *lay_out(layout, tmp_path, disk)) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        disk.cold = True
+        disk.delay(2.0)
+
+        async def reader(refs: list[ObjectRef]) -> None:
+            while sick_one(cache).health == "normal":
+                await assert_right(cache, origin, refs)
+                await trio.sleep(0.01)
+
+        with trio.fail_after(15):
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(reader, refs[number::3])
+        await assert_right(cache, origin, refs)
+        disk.heal()
+
+
+async def test_a_busy_disk_is_not_sick(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 64, 50_000)
+    async with serving(origin, tier(tmp_path, disk)) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        disk.cold = True
+        disk.delay(0.2, "read", "write", "create")
+        gets = origin.counters.gets
+
+        async def reader(refs: list[ObjectRef]) -> None:
+            await assert_right(cache, origin, refs)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(reader, refs[number::8])
+            nursery.start_soon(reader, put_many(origin, 20, 50_000, "new"))
+        assert cache.status()[0].health == "normal"
+        assert origin.counters.gets == gets + 20
+        disk.heal()
+
+
+async def test_a_full_disk_is_not_sick(
+    tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None], fast: None
+) -> None:
+    expect_log("can't store blocks|can't grow")
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, 100_000)
+    async with serving(origin, tier(tmp_path, disk)) as cache:
+        await assert_right(cache, origin, refs[:30])
+        await settled(cache)
+        disk.fail(errno.ENOSPC, "write", "create")
+        gets = origin.counters.gets
+        await assert_right(cache, origin, refs[:30])
+        assert origin.counters.gets == gets
+        for _ in range(3):
+            await assert_right(cache, origin, refs)
+            await settled(cache)
+        assert cache.status()[0].health == "normal"
+        recount(cache)
+        disk.heal()
+
+        async def all_stored() -> bool:
+            await assert_right(cache, origin, refs)
+            await cache.drain()
+            return cache.status()[0].cached_blocks == 100
+
+        with trio.fail_after(10):
+            while not await all_stored():
+                await trio.sleep(0.05)
+
+
+async def test_nobody_waits_for_another_path(
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads of one path hang, and nobody has noticed yet."""
+    patient = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
+    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 2000.0)
+    good = FaultyDisk()
+    origin = MemoryOrigin()
+    refs = put_many(origin, 60, 100_000)
+    async with serving(origin, tier(tmp_path / "sick", disk), tier(tmp_path / "b", good)) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        slow = blocks_on_sick(cache, refs)
+        quick = [ref for ref in refs if ref not in slow]
+        disk.cold = good.cold = True
+        disk.hang()
+        gets = origin.counters.gets
+        done: list[bytes] = []
+
+        async def reader(ref: ObjectRef) -> None:
+            done.append(await read_whole(cache, ref))
+
+        async with trio.open_nursery() as nursery:
+            for ref in slow[:8]:
+                nursery.start_soon(reader, ref)
+            await until(lambda: disk.hanging >= 4)
+            with trio.fail_after(10):
+                for _ in range(3):
+                    await assert_right(cache, origin, quick)
+            assert not done
+            assert disk.hanging == 4
+            disk.heal()
+        assert origin.counters.gets == gets
+        assert len(done) == 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_cold_reads_go_on_while_writes_hang(
+    layout: str,
+    noticed: bool,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: Callable[..., None],
+) -> None:
+    """Many times the memory for blocks under way is read; a hung writer must not hold it all.
+    Neither when the health rules see the disk hang, nor before they do."""
+    if noticed:
+        expect_log("the disk is")
+    else:
+        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
+        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
+    monkeypatch.setattr(admission, "_STALL_S", 0.3)
+    origin = MemoryOrigin()
+    refs = put_many(origin, 24, 4 * MIB)
+    tiers = lay_out(layout, tmp_path, disk)
+    async with serving(origin, *tiers, buffer_bytes=16 * MIB) as cache:
+        disk.hang("write", "create")
+
+        async def reader(refs: list[ObjectRef]) -> None:
+            await assert_right(cache, origin, refs)
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for number in range(6):
+                    nursery.start_soon(reader, refs[number::6])
+        assert disk.hanging
+        await until(lambda: cache._budget.used_bytes == 0)
+        assert not cache._admitting
+        disk.heal()
+        if noticed:
+            await until(lambda: sick_one(cache).health == "normal")
+
+        async def all_again() -> bool:
+            await assert_right(cache, origin, refs[:4])
+            await settled(cache)
+            return len(blocks_on_sick(cache, refs[:4])) > 0
+
+        with trio.fail_after(10):
+            while not await all_again():
+                await trio.sleep(0.05)
+        recount(cache)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_a_hung_disk_below_does_not_stop_the_one_above(
+    noticed: bool,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: Callable[..., None],
+) -> None:
+    if noticed:
+        expect_log("the disk is")
+    else:
+        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
+        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
+    monkeypatch.setattr(admission, "_STALL_S", 0.3)
+    origin = MemoryOrigin()
+    identity = origin.identity
+    above = Tier.open(
+        tmp_path / "m", 12 * MIB, identity, free_space_ratio=0.0, medium=Medium.MEM
+    )
+    async with serving(
+        origin, above, tier(tmp_path / "sick", disk), buffer_bytes=16 * MIB
+    ) as cache:
+        disk.hang("write", "create")
+        refs = put_many(origin, 400, 100_000)
+        with trio.fail_after(20):
+            for ref in refs:
+                await assert_right(cache, origin, [ref])
+        await until(lambda: cache._budget.used_bytes == 0)
+
+        # The faster tier goes on taking blocks, without a place to move the others to.
+        async def newest_stored() -> bool:
+            fresh = put_many(origin, 60, 100_000, "new")
+            await assert_right(cache, origin, fresh)
+            await cache.drain()
+            store = stores(cache)[0]
+            return all(store.index.find(key_of(ref)) is not None for ref in fresh[-5:])
+
+        with trio.fail_after(10):
+            while not await newest_stored():
+                await trio.sleep(0.1)
+        disk.heal()
+
+
+@pytest.mark.parametrize("fault", ["reads hang", "writes hang", "all hangs"])
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_closing_with_a_hanging_disk_ends(
+    fault: str,
+    noticed: bool,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: Callable[..., None],
+) -> None:
+    expect_log("does not answer")
+    if noticed:
+        expect_log("the disk is")
+    else:
+        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
+        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
+    monkeypatch.setattr(active_tier, "_IDLE_S", 0.3)
+    monkeypatch.setattr(block_cache, "_IDLE_S", 0.3)
+    origin = MemoryOrigin()
+    refs = put_many(origin, 20, 100_000)
+    good, path = tier(tmp_path / "good"), tmp_path / "sick"
+    async with serving(origin, tier(path, disk), good) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        disk.cold = True
+        if fault == "all hangs":
+            disk.hang()
+        else:
+            disk.hang("read") if fault == "reads hang" else disk.hang("write", "create")
+
+        async def reader(ref: ObjectRef) -> None:
+            await assert_right(cache, origin, [ref])
+
+        async with trio.open_nursery() as nursery:
+            for ref in [*refs, *put_many(origin, 20, 100_000, "new")]:
+                nursery.start_soon(reader, ref)
+            await until(lambda: disk.hanging)
+            if noticed:
+                await until(lambda: sick_one(cache).health != "normal")
+        with trio.fail_after(5):
+            await cache.aclose(drain_s=0.2)
+    disk.heal()
+    # The healthy directory was closed in order and can be opened again.
+    async with serving(origin, tier(tmp_path / "good")) as cache:
+        status = cache.status()[0]
+        assert status.cached_blocks > 5
+        assert not stores(cache)[0].must_adopt
+
+
+async def test_a_hanging_disk_can_be_taken_out_of_use(
+    tmp_path: Path,
+    disk: FaultyDisk,
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: Callable[..., None],
+) -> None:
+    expect_log("does not answer")
+    expect_log("the disk is")
+    monkeypatch.setattr(active_tier, "_IDLE_S", 0.3)
+    origin = MemoryOrigin()
+    refs = put_many(origin, 20, 100_000)
+    async with serving(origin, *lay_out("one of two", tmp_path, disk)) as cache:
+        disk.hang()
+        await assert_right(cache, origin, refs)
+        await until(lambda: disk.hanging)
+        with trio.fail_after(5):
+            await cache.remove_tier(tmp_path / "sick")
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        gets = origin.counters.gets
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == gets
+        assert len(cache.status()) == 1
+        disk.heal()
+
+
+@pytest.mark.expect_log("the disk is unstable")
+@pytest.mark.expect_log("read failed|can't be opened", required=False)
+async def test_errors_on_a_start_lose_little(
+    tmp_path: Path, disk: FaultyDisk, fast: None
+) -> None:
+    """Slabs that can't be opened while the disk is sick are not given up."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 200, 100_000)
+    async with serving(origin, tier(tmp_path / "sick")) as cache:
+        await assert_right(cache, origin, refs)
+    files = sorted((tmp_path / "sick" / "slabs").iterdir())
+    assert len(files) >= 4
+    disk.fail(errno.EIO, "read", "open")
+    async with serving(origin, tier(tmp_path / "sick", disk)) as cache:
+        with trio.fail_after(10):
+            while sick_one(cache).health == "normal":
+                await assert_right(cache, origin, refs)
+        disk.heal()
+        await until(lambda: sick_one(cache).health == "normal")
+        assert sorted((tmp_path / "sick" / "slabs").iterdir()) == files
+        back = blocks_on_sick(cache, refs)
+        assert len(back) >= 190
+        gets = origin.counters.gets
+        await assert_right(cache, origin, back)
+        assert origin.counters.gets == gets
+        recount(cache)
+
+
+@pytest.mark.expect_log("the disk is unstable")
+async def test_opening_slabs_on_a_hanging_disk_stops_no_reader(
+    tmp_path: Path, disk: FaultyDisk, fast: None
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, 100_000)
+    async with serving(origin, tier(tmp_path / "sick")) as cache:
+        await assert_right(cache, origin, refs)
+    disk.hang("open")
+    async with serving(origin, tier(tmp_path / "sick", disk)) as cache:
+        with trio.fail_after(10):
+            await assert_right(cache, origin, refs)
+            while sick_one(cache).health == "normal":
+                await assert_right(cache, origin, refs)
+        disk.heal()
+        await until(lambda: sick_one(cache).health == "normal")
+        gets = origin.counters.gets
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == gets
+
+
+async def test_a_bad_sector_costs_its_block(
+    tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None]
+) -> None:
+    """One error among many good operations: the block is fetched again, the disk stays in use."""
+    expect_log("read failed")
+    origin = MemoryOrigin()
+    refs = put_many(origin, 50, 100_000)
+    async with serving(origin, tier(tmp_path, disk)) as cache:
+        await assert_right(cache, origin, refs)
+        await settled(cache)
+        disk.cold = True
+        disk.fail(errno.EIO, "read")
+        await assert_right(cache, origin, refs[:1])
+        disk.heal()
+        disk.cold = True
+        await settled(cache)
+        assert cache.status()[0].health == "normal"
+        gets = origin.counters.gets
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == gets
+        assert cache.status()[0].counters.read_errors == 1
