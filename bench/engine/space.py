@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import sysconfig
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from bench.engine.rig import (
     running,
 )
 from cachefs.cache.block_cache import BlockCache
-from cachefs.types import ObjectRef
+from cachefs.types import BlockKey, ObjectRef
 
 _STEP_BYTES = 24 * MIB
 """Fetched between two looks at how full the cache is."""
@@ -43,10 +44,11 @@ def run(directory: Path, options: Options) -> Findings:
     for quota_bytes in quotas:
         grid = Grid(
             f"useful share of a cache of {quota_bytes // MIB:,} MiB",
-            ("", "useful", "occupancy", "filling", "index", "slabs", "blocks", "evicted"),
+            ("", "useful", "occupancy", "filling", "index", "slabs", "blocks", "evicted", "recent"),
             note="useful = bytes of blocks / bytes on disk. occupancy: slots in use / slab files. "
             "filling: bytes of blocks / slots in use. index: its share of the bytes on disk. "
-            "slabs: files / quota. evicted: so far.",
+            "slabs: files / quota. evicted: so far. recent: how much of what was read last, half "
+            "a quota of it, is still there.",
         )
         findings.grids.append(grid)
         for kind in _KINDS:
@@ -59,12 +61,12 @@ async def _fill_and_rewrite(
     directory: Path, quota_bytes: int, kind: str, findings: Findings
 ) -> None:
     other = next(name for name in _KINDS if name != kind)
-    files = _Files()
+    files = _Files(quota_bytes // 2)
     judged = len(findings.grids) == 1
     try:
         async with running(RollingOrigin(), open_tier(directory, quota_bytes)) as cache:
             await _fill(cache, files.of(kind))
-            useful = await _measure(cache, directory, f"filled with {kind}", findings)
+            useful = await _measure(cache, files, directory, f"filled with {kind}", findings)
             if judged:
                 name = f"useful share, filled with {kind}"
                 findings.bars.append(Bar(name, useful, at_least=_FILLED_BARS[kind]))
@@ -72,7 +74,7 @@ async def _fill_and_rewrite(
             for share in (1.0, 1.25, 1.5):
                 await _rewrite(cache, newcomers, quota_bytes * (1.0 if share == 1.0 else 0.25))
                 label = f"then {share:.2f} x quota of {other}"
-                useful = await _measure(cache, directory, label, findings)
+                useful = await _measure(cache, files, directory, label, findings)
                 if judged and share != 1.25:
                     name = f"useful share, {kind}, {label}"
                     findings.bars.append(Bar(name, useful, at_least=_REWRITTEN_BAR))
@@ -81,14 +83,31 @@ async def _fill_and_rewrite(
 
 
 class _Files:
-    """Files that nobody has read before, with sizes of a kind."""
+    """Files that nobody has read before, with sizes of a kind; and those that were read last."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent_bytes: int) -> None:
         self._numbers = itertools.count()
+        self._recent: deque[ObjectRef] = deque()
+        self._spare_bytes = recent_bytes
 
     def of(self, kind: str) -> Iterator[ObjectRef]:
-        sizes = _uniform() if kind == _KINDS[0] else itertools.cycle(_package_sizes())
-        return (make_ref(number, size) for number, size in zip(self._numbers, sizes, strict=False))
+        for size_bytes in _uniform() if kind == _KINDS[0] else itertools.cycle(_package_sizes()):
+            ref = make_ref(next(self._numbers), size_bytes)
+            self._recent.append(ref)
+            self._spare_bytes -= size_bytes
+            while self._spare_bytes < 0:
+                self._spare_bytes += self._recent.popleft().meta.size_bytes
+            yield ref
+
+    def recent_share(self, cache: BlockCache) -> float:
+        """How much of the recent bytes is cached."""
+        total = cached = 0
+        for ref in self._recent:
+            for index in range(ref.block_count):
+                total += ref.block_length(index)
+                if cache.is_cached_or_inflight(BlockKey(ref.object_id, index)):
+                    cached += ref.block_length(index)
+        return cached / total
 
 
 def _uniform() -> Iterator[int]:
@@ -140,7 +159,9 @@ async def _fetch(cache: BlockCache, files: Iterator[ObjectRef], least_bytes: flo
     return size_bytes
 
 
-async def _measure(cache: BlockCache, directory: Path, name: str, findings: Findings) -> float:
+async def _measure(
+    cache: BlockCache, files: _Files, directory: Path, name: str, findings: Findings
+) -> float:
     tier = cache.status()[0]
     slab_bytes, rest_bytes = directory_bytes(directory)
     useful = tier.cached_bytes / (slab_bytes + rest_bytes)
@@ -154,6 +175,7 @@ async def _measure(cache: BlockCache, directory: Path, name: str, findings: Find
             slab_bytes / tier.quota_bytes,
             tier.cached_blocks,
             tier.counters.evicted,
+            files.recent_share(cache),
         ]
     )
     return useful
