@@ -1,4 +1,4 @@
-"""The index of a cache directory, without slabs. (Replacing a bad one: tests/cache/test_damage.py)"""
+"""The index of a cache directory, without slabs. (A bad one: tests/cache/test_damage.py)"""
 
 from array import array
 from pathlib import Path
