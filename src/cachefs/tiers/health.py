@@ -4,8 +4,9 @@ The owner reports every operation on slab files and goes around a directory that
 no new blocks, no reads. A disk is judged by what it does to readers; being busy is no sickness.
 
 NORMAL turns UNSTABLE when
-- *errors*: 3 within 30 s, and at least one operation in 50 of those 30 s fails. Not an error of
-  the disk: what a full disk, a missing slab file or a lack of descriptors or memory causes;
+- *errors*: 3 reads or 3 writes fail within 30 s, and at least one in 50 of that kind. Not an
+  error of the disk: what a full disk, a missing slab file or a lack of descriptors or memory
+  causes;
 - *gone*: one error that says that the device is gone or takes no writes (EROFS, ENODEV, ...);
 - *hung*: one operation is not back after 5 s (HDD: 10 s);
 - *slow*: in the last 6 s there were 3 s during which an operation was slow, and at least half of
@@ -98,8 +99,10 @@ class _Second:
 
     def __init__(self, begin_s: float) -> None:
         self.begin_s = begin_s
-        self.operations = 0
-        self.errors = 0
+        self.operations = [0, 0]
+        """Reads and writes."""
+        self.errors = [0, 0]
+        """The same, of those that failed."""
         self.slow = 0
         self.spent_s = 0.0
         """By all operations, summed."""
@@ -154,11 +157,11 @@ class DiskHealth:
         if now_s - second.begin_s >= 1:
             second = _Second(now_s)
             self._seconds.append(second)
-        second.operations += 1
+        second.operations[write] += 1
         second.spent_s += duration_s
         if error is not None and error.errno not in _NOT_THE_DISK:
-            second.errors += 1
-            self._judge_errors(error, now_s)
+            second.errors[write] += 1
+            self._judge_errors(error, now_s, write)
         elif duration_s > self.patience_s and duration_s > self._slow_s(size_bytes, write):
             second.slow += 1
             second.slow_spent_s += duration_s
@@ -191,13 +194,13 @@ class DiskHealth:
         factor = _WRITE_FACTOR if write else 1
         return self.patience_s * factor + size_bytes * _TRANSFER_S_PER_BYTE
 
-    def _judge_errors(self, error: OSError, now_s: float) -> None:
+    def _judge_errors(self, error: OSError, now_s: float, write: bool) -> None:
         if error.errno in _GONE:
             self._change(Health.UNSTABLE, _what(error), now_s)
             return
         recent = self._recent(now_s, _ERROR_WINDOW_S)
-        errors = sum(second.errors for second in recent)
-        operations = sum(second.operations for second in recent)
+        errors = sum(second.errors[write] for second in recent)
+        operations = sum(second.operations[write] for second in recent)
         if errors >= _ERRORS and errors * _OPERATIONS_PER_ERROR >= operations:
             reason = f"{errors} errors in {_ERROR_WINDOW_S} s, the last: {_what(error)}"
             self._change(Health.UNSTABLE, reason, now_s)
