@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -38,6 +39,8 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
 log = logging.getLogger(__name__)
 
 _OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
+_OPEN_ATTEMPTS = 4
+"""More than errors that make a disk count as sick."""
 _COMMIT_INTERVAL_S = 1.0
 _RECENCY_INTERVAL_S = 300.0
 
@@ -80,6 +83,8 @@ class TierStore:
         self._read_now = tier.disk.read_now
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else 0))
         self._stale_rows: dict[int, Slab] = {}
+        self._failed_opens: Counter[int] = Counter()
+        self._closed = False
         index.before_commit(self._put_rows)
         self.must_adopt = not index.take_clean_mark()
         """The last daemon crashed: slot tables may know blocks that the index doesn't."""
@@ -222,6 +227,8 @@ class TierStore:
         except OSError as error:
             self.counters.read_errors += 1
             self._report(slab, f"read failed: {error.strerror}")
+            if not self.io.health.usable:
+                return None  # the disk is sick as a whole: the block may well be right
             checked = _Checked(None, None)
         if checked.data is None:
             self.drop_bad(key, slab, location, checked.owner)
@@ -315,26 +322,39 @@ class TierStore:
     # -- slab files ----------------------------------------------------------------------------
 
     async def open_slab(self, slab: Slab) -> bool:
-        """Open the slab's file if it isn't. False only if descriptors are used up.
+        """Open the slab's file if it isn't. False if that is not possible now: descriptors are
+        used up, or the disk fails or takes too long.
 
         The slab may turn out to be missing (removed), foreign (left without a class) or of
         another class than its row said (the header wins): look at everything anew afterwards.
         """
         if slab.fd >= 0:
             return True
+        found: list[OpenedSlab] = []
         try:
-            opened = await self.io.read(0, self.tier.open_slab, slab.slab_id)
+            await self.io.read_patiently(
+                partial(self._opened, slab, found), 0, self._open_into, slab.slab_id, found
+            )
+        except OverdueError:
+            return False
         except OSError as error:
             if error.errno in _OUT_OF_FDS:
                 self._report(slab, "can't be opened: too many open files")
                 return False
-            await self._lose(slab, error)
-            return True
-        if slab.fd >= 0 or self._by_id.get(slab.slab_id) is not slab:
-            os.close(opened.fd)
-            return True
-        self._install(slab, opened)
+            return await self._cant_open(slab, error)
         return True
+
+    def _open_into(self, slab_id: int, found: list[OpenedSlab]) -> None:
+        """In a reader thread."""
+        found.append(self.tier.open_slab(slab_id))
+
+    def _opened(self, slab: Slab, found: list[OpenedSlab]) -> None:
+        """The thread is done, perhaps long after everybody went."""
+        for opened in found:
+            if slab.fd >= 0 or self._by_id.get(slab.slab_id) is not slab or self._closed:
+                os.close(opened.fd)
+            else:
+                self._install(slab, opened)
 
     def _install(self, slab: Slab, opened: OpenedSlab) -> None:
         slab.fd = opened.fd
@@ -368,6 +388,15 @@ class TierStore:
                 adopted = True
         if adopted:
             self.put_row(slab)
+
+    async def _cant_open(self, slab: Slab, error: OSError) -> bool:
+        """Give the slab up, unless it may be that only the disk is sick."""
+        if error.errno == errno.EIO:
+            self._failed_opens[slab.slab_id] += 1
+            if not self.io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS:
+                return False
+        await self._lose(slab, error)
+        return True
 
     async def _lose(self, slab: Slab, error: OSError) -> None:
         """The slab's file can't be opened. Its blocks are dropped as they are asked for."""
@@ -430,12 +459,14 @@ class TierStore:
             if slab.ticks:
                 self.put_row(slab)  # recency has moved since the row was put
                 self._put_recency(slab)
+        self._closed = True
         self.index.put_clean_mark()
         self.index.close()
         self.tier.close()
 
     def abandon(self) -> None:
         """End as a crash would: nothing more is written."""
+        self._closed = True
         self.index.abandon()
         self.tier.close()
 
