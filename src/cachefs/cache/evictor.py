@@ -6,6 +6,7 @@ their keys come from the slot table on disk. A dropped block costs no write to t
 is a slower tier, blocks are moved there rather than dropped (`mover.py`).
 """
 
+import errno
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from cachefs.cache.store import Pick, TierStore
+from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import SLOT_CLASSES, SLOT_ENTRY, entry_at
 from cachefs.tiers.slabs import Slab
 
@@ -31,6 +33,8 @@ _MOVE_BLOCKS = 64
 """Blocks moved to a slower tier at a time."""
 _ROOM_SLOTS = 16
 """Free slots that one call of `make_room` tries to win."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
 """Moves blocks to slower tiers; the answer is what should be dropped instead."""
@@ -50,7 +54,8 @@ class Evictor:
         self._parked = trio.lowlevel.ParkingLot()
         self._cursor = 0
         self._no_growth_before = 0.0
-        self._growth_failed = False
+        self._broken_before = 0.0
+        self._failing = False
         self._refused_until = [0.0] * len(SLOT_CLASSES)
         self.oldest_age = 0
         """About the age of the oldest blocks, as of the last second."""
@@ -79,6 +84,8 @@ class Evictor:
         if slabs.open_slab(class_index) is not None or slabs.spare:
             return True
         now_s = time.monotonic()
+        if now_s < self._broken_before:
+            return False
         if len(slabs.by_id) < slabs.max_slabs and now_s >= self._no_growth_before:
             return True
         return self._policy.replaces and now_s >= self._refused_until[class_index]
@@ -99,7 +106,8 @@ class Evictor:
             return True
         if await self._grow(class_index):
             return True
-        if not self._policy.replaces:
+        # Nobody is evicted for a block that could not be written either.
+        if not self._policy.replaces or time.monotonic() < self._broken_before:
             return False
         await self._evict_for(class_index)
         if self._slabs.open_slab(class_index):
@@ -145,10 +153,10 @@ class Evictor:
 
     async def _evict_for(self, class_index: int) -> None:
         """Evict, by the same plan as always, until the class has a few free slots."""
-        plan = self._plan()
+        own = [slab for slab in self._in_turn() if slab.class_index == class_index]
+        plan = self._plan() if own else None
         if plan is None:
             return
-        own = [slab for slab in self._in_turn() if slab.class_index == class_index]
         wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in own) // 8 + 1)
 
         def enough() -> bool:
@@ -218,7 +226,7 @@ class Evictor:
 
     def _drop(self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]) -> None:
         for slot, tick, entry in picks:
-            if enough():
+            if enough() or self._store.retired:  # closing: the slower tier may have gone first
                 break
             if slab.holds(slot) and slab.ticks[slot] == tick:
                 self._store.evict(slab, slot, entry)
@@ -250,20 +258,27 @@ class Evictor:
             )
         except OSError as error:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
-            self._store.counters.write_errors += 1
-            if not self._growth_failed:
-                log.warning("%s: can't grow: %s", tier.paths.root, error.strerror)
-            self._growth_failed = True
+            self._failed(error, f"{tier.paths.root}: can't grow", error.errno not in _FULL)
             return False
         if fd is None:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
             return False
-        self._growth_failed = False
+        self._failing = False
         slab = slabs.add(slab_id)
         slab.fd = fd
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
         return True
+
+    def _failed(self, error: OSError, what: str, broken: bool) -> None:
+        """Log it, once until something succeeds. If the disk is `broken`, rather than full, no
+        room is made for a moment."""
+        self._store.counters.write_errors += 1
+        if broken:
+            self._broken_before = time.monotonic() + _CHECK_INTERVAL_S
+        if not self._failing:
+            log.warning("%s: %s", what, error.strerror)
+        self._failing = True
 
     def _create_slab(self, slab_id: int, class_index: int) -> int | None:
         """In the writer thread. None if it would leave too little free space."""
@@ -273,16 +288,12 @@ class Evictor:
         return tier.create_slab(slab_id, class_index)
 
     def _donor(self, class_index: int) -> Slab | None:
-        """The slab that is missed least, of the other class with the most free space."""
-        free = self._slabs.free_charge_by_class()
-        free.pop(class_index, None)
-        if not free:
-            return None
-        richest = max(free, key=free.__getitem__)
+        """The slab of another class that is missed least. Not one of the class with most free
+        space: that may be the slab that was given away a moment ago, with one block in it."""
         candidates = [
             slab
             for slab in self._slabs.by_id.values()
-            if slab.class_index == richest and slab.writing_count == 0
+            if slab.class_index not in (class_index, NO_CLASS) and slab.writing_count == 0
         ]
         donor = min(candidates, key=self._policy.worth, default=None)
         return donor if donor is not None and self._policy.may_empty(donor) else None
@@ -303,6 +314,8 @@ class Evictor:
                     self._slabs.undrain(slab)
                     return False
             table = await self._read_table(slab, first)
+            if self._store.retired:
+                return False
             for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
                 self._store.evict(slab, slot, entry_at(table, slot - first))
             self._store.put_row(slab)
@@ -323,8 +336,8 @@ class Evictor:
         try:
             await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
         except OSError as error:
-            store.counters.write_errors += 1
-            log.warning("%s: can't be rewritten: %s", store.tier.paths.slab(slab.slab_id), error)
+            what = f"{store.tier.paths.slab(slab.slab_id)}: can't be rewritten"
+            self._failed(error, what, broken=True)
             self._slabs.reformat(slab, None, self._policy.now)
             store.put_row(slab)
             return False
@@ -361,8 +374,9 @@ class Evictor:
         try:
             await store.io.write(0, store.tier.delete_slab, slab.slab_id)
         except OSError as error:
-            store.counters.write_errors += 1
-            log.warning("%s: can't be deleted: %s", store.tier.paths.slab(slab.slab_id), error)
+            self._failed(
+                error, f"{store.tier.paths.slab(slab.slab_id)}: can't be deleted", broken=True
+            )
             slabs.undrain(slab)
             return False
         # Counted until the file is gone, so that the sums never promise space that is still used.
