@@ -12,7 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import outcome
 import trio
-from trio.lowlevel import Abort, Task
+from trio.lowlevel import Abort, RaiseCancelT, Task
 
 from cachefs.errors import OriginUnavailableError
 
@@ -23,13 +23,14 @@ Ts = TypeVarTuple("Ts")
 class _Job:
     """`task` is None once nobody waits for the result any more."""
 
-    __slots__ = ("afterwards", "args", "function", "task")
+    __slots__ = ("afterwards", "args", "function", "raise_cancel", "task")
 
     def __init__(self, task: Task, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.task: Task | None = task
         self.function = function
         self.args = args
         self.afterwards: Callable[[], None] | None = None
+        self.raise_cancel: RaiseCancelT | None = None
 
 
 class Workers:
@@ -43,6 +44,9 @@ class Workers:
         self._token = trio.lowlevel.current_trio_token()
         self._calls = 0
         """Jobs handed over and not yet heard of again, abandoned ones included."""
+        self._held: set[_Job] = set()
+        """Of callers of `run` who were cancelled and wait nevertheless."""
+        self._deserted = False
         self._idle = trio.lowlevel.ParkingLot()
         self._stopped = False
         self._threads = 0
@@ -51,10 +55,19 @@ class Workers:
         """`function(*args)` in a worker thread.
 
         Once begun it can't be cancelled: the caller goes on only when the thread is done with
-        whatever it was lent (slots, buffers, file descriptors).
+        whatever it was lent (slots, buffers, file descriptors), or after `desert`.
         """
-        self._submit(function, args)
-        result: T = await trio.lowlevel.wait_task_rescheduled(lambda _: Abort.FAILED)
+        job = self._submit(function, args)
+
+        def hold(raise_cancel: RaiseCancelT) -> Abort:
+            if self._deserted:
+                job.task = None
+                return Abort.SUCCEEDED
+            job.raise_cancel = raise_cancel
+            self._held.add(job)
+            return Abort.FAILED
+
+        result: T = await trio.lowlevel.wait_task_rescheduled(hold)
         return result
 
     async def run_abandonable(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -102,6 +115,16 @@ class Workers:
         while self._calls:
             await self._idle.park()
 
+    def desert(self) -> None:
+        """Let cancelled callers of `run` go although their threads are not done: what those
+        were lent must never be used for anything else."""
+        self._deserted = True
+        for job in self._held:
+            task, job.task = job.task, None
+            if task is not None and job.raise_cancel is not None:
+                trio.lowlevel.reschedule(task, outcome.capture(job.raise_cancel))
+        self._held.clear()
+
     def stop(self) -> None:
         """End the threads after what is queued; no call is accepted any more."""
         self._stopped = True
@@ -120,6 +143,7 @@ class Workers:
     def _deliver(self, job: _Job, result: outcome.Outcome[Any]) -> None:
         """On the loop."""
         self._calls -= 1
+        self._held.discard(job)
         if self._calls == 0:
             self._idle.unpark_all()
         if job.afterwards is not None:

@@ -1,5 +1,6 @@
 """Several tiers: blocks go down before they are dropped, and come up when they are read often."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.disk import Disk
 from cachefs.types import Medium
 from tests.cache.harness import (
     MIB,
@@ -97,6 +99,38 @@ async def test_what_is_read_often_comes_up(tmp_path: Path) -> None:
         await calm(cache)
         recount(cache)
     assert origin.counters.gets == 200
+
+
+async def test_a_block_that_moves_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+    """One reader waits for a slab to be opened; meanwhile another's hit moves the block up."""
+
+    class SecondOpenWaits(Disk):
+        go = threading.Event()
+        opens = 0
+
+        def open(self, path: Path) -> int:
+            self.opens += 1
+            if self.opens == 2:
+                self.go.wait()
+            return super().open(path)
+
+    origin = MemoryOrigin()
+    ref = put(origin, "f", 100_000)
+    async with serving(origin, open_tier(tmp_path / "s")) as cache:
+        await assert_right(cache, origin, [ref])
+    disk = SecondOpenWaits()
+    mem = open_tier(tmp_path / "m", medium=Medium.MEM)
+    async with serving(origin, mem, open_tier(tmp_path / "s", disk=disk)) as cache:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(assert_right, cache, origin, [ref])
+                nursery.start_soon(assert_right, cache, origin, [ref])
+                await until(lambda: tier_of(cache, Medium.MEM).counters.promoted == 1)
+                await until(lambda: disk.opens == 2)
+                disk.go.set()
+        finally:
+            disk.go.set()
+    assert origin.counters.gets == 1
 
 
 async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path) -> None:

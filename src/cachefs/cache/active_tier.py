@@ -116,6 +116,7 @@ class ActiveTier:
                 async with trio.open_nursery() as nursery:
                     for part in (self.admission, self.evictor, self._promoter, self._scrubber):
                         nursery.start_soon(part.run)
+                    nursery.start_soon(self.admission.watch)
                     nursery.start_soon(adopt_orphans, store)
                     nursery.start_soon(store.warm)
                     nursery.start_soon(store.commit_loop)
@@ -135,13 +136,15 @@ class ActiveTier:
         self._scope.cancel()
         store = self.store
         if self._stopped is not None:
-            await self._stopped.wait()
             with trio.move_on_after(_IDLE_S) as patience:
+                await self._stopped.wait()
                 await store.io.idle()  # a reader's thread may still use a slab's descriptor
             store.io.stop()
             # Such a reader was woken together with us; it comes to its end before we go on.
             await trio.lowlevel.checkpoint()
             if patience.cancelled_caught:
+                store.io.desert()
+                await self._stopped.wait()
                 log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
                 return  # descriptors and lock last until the process ends
         if store.io.health.usable:

@@ -31,15 +31,18 @@ _BATCH_BLOCKS = 64
 _BATCH_BYTES = 8 << 20
 _GATHER_S = 0.02
 _FAILURE_PAUSE_S = 1.0
+_STALL_S = 3.0
+"""A batch without progress for that long gives up what it holds, and so does the queue."""
 
 
 class Candidate:
-    """A block that waits to be stored. `done(candidate, stored)` is called exactly once.
+    """A block that waits to be stored. `done(candidate, stored)` is called exactly once, by the
+    first `settle`.
 
     `checksum` is 0 if it isn't known yet; `age` is that of a block that comes from another tier.
     """
 
-    __slots__ = ("age", "checksum", "data", "done", "flight", "key", "level")
+    __slots__ = ("_done", "age", "checksum", "data", "flight", "key", "level", "settled")
 
     def __init__(
         self,
@@ -52,12 +55,24 @@ class Candidate:
     ) -> None:
         self.key = key
         self.data = data
-        self.done = done
+        self._done = done
+        self.settled = False
         self.flight = flight
         self.checksum = checksum
         self.age = age
         self.level = 0
-        """Of the tier that it was offered to last."""
+        """Of the tier that it was offered to."""
+
+    def settle(self, stored: bool) -> None:
+        """The block is stored, or won't be as far as anybody waits for it. Only the first call
+        counts: a write that was given up may still succeed."""
+        if not self.settled:
+            self.settled = True
+            self._done(self, stored)
+
+    def anew(self) -> "Candidate":
+        """The same, to be offered to another tier."""
+        return Candidate(self.key, self.data, self._done, self.flight, self.checksum, self.age)
 
 
 class _Write(NamedTuple):
@@ -79,7 +94,10 @@ class Admission:
         self._idle_parked = trio.lowlevel.ParkingLot()
         self._hurried = trio.lowlevel.ParkingLot()
         self._drainers = 0
-        self._busy = False
+        self._batch: list[Candidate] = []
+        """Those that are being stored."""
+        self._progress_s = 0.0
+        self._stalled = False
         self._failing = False
         self._no_room_before = 0.0
         self.closed = False
@@ -93,6 +111,7 @@ class Admission:
         """Whether a block of this length would probably be stored. Costs next to nothing."""
         return (
             not self.closed
+            and not self._stalled
             and self._store.io.health.usable
             and time.monotonic() >= self._no_room_before
             and self._evictor.has_or_makes_room(class_of(length))
@@ -103,18 +122,30 @@ class Admission:
         self._parked.unpark()
 
     def give_up(self) -> None:
-        """Settle what is queued without storing it: the disk is out of use."""
-        while self._queue:
-            candidate = self._queue.popleft()
-            self._store.counters.rejected += 1
-            candidate.done(candidate, False)
+        """Settle everything without waiting for the disk, which is out of use. What is being
+        written just now may still turn up in the tier."""
+        batch, self._batch = self._batch, []
+        queue, self._queue = self._queue, deque()
+        for candidate in (*batch, *queue):
+            self._store.counters.rejected += not candidate.settled
+            candidate.settle(False)
+        self._idle_parked.unpark_all()
+
+    async def watch(self) -> None:
+        """For ever: notice when nothing moves, whatever is in the way. Else the memory of blocks
+        that wait for one tier would soon be what all reads wait for."""
+        while True:
+            await trio.sleep(_STALL_S / 4)
+            if self._batch and time.monotonic() - self._progress_s >= _STALL_S:
+                self._stalled = True
+                self.give_up()
 
     async def drained(self) -> None:
         """Wait until everything offered so far is settled."""
         self._drainers += 1
         self._hurried.unpark_all()
         try:
-            while self._queue or self._busy:
+            while self._queue or self._batch:
                 await self._idle_parked.park()
         finally:
             self._drainers -= 1
@@ -130,12 +161,13 @@ class Admission:
                 if not self._drainers:
                     with trio.move_on_after(_GATHER_S):
                         await self._hurried.park()
-            batch = self._take_batch()
-            self._busy = True
+            self._batch = batch = self._take_batch()
+            self._progress_s = time.monotonic()
             try:
                 await self._store_batch(batch)
             finally:
-                self._busy = False
+                self._batch = []
+                self._stalled = False
 
     def _take_batch(self) -> list[Candidate]:
         batch: list[Candidate] = []
@@ -150,19 +182,23 @@ class Admission:
         writes: list[_Write] = []
         try:
             while waiting:
+                self._progress_s = time.monotonic()
+                if waiting[0].settled:  # given up meanwhile
+                    waiting.popleft()
+                    continue
                 allocation = await self._place(waiting[0], writes)
                 candidate = waiting.popleft()
                 if isinstance(allocation, bool):
-                    candidate.done(candidate, allocation)
+                    candidate.settle(allocation)
                 else:
                     writes.append(_Write(candidate, *allocation))
             await self._flush(writes)
         except BaseException:  # cancelled while looking for room
             for write in writes:
                 self._store.slabs.abort(write.slab, write.slot)
-                write.candidate.done(write.candidate, False)
+                write.candidate.settle(False)
             for candidate in waiting:
-                candidate.done(candidate, False)
+                candidate.settle(False)
             raise
         if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
             self._evictor.wake()
@@ -205,6 +241,7 @@ class Admission:
             return
         size_bytes = max(len(write.candidate.data) for write in writes)
         store = self._store
+        self._progress_s = time.monotonic()
         results = await store.io.write_in_steps(size_bytes, _write_all, store.tier.disk, writes)
         self._finish(writes, results)
         writes.clear()
@@ -226,7 +263,7 @@ class Admission:
                 self._failing = False
                 if self._resting is not None:
                     self._resting.note(candidate.key, now_s)
-            candidate.done(candidate, stored)
+            candidate.settle(stored)
         for slab in touched.values():
             store.put_row(slab)
 

@@ -134,12 +134,23 @@ class BlockCache:
             self._count_hit(length)
             return fetched[offset : offset + length]
         if key not in self._flights:
-            for active in [self._tiers[number] for number in self._placement.order(key)]:
+            asked: list[ActiveTier] = []
+            while (active := self._holder(key, asked)) is not None:
+                asked.append(active)
                 data = await active.store.read(key, offset, length)
                 if data is not None:
                     self._count_hit(length)
                     return data
         return (await self._fetched_block(ref, key))[offset : offset + length]
+
+    def _holder(self, key: BlockKey, asked: list[ActiveTier]) -> ActiveTier | None:
+        """A tier that has the block and wasn't asked. Looked for anew before each: while one was
+        asked the block may have moved to another."""
+        for number in self._placement.order(key):
+            active = self._tiers[number]
+            if active.store.index.find(key) is not None and active not in asked:
+                return active
+        return None
 
     async def _fetched_block(self, ref: ObjectRef, key: BlockKey) -> memoryview:
         """The block from a flight: the one under way, or a new one. A tier that could not read
@@ -276,7 +287,7 @@ class BlockCache:
         return None if number is None else tiers[number]
 
     def _settled(self, candidate: Candidate, stored: bool) -> None:
-        if stored or not self._offer(candidate, candidate.level + 1):
+        if stored or not self._offer(candidate.anew(), candidate.level + 1):
             self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
@@ -362,12 +373,15 @@ class BlockCache:
                 with trio.move_on_after(drain_s):
                     await self.drain()
                 self._nursery.cancel_scope.cancel()
-            if self._stopped is not None:
-                await self._stopped.wait()
             tiers, self._tiers = self._tiers, []
             self._arrange()
             for active in tiers:
-                await active.close()
+                active.retire()
+            async with trio.open_nursery() as nursery:
+                for active in tiers:
+                    nursery.start_soon(active.close)
+            if self._stopped is not None:
+                await self._stopped.wait()
 
     def abandon(self) -> None:
         """Drop everything as a crash would; for tests. `run` must have ended."""

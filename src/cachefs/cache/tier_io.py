@@ -57,6 +57,12 @@ class TierIo:
         for workers in (self._readers, self._writer, self._prober):
             workers.stop()
 
+    def desert(self) -> None:
+        """Let cancelled callers go although their threads hang. The tier is of no use then; its
+        descriptors must stay open."""
+        for workers in (self._readers, self._writer, self._prober):
+            workers.desert()
+
     async def idle(self) -> None:
         """After `stop`: wait until no thread uses a descriptor of the tier."""
         for workers in (self._readers, self._writer, self._prober):
@@ -100,8 +106,8 @@ class TierIo:
         function: Callable[[*Ts], T],
         *args: *Ts,
     ) -> T:
-        """As `read`, for somebody who can get the bytes elsewhere: raises `OverdueError` if the
-        disk takes unusually long. `give_back` is called when the thread is done, whoever waits."""
+        """As `read`, for somebody who can do without: raises `OverdueError` if the disk takes
+        unusually long. `give_back` is called when the thread is done, whoever waits."""
         call = _Call(self._under_way, size_bytes, False, function, args)
         given_up = False
 
@@ -118,7 +124,9 @@ class TierIo:
                 given_up = True
                 raise
         if scope.cancelled_caught:
-            self.health.operation_overdue(patience_s, time.monotonic(), size_bytes)
+            now_s = time.monotonic()
+            started_s = self._under_way.get(call, now_s)  # it may not have begun
+            self.health.operation_overdue(now_s - started_s, now_s, size_bytes)
             raise OverdueError
         return self._account(call)
 
