@@ -1,0 +1,186 @@
+"""SIGKILL and power cuts at random moments, a hundred times over the same directories.
+
+A worker reads, admits, evicts, demotes, promotes, reassigns and commits as fast as it can until it
+is killed. Then everything is verified, with what is left, and the next one goes on with that.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.cache.faulty_disk import undo
+from tests.crash.load import SIZES, TIERS, Order, Tally, make_origin
+from tests.crash.verify import verify
+from tests.crash.worker import FAILURE_NAME, TALLY_NAME
+
+REPOSITORY = Path(__file__).parents[2]
+EXPECTED = "a block is not what was stored|can't be opened|header is damaged"
+TIER_CHOICES = (["mem", "ssd1", "ssd2", "hdd"], ["mem", "ssd1", "ssd2"], ["ssd1", "hdd"])
+
+
+class Server:
+    """Forks workers."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.worker"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def run(self, order: Order, kill_after_s: float | None) -> int:
+        """One worker, to its end; returns its wait status."""
+        assert self._process.stdin is not None
+        print(order.encode(), file=self._process.stdin, flush=True)
+        pid = self._answer()
+        if kill_after_s is not None:
+            time.sleep(kill_after_s)
+            os.kill(pid, signal.SIGKILL)
+        return self._answer()
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@contextmanager
+def memory_directory() -> Iterator[Path]:
+    """On tmpfs where there is one: undo files are written as fast as slabs."""
+    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    path = Path(tempfile.mkdtemp(prefix="cachefs-test-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+class Rounds:
+    """Crash, verify, go on; everything is derived from the seed."""
+
+    def __init__(self, server: Server, root: Path, seed: int) -> None:
+        self._server = server
+        self._root = root
+        self._choice = random.Random(seed)
+        self._origin, files = make_origin()
+        self._refs = [ref for some in files.values() for ref in some]
+        self._tally = Tally(root / TALLY_NAME)
+        self.total: Counter[str] = Counter()
+
+    def order(self, undo_file: Path | None = None) -> Order:
+        choice = self._choice
+        return Order(
+            root=str(self._root),
+            seed=choice.randrange(1 << 30),
+            tiers=choice.choices(TIER_CHOICES, (8, 1, 1))[0],
+            policy=choice.choices(("lru", "epoch", "2-random"), (6, 3, 1))[0],
+            commit_interval_s=choice.choice((0.01, 0.02, 0.05, 0.2)),
+            rest_s=choice.choice((0.0, 0.05, 1.0)),
+            kinds={kind: choice.choice((0.1, 1, 5)) for kind in SIZES},
+            resizing=choice.random() < 0.3,
+            undo_file=None if undo_file is None else str(undo_file),
+        )
+
+    def crash(self, order: Order) -> None:
+        kill_after_s = self._choice.choices(
+            (self._choice.uniform(0, 0.04), self._choice.uniform(0.03, 0.4)), (1, 7)
+        )[0]
+        status = self._server.run(order, kill_after_s)
+        self._judge(order)
+        assert os.WIFSIGNALED(status), order
+        self.total["killed"] += 1
+
+    def close(self, order: Order) -> None:
+        order.close_after_s = self._choice.uniform(0, 0.2)
+        status = self._server.run(order, None)
+        self._judge(order)
+        assert status == 0, order
+
+    def _judge(self, order: Order) -> None:
+        self.total.update(self._tally.take())
+        failure = self._root / FAILURE_NAME
+        assert not failure.exists(), f"{order}:\n{failure.read_text()}"
+
+    def verify(self, order: Order) -> None:
+        try:
+            trio.run(
+                verify,
+                self._root,
+                list(TIERS) if len(order.tiers) == 4 else order.tiers,
+                order.policy,
+                self._origin,
+                self._refs,
+                self._choice,
+            )
+        except BaseException as error:
+            error.add_note(f"after {order}")
+            raise
+
+
+def assert_not_vacuous(total: Counter[str]) -> None:
+    for name in ("admitted", "evicted", "demoted", "promoted", "reassigned", "commits", "adopted"):
+        assert total[name] > 0, (name, total)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.expect_log(EXPECTED, required=False)
+@pytest.mark.parametrize("seed", [1])
+def test_kills(server: Server, tmp_path: Path, seed: int) -> None:
+    rounds = Rounds(server, tmp_path, seed)
+    for _ in range(60):
+        order = rounds.order()
+        rounds.crash(order)
+        rounds.verify(order)
+    assert_not_vacuous(rounds.total)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.expect_log(EXPECTED, required=False)
+@pytest.mark.parametrize("seed", [2])
+def test_power_cuts(server: Server, tmp_path: Path, seed: int) -> None:
+    """Nothing is ever synced but the index, so that any of the writes to slabs may be lost."""
+    rounds = Rounds(server, tmp_path, seed)
+    choice = random.Random(seed)
+    with memory_directory() as memory:
+        undo_file = memory / "undo"
+        while rounds.total["killed"] < 40:
+            order = rounds.order(undo_file)
+            if choice.random() < 0.2:
+                rounds.close(order)
+            else:
+                for _ in range(choice.choice((1, 1, 2))):
+                    rounds.crash(order)
+            kept = choice.choice((0.0, 0.1, 0.5, 0.9, 0.99))
+            rounds.total["reverted"] += undo(
+                undo_file,
+                keep=lambda _, kept=kept: choice.random() < kept,
+                vanish=lambda _: choice.random() < 0.5,
+            )
+            rounds.verify(order)
+    assert_not_vacuous(rounds.total)
+    assert rounds.total["reverted"] > 0

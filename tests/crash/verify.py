@@ -1,0 +1,82 @@
+"""What must hold of cache directories after whatever happened to them."""
+
+import os
+import random
+from pathlib import Path
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.check import check_directory
+from cachefs.cache.store import TierStore
+from cachefs.format.paths import TierPaths, slab_name
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.types import BLOCK_BYTES, ObjectRef
+from tests.cache.harness import assert_right, recount, serving, stores, until
+from tests.crash.load import TIERS, open_tiers
+
+
+async def verify(
+    root: Path,
+    names: list[str],
+    policy: str,
+    origin: MemoryOrigin,
+    refs: list[ObjectRef],
+    choice: random.Random,
+) -> None:
+    """Open the directories, prove every byte and every number, close them and check them.
+
+    What is done first is left to `choice`: reading (as users do, with all its evictions and
+    moves), or looking at every block where it is.
+    """
+    async with serving(origin, *open_tiers(root, names), policy_name=policy) as cache:
+        if choice.random() < 0.5:
+            await _read_all(cache, origin, refs, choice)
+        await _prove(cache, origin, refs)
+        recount(cache)
+        await _read_all(cache, origin, refs, choice)
+        await _quiet(cache)
+        await _prove(cache, origin, refs)
+        recount(cache)
+        for store in stores(cache):
+            _no_slab_leaked(store)
+    for name in names:
+        report = check_directory(root / name)
+        assert not report.counts, (name, report)
+        assert report.clean
+
+
+async def _read_all(
+    cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef], choice: random.Random
+) -> None:
+    await assert_right(cache, origin, choice.sample(refs, len(refs)))
+    await cache.drain()
+
+
+async def _quiet(cache: BlockCache) -> None:
+    """Until the quota holds: the worker may have grown the tiers."""
+    await until(lambda: all(status.disk_bytes <= status.quota_bytes for status in cache.status()))
+    await cache.drain()
+
+
+async def _prove(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef]) -> None:
+    """Every block in every index is right, or is dropped when it is read."""
+    path_of = {ref.object_id: ref.path for ref in refs}
+    for store in stores(cache):
+        for slab in list(store.slabs.by_id.values()):
+            await store.open_slab(slab)  # and adopt
+        for key, location in list(store.index.blocks_of(b"")):
+            path = path_of[key.object_id]
+            start = key.block_index * BLOCK_BYTES
+            expected = origin.expected(path, start)[:BLOCK_BYTES]
+            data = await store.read(key, 0, location.length)
+            assert data in {None, expected}, (store.tier.paths.root, path, key, location)
+
+
+def _no_slab_leaked(store: TierStore) -> None:
+    """The files are those that are accounted for; the quota holds."""
+    slabs = store.slabs
+    paths: TierPaths = store.tier.paths
+    assert sorted(os.listdir(paths.slabs)) == sorted(map(slab_name, slabs.by_id))
+    on_disk = sum(path.stat().st_size for path in paths.slabs.iterdir())
+    assert on_disk == slabs.disk_bytes <= TIERS[paths.root.name][1]
+    for slab_id, row in store.index.slab_rows():
+        assert slab_id in slabs.by_id, (slab_id, row)
