@@ -4,6 +4,7 @@ hit_ratio   what each eviction policy hits on the traffic of training, and on ot
 space       how much of the disk space holds data, also after the mix of sizes has changed
 scale       4 million cached blocks: start, memory, look-ups
 admission   what storing a fetched block costs
+quota       bytes on disk while the quota changes; hits while evicting
 """
 
 import argparse
@@ -16,7 +17,13 @@ from pathlib import Path
 
 from bench import sandbox
 
-PROGRAMS = {"hit_ratio": "/dev/shm", "space": "/dev/shm", "scale": None, "admission": "/dev/shm"}
+PROGRAMS = {
+    "hit_ratio": "/dev/shm",
+    "space": "/dev/shm",
+    "scale": None,
+    "admission": "/dev/shm",
+    "quota": "/dev/shm",
+}
 """And where their caches stand; None: on a disk."""
 
 

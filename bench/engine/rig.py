@@ -1,5 +1,6 @@
 """A running `BlockCache` over an origin that costs next to nothing."""
 
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,13 @@ from cachefs.format.object_id import object_id
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, Entry, ObjectMeta, ObjectRef
+
+
+def go_first() -> None:
+    """Before all other programs of the machine, if that is allowed: what they do would be most of
+    what a measurement of single reads sees. Call this before there are threads."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,11 @@ class BenchOrigin(Origin):
         pass
 
 
+def numbered_bytes(path: str, length: int) -> bytes:
+    """The first `length` bytes of a file of `NumberedOrigin`."""
+    return (int(path).to_bytes(8, "little") * (-(-length // 8)))[:length]
+
+
 class NumberedOrigin(BenchOrigin):
     """File N consists of the number N, eight bytes each time: a wrong byte can't hide."""
 
@@ -62,7 +75,7 @@ class NumberedOrigin(BenchOrigin):
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         self.counters.gets += 1
         await trio.lowlevel.checkpoint()
-        return (int(path).to_bytes(8, "little") * (-(-length // 8)))[:length]
+        return numbered_bytes(path, length)
 
 
 class RollingOrigin(BenchOrigin):
