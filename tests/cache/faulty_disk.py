@@ -268,6 +268,8 @@ def undo(
     reverted creation leaves no file, or an empty one if `vanish(index)` denies it. At the end the
     undo file and the unlinked files are removed.
     """
+    if not undo_file.exists():
+        return 0
     reverted = 0
     other_file: set[str] = set()
     """Paths at which there now is another file, or none: older records mean one that is gone."""

@@ -410,7 +410,7 @@ async def test_closing_with_a_hanging_disk_ends(
     async with serving(origin, tier(tmp_path / "good")) as cache:
         status = cache.status()[0]
         assert status.cached_blocks > 5
-        assert not stores(cache)[0].must_adopt
+        assert not stores(cache)[0].files.must_reconcile
 
 
 async def test_a_hanging_disk_can_be_taken_out_of_use(

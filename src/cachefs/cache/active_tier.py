@@ -11,7 +11,6 @@ from cachefs.cache.evictor import Evictor
 from cachefs.cache.mover import Mover, Promoter
 from cachefs.cache.placement import Place, Resting, promotes
 from cachefs.cache.policies import DEFAULT_POLICY, History
-from cachefs.cache.recovery import adopt_orphans
 from cachefs.cache.scrubber import Scrubber
 from cachefs.cache.store import TierStore
 from cachefs.tiers.tier import Tier
@@ -114,14 +113,16 @@ class ActiveTier:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(store.io.watch)
+                    nursery.start_soon(self.admission.watch)
+                    task_status.started()
+                    # Before any slot changes: else a crash could leave the last clean mark.
+                    await store.index.commit()
                     for part in (self.admission, self.evictor, self._promoter, self._scrubber):
                         nursery.start_soon(part.run)
-                    nursery.start_soon(self.admission.watch)
-                    nursery.start_soon(adopt_orphans, store)
+                    nursery.start_soon(store.files.reconcile_all)
                     nursery.start_soon(store.warm)
                     nursery.start_soon(store.commit_loop)
-                    nursery.start_soon(store.io.watch)
-                    task_status.started()
         finally:
             self._stopped.set()
 

@@ -27,7 +27,7 @@ from cachefs.cache.check_slab import (
     describe,
     read_header,
 )
-from cachefs.cache.index import map_size_bytes, set_aside
+from cachefs.cache.index import boot_id, map_size_bytes, set_aside
 from cachefs.db import (
     DamagedDatabaseError,
     DatabaseBuilder,
@@ -188,7 +188,7 @@ class _Check:
         self._misfits: list[Path] = []
         """Slabs of the wrong size."""
         if reader is not None:
-            self.report.clean = reader.get(STATE_TABLE, CLEAN_KEY) is not None
+            self.report.clean = reader.get(STATE_TABLE, CLEAN_KEY) == boot_id()
         elif why_no_index is not None:
             self.report.add(Problem.BAD_INDEX, why_no_index)
 
@@ -368,7 +368,7 @@ class _Check:
         for path in self._misfits:
             self._resize(path)
         self._builder.put(STATE_TABLE, TIER_KEY, self._identity.uuid)
-        self._builder.put(STATE_TABLE, CLEAN_KEY, b"1")
+        self._builder.put(STATE_TABLE, CLEAN_KEY, boot_id())
         self._builder.finish()
         if self._paths.index.exists() and not self._paths.index.is_dir():
             set_aside(self._paths.index)

@@ -8,6 +8,7 @@ both, and a crash can't tear them apart.
 
 import logging
 import shutil
+import uuid
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ from cachefs.types import BlockKey, BlockLocation
 log = logging.getLogger(__name__)
 
 _MAP_BASE_BYTES = 1 << 30
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _unpack = BLOCK_RECORD.unpack
 
 
@@ -125,14 +127,15 @@ class Index:
         self._database.before_commit = put_rows
 
     def take_clean_mark(self) -> bool:
-        """Whether the last daemon closed the directory; from now on it counts as open."""
-        clean = self._database.get(STATE_TABLE, CLEAN_KEY) is not None
-        if clean:
+        """Whether the last daemon closed the directory, and the machine has run ever since: slabs
+        are not synced. From the next commit on the directory counts as open."""
+        mark = self._database.get(STATE_TABLE, CLEAN_KEY)
+        if mark is not None:
             self._database.delete(STATE_TABLE, CLEAN_KEY)
-        return clean
+        return mark is not None and mark == boot_id()
 
     def put_clean_mark(self) -> None:
-        self._database.put(STATE_TABLE, CLEAN_KEY, b"1")
+        self._database.put(STATE_TABLE, CLEAN_KEY, boot_id())
 
     def warm(self) -> int:
         """See `Database.warm`: blocks, for a worker thread that may be abandoned."""
@@ -149,6 +152,14 @@ class Index:
     def abandon(self) -> None:
         """Close as a crash would."""
         self._database.abandon()
+
+
+def boot_id() -> bytes:
+    """Of the running kernel (random(4)); one that never comes again if it can't be had."""
+    try:
+        return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+    except (OSError, ValueError):
+        return uuid.uuid4().bytes
 
 
 def map_size_bytes(quota_bytes: int) -> int:

@@ -7,12 +7,6 @@ A slot that a worker thread reads is pinned from before the thread starts until 
 block may be evicted meanwhile, its bytes are not overwritten.
 """
 
-import contextlib
-import errno
-import logging
-import os
-from array import array
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +16,7 @@ import trio
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.index import Index
 from cachefs.cache.policies import History, make_policy
+from cachefs.cache.slab_files import SlabFiles
 from cachefs.cache.tier_io import OverdueError, TierIo
 from cachefs.format.slab import (
     SLOT_ENTRY,
@@ -29,24 +24,19 @@ from cachefs.format.slab import (
     checksum_of,
     entry_at,
     table_offset,
-    used_entries,
 )
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
-from cachefs.tiers.tier import OpenedSlab, Tier
+from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
 
-log = logging.getLogger(__name__)
-
-_OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
-_OPEN_ATTEMPTS = 4
-"""More than errors that make a disk count as sick."""
 _COMMIT_INTERVAL_S = 1.0
 _RECENCY_INTERVAL_S = 300.0
 
 
 class _Checked(NamedTuple):
-    """What a worker thread found in a slot. `data` is None if it wasn't the block."""
+    """What a worker thread found in a slot. `data` is None if it wasn't the block; `owner` is what
+    the slot table says, None if that makes no sense, or nobody looked."""
 
     data: bytes | None
     owner: SlotEntry | None
@@ -82,13 +72,9 @@ class TierStore:
         self._disk = tier.disk
         self._read_now = tier.disk.read_now
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else 0))
-        self._stale_rows: dict[int, Slab] = {}
-        self._failed_opens: Counter[int] = Counter()
-        self._closed = False
-        index.before_commit(self._put_rows)
-        self.must_adopt = not index.take_clean_mark()
-        """The last daemon crashed: slot tables may know blocks that the index doesn't."""
-        self._load_slabs()
+        self.files = SlabFiles(tier, index, self.io, self.counters, lambda: self.policy.now)
+        self.open_slab = self.files.open
+        self.put_row = self.files.put_row
         self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
 
     @classmethod
@@ -98,27 +84,6 @@ class TierStore:
         """Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
         return cls(tier, index, policy_name, history, verify_full)
-
-    def _load_slabs(self) -> None:
-        """From the rows and the names of the files alone, so that starting costs no scan."""
-        on_disk = self.tier.slab_ids_on_disk()
-        lost = []
-        for slab_id, row in self.index.slab_rows():
-            if slab_id in on_disk:
-                on_disk.discard(slab_id)
-                self.slabs.add(slab_id, row)
-            else:
-                lost.append(slab_id)
-        for slab_id in lost:
-            self.index.delete_slab(slab_id)
-        self.counters.bad_slabs += len(lost)
-        for slab_id in on_disk:
-            self.slabs.add(slab_id)
-        for slab in self._by_id.values():
-            slab.load_ticks = self._load_ticks
-
-    def _load_ticks(self, slab: Slab) -> "array[int] | None":
-        return self.index.recency(slab.slab_id, slab.class_index, slab.slot_count)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -189,7 +154,7 @@ class TierStore:
                     return None  # out of descriptors: the origin serves, the block stays
                 continue  # the block may have moved or gone meanwhile
             if slab is None or not self._fits(slab, location, offset + length):
-                self.drop_bad(key, slab, location, None)
+                self._forget(key, slab)  # if the slot is used, then by another block
                 return None
             try:
                 return await self._read_pinned(key, slab, location, offset, length)
@@ -226,12 +191,13 @@ class TierStore:
                 self.counters.verified += 1
         except OSError as error:
             self.counters.read_errors += 1
-            self._report(slab, f"read failed: {error.strerror}")
+            self.files.report(slab, f"read failed: {error.strerror}")
             if not self.io.health.usable:
                 return None  # the disk is sick as a whole: the block may well be right
             checked = _Checked(None, None)
-        if checked.data is None:
-            self.drop_bad(key, slab, location, checked.owner)
+        owner = checked.owner
+        if checked.data is None or self._belongs_to_other(key, slab, location, owner):
+            self.drop_bad(key, slab, location, owner)
             return None
         if self.index.locate(key) == location and slab.holds(slot):  # not evicted meanwhile
             slab.proof[slot] = location.checksum
@@ -253,16 +219,6 @@ class TierStore:
         self.counters.admitted += 1
         self.counters.admitted_bytes += length
 
-    def put_row(self, slab: Slab) -> None:
-        """The slab's row is to be part of the next commit. Costs nothing now."""
-        self._stale_rows[slab.slab_id] = slab
-
-    def _put_rows(self) -> None:
-        for slab_id, slab in self._stale_rows.items():
-            if self._by_id.get(slab_id) is slab:
-                self.index.put_slab(slab_id, slab.row())
-        self._stale_rows.clear()
-
     def drop_bad(
         self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None
     ) -> None:
@@ -273,20 +229,24 @@ class TierStore:
         """
         if self.index.locate(key) != location:
             return  # somebody else dropped it, or fetched it again, while we read
-        self.index.delete(key)
-        self.counters.bad_blocks += 1
-        if slab is None:
+        self._forget(key, slab)
+        if slab is None or not slab.holds(location.slot):
             return
-        self._report(slab, "a block is not what was stored; it will be fetched again")
-        if not slab.holds(location.slot) or self._belongs_to_other(slab, location, owner):
+        if self._belongs_to_other(key, slab, location, owner):
             return
         self.slabs.free(slab, location.slot, location.length)
         self.put_row(slab)
 
+    def _forget(self, key: BlockKey, slab: Slab | None) -> None:
+        self.index.delete(key)
+        self.counters.bad_blocks += 1
+        if slab is not None:
+            self.files.report(slab, "a block is not what was stored; it will be fetched again")
+
     def _belongs_to_other(
-        self, slab: Slab, location: BlockLocation, owner: SlotEntry | None
+        self, key: BlockKey, slab: Slab, location: BlockLocation, owner: SlotEntry | None
     ) -> bool:
-        if owner is None:
+        if owner is None or owner.key == key:
             return False
         found = self.index.locate(owner.key)
         return found is not None and found[:2] == (slab.slab_id, location.slot)
@@ -318,103 +278,6 @@ class TierStore:
         self.index.delete(key)
         self.slabs.free(slab, location.slot, location.length)
         return True
-
-    # -- slab files ----------------------------------------------------------------------------
-
-    async def open_slab(self, slab: Slab) -> bool:
-        """Open the slab's file if it isn't. False if that is not possible now: descriptors are
-        used up, or the disk fails or takes too long.
-
-        The slab may turn out to be missing (removed), foreign (left without a class) or of
-        another class than its row said (the header wins): look at everything anew afterwards.
-        """
-        if slab.fd >= 0:
-            return True
-        found: list[OpenedSlab] = []
-        try:
-            await self.io.read_patiently(
-                partial(self._opened, slab, found), 0, self._open_into, slab.slab_id, found
-            )
-        except OverdueError:
-            return False
-        except OSError as error:
-            if error.errno in _OUT_OF_FDS:
-                self._report(slab, "can't be opened: too many open files")
-                return False
-            return await self._cant_open(slab, error)
-        return True
-
-    def _open_into(self, slab_id: int, found: list[OpenedSlab]) -> None:
-        """In a reader thread."""
-        found.append(self.tier.open_slab(slab_id))
-
-    def _opened(self, slab: Slab, found: list[OpenedSlab]) -> None:
-        """The thread is done, perhaps long after everybody went."""
-        for opened in found:
-            if slab.fd >= 0 or self._by_id.get(slab.slab_id) is not slab or self._closed:
-                os.close(opened.fd)
-            else:
-                self._install(slab, opened)
-
-    def _install(self, slab: Slab, opened: OpenedSlab) -> None:
-        slab.fd = opened.fd
-        tick = self.policy.now
-        if opened.header is None:
-            self.counters.bad_slabs += 1
-            self._report(slab, "the header is damaged or another slab's; its blocks are dropped")
-            self.slabs.reformat(slab, None, tick)
-        elif opened.header.class_index != slab.class_index:
-            self.slabs.reformat(slab, opened.header.class_index, tick)
-            self.adopt(slab, opened.table)
-        else:
-            slab.hydrate()
-            if self.must_adopt:
-                self.adopt(slab, opened.table)
-            return
-        self.put_row(slab)
-
-    def adopt(self, slab: Slab, table: bytes) -> None:
-        """Take blocks that the table knows and the index doesn't into the index, unproven."""
-        adopted = False
-        for slot, entry in used_entries(table, slab.layout):
-            location = BlockLocation(slab.slab_id, slot, entry.length, entry.checksum)
-            found = self.index.locate(entry.key)
-            # The same location but no bit: the slab was reset since the index learnt of it.
-            if found is not None and found != location:
-                continue
-            if self.slabs.adopt(slab, slot, entry.length):
-                self.index.put(entry.key, location)
-                self.counters.adopted += 1
-                adopted = True
-        if adopted:
-            self.put_row(slab)
-
-    async def _cant_open(self, slab: Slab, error: OSError) -> bool:
-        """Give the slab up, unless it may be that only the disk is sick."""
-        if error.errno == errno.EIO:
-            self._failed_opens[slab.slab_id] += 1
-            if not self.io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS:
-                return False
-        await self._lose(slab, error)
-        return True
-
-    async def _lose(self, slab: Slab, error: OSError) -> None:
-        """The slab's file can't be opened. Its blocks are dropped as they are asked for."""
-        if self._by_id.get(slab.slab_id) is not slab or slab.fd >= 0:
-            return
-        self.counters.bad_slabs += 1
-        self._report(slab, f"can't be opened: {error.strerror}; its blocks are dropped")
-        self.slabs.remove(slab)
-        self.index.delete_slab(slab.slab_id)
-        # What is there instead, if anything, would use up space that nobody accounts for.
-        with contextlib.suppress(OSError):
-            await self.io.read(0, self.tier.delete_slab, slab.slab_id)
-
-    def _report(self, slab: Slab, text: str) -> None:
-        """Once per slab."""
-        if not slab.reported:
-            slab.reported = True
-            log.warning("%s: %s", self.tier.paths.slab(slab.slab_id), text)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -459,14 +322,15 @@ class TierStore:
             if slab.ticks:
                 self.put_row(slab)  # recency has moved since the row was put
                 self._put_recency(slab)
-        self._closed = True
-        self.index.put_clean_mark()
+        self.files.close()
+        if not self.files.must_reconcile:
+            self.index.put_clean_mark()
         self.index.close()
         self.tier.close()
 
     def abandon(self) -> None:
         """End as a crash would: nothing more is written."""
-        self._closed = True
+        self.files.close()
         self.index.abandon()
         self.tier.close()
 
@@ -474,7 +338,7 @@ class TierStore:
 def _read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> _Checked:
     """In a worker thread; the slot is pinned, so that neither fd nor layout can change."""
     data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
-    if len(data) == location.length and checksum_of(data) == location.checksum:
-        return _Checked(data, None)
-    entry = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
-    return _Checked(None, entry_at(entry.ljust(SLOT_ENTRY.size, b"\0"), 0))
+    row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
+    owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
+    right = len(data) == location.length and checksum_of(data) == location.checksum
+    return _Checked(data if right else None, owner)

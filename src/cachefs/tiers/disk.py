@@ -29,6 +29,10 @@ class Disk:
             raise
         return fd
 
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        """See to it that the file has that size and space; costs next to nothing if it has."""
+        os.posix_fallocate(fd, 0, size_bytes)
+
     def read(self, fd: int, length: int, offset: int) -> bytes:
         """Shorter than `length` only where the file ends."""
         return os.pread(fd, length, offset)

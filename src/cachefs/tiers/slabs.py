@@ -273,6 +273,11 @@ class SlabSet:
         else:
             self._release(slab, slot)
 
+    def set_used_bytes(self, slab: Slab, used_bytes: int) -> None:
+        """The slab's blocks were counted."""
+        self.cached_bytes += used_bytes - slab.used_bytes
+        slab.used_bytes = used_bytes
+
     def unpin(self, slab: Slab, slot: int) -> None:
         slab._pins[slot] -= 1
         if slab._pins[slot] == 0:

@@ -126,6 +126,7 @@ class Tier:
                 identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
                 _create(paths, identity)
             paths.root.chmod(0o700)
+            paths.slabs.mkdir(mode=0o700, exist_ok=True)  # it may have been removed by hand
             ratios = (high, low, free_space_ratio)
             return cls(paths, identity, lock_fd, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
@@ -174,6 +175,7 @@ class Tier:
         table, and the blocks that the index still knows are where they were.
         """
         layout = slab_layout(class_index, self.identity.slab_bytes)
+        self.disk.allocate(fd, self.identity.slab_bytes)  # a power cut may have left less
         self.disk.write(fd, bytes(layout.data_offset - HEADER_BYTES), HEADER_BYTES)
         slab_bytes, tier_uuid = self.identity.slab_bytes, self.identity.uuid
         header = SlabHeader(slab_id, class_index, slab_bytes, tier_uuid)
