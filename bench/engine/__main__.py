@@ -5,6 +5,7 @@ space       how much of the disk space holds data, also after the mix of sizes h
 scale       4 million cached blocks: start, memory, look-ups
 admission   what storing a fetched block costs
 quota       bytes on disk while the quota changes; hits while evicting
+sick        hits on one disk while another fails, is full, or takes two seconds
 """
 
 import argparse
@@ -23,6 +24,7 @@ PROGRAMS = {
     "scale": None,
     "admission": "/dev/shm",
     "quota": "/dev/shm",
+    "sick": "/dev/shm",
 }
 """And where their caches stand; None: on a disk."""
 
