@@ -16,10 +16,11 @@ import trio
 from bench.engine.findings import Bar, Cell, Findings, Grid
 from bench.engine.rig import NumberedOrigin, Options, make_ref, open_tier, read_numbered, running
 from bench.engine.workloads import FILE_BYTES, FILES, Workload, all_workloads, optimum
-from cachefs.format.slab import MIN_SLAB_BYTES, class_of, slab_layout
+from cachefs.format.slab import class_of, slab_layout
 from cachefs.types import ObjectRef
 
 POLICIES = ("epoch", "lru", "2-random", "sieve", "none")
+_SLAB_BYTES = 4 << 20
 _BUFFER_BYTES = 100 * FILE_BYTES
 
 
@@ -59,22 +60,22 @@ def _is_spared(workload: Workload, policy: str, options: Options) -> bool:
 
 def _quota(workload: Workload) -> int:
     """Whole slabs, nearest to f."""
-    return round(workload.f * workload.data_bytes / MIN_SLAB_BYTES) * MIN_SLAB_BYTES
+    return round(workload.f * workload.data_bytes / _SLAB_BYTES) * _SLAB_BYTES
 
 
 def _capacity(workload: Workload, quota_bytes: int) -> int:
     if workload.sizes is not None:
         return int(quota_bytes / workload.data_bytes * FILES)
-    layout = slab_layout(class_of(FILE_BYTES), MIN_SLAB_BYTES)
-    return quota_bytes // MIN_SLAB_BYTES * layout.slot_count
+    layout = slab_layout(class_of(FILE_BYTES), _SLAB_BYTES)
+    return quota_bytes // _SLAB_BYTES * layout.slot_count
 
 
 async def _replay(
     directory: Path, workload: Workload, quota_bytes: int, policy_name: str
 ) -> list[int]:
     """Hits in each phase."""
-    tier = open_tier(directory, quota_bytes)
-    assert tier.identity.slab_bytes == MIN_SLAB_BYTES
+    tier = open_tier(directory, quota_bytes, slab_bytes=_SLAB_BYTES)
+    assert tier.identity.slab_bytes == _SLAB_BYTES
     refs: dict[int, ObjectRef] = {}
     hits = [0] * len(workload.phases)
     try:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import trio
 from typing_extensions import override
@@ -119,8 +120,9 @@ def make_ref(number: int, size_bytes: int) -> ObjectRef:
     return ObjectRef(object_id(IDENTITY, path, "v"), path, ObjectMeta(size_bytes, 0, "v"))
 
 
-def open_tier(path: Path, quota_bytes: int, high: float = 0.95, low: float = 0.85) -> Tier:
-    return Tier.open(path, quota_bytes, IDENTITY, high=high, low=low, free_space_ratio=0.01)
+def open_tier(path: Path, quota_bytes: int, **options: Any) -> Tier:
+    """`options` are those of `Tier.open`."""
+    return Tier.open(path, quota_bytes, IDENTITY, free_space_ratio=0.01, **options)
 
 
 @asynccontextmanager

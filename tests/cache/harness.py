@@ -33,8 +33,9 @@ def key_of(ref: ObjectRef, block_index: int = 0) -> BlockKey:
 
 
 def open_tier(path: Path, quota_bytes: int = 64 * MIB, **ratios: float) -> Tier:
-    ratios.setdefault("free_space_ratio", 0.0)
-    return Tier.open(path, quota_bytes, MemoryOrigin().identity, **ratios)
+    """With slabs of 4 MiB, whatever the quota."""
+    options = {"free_space_ratio": 0.0, "high": 0.95, "low": 0.85, "slab_bytes": 4 * MIB} | ratios
+    return Tier.open(path, quota_bytes, MemoryOrigin().identity, **options)
 
 
 @asynccontextmanager

@@ -403,7 +403,7 @@ async def test_an_index_from_before_it_named_its_owner(tmp_path: Path) -> None:
     assert origin.counters.gets == ALL
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": 1, "uuid": "zz", "slab_bytes": 1}'])
+@pytest.mark.parametrize("text", ["", "{", '{"format": 2, "uuid": "zz", "slab_bytes": 1}'])
 async def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
     await fill(tmp_path)
     TierPaths(tmp_path).identity.write_text(text)

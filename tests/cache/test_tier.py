@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from cachefs.errors import CacheDirError
+from cachefs.format.slab import class_of, slab_layout
 from cachefs.tiers.probe import probe_read_flags
 from cachefs.tiers.tier import Tier, slab_bytes_for
+from cachefs.types import BLOCK_BYTES
 
 MIB = 1 << 20
 
@@ -39,7 +41,7 @@ def test_created_and_opened_again(tmp_path: Path) -> None:
     tier.close()
     again = Tier.open(path, 9999 * MIB, "s3://a")
     assert again.identity == tier.identity
-    assert again.identity.slab_bytes == 4 * MIB
+    assert again.identity.slab_bytes == 2 * MIB + 8192
     again.close()
 
 
@@ -58,11 +60,11 @@ def test_other_source(tmp_path: Path) -> None:
 def test_newer_format(tmp_path: Path) -> None:
     Tier.open(tmp_path, 64 * MIB, "s3://a").close()
     identity = tmp_path / "cachefs.json"
-    identity.write_text(json.dumps({"format": 2, "who": "knows"}))
-    refused(tmp_path, "format 2")
+    identity.write_text(json.dumps({"format": 3, "who": "knows"}))
+    refused(tmp_path, "format 3")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "x"}', '{"format": 1, "uuid": 7}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "x"}', '{"format": 2, "uuid": 7}'])
 def test_damaged_identity(tmp_path: Path, text: str) -> None:
     (tmp_path / "cachefs.json").write_text(text)
     refused(tmp_path, "can't be understood")
@@ -122,9 +124,16 @@ def test_directories_of_others(tmp_path: Path, mode: int, owner: int, text: str)
 
 
 def test_slab_size_follows_the_quota() -> None:
-    assert slab_bytes_for(10 * MIB) == 4 * MIB
-    assert slab_bytes_for(1024 * MIB) == 16 * MIB
-    assert slab_bytes_for(100 << 30) == 64 * MIB
+    assert slab_bytes_for(10 * MIB) == 2 * MIB + 8192
+    assert slab_bytes_for(4096 * MIB) == 8 * MIB + 8192
+    assert slab_bytes_for(100 << 30) == 64 * MIB + 8192
+
+
+@pytest.mark.parametrize("quota_bytes", [10 * MIB, 4096 * MIB, 100 << 30])
+def test_whole_blocks_fit_a_slab_exactly(quota_bytes: int) -> None:
+    slab_bytes = slab_bytes_for(quota_bytes)
+    layout = slab_layout(class_of(BLOCK_BYTES), slab_bytes)
+    assert layout.slot_offset(layout.slot_count) == slab_bytes
 
 
 def test_probe_of_a_memory_file_system(tmp_path: Path) -> None:

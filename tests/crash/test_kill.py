@@ -49,6 +49,8 @@ class Server:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def run(self, order: Order, kill_after_s: float | None) -> int:
         """One worker, to its end; returns its wait status."""

@@ -85,7 +85,7 @@ def test_mount_help_shows_every_option_with_its_default() -> None:
             assert name.partition("/")[0] in text
     for default in (
         "[100GiB]",
-        "[0.95]",
+        "[0.97]",
         "[10m]",
         "[1m]",
         "[300MiB]",

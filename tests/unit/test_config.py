@@ -34,7 +34,7 @@ def test_defaults() -> None:
     assert config.source == "s3://bucket/prefix"
     assert config.mountpoint == Path("/mnt/data")
     assert config.cache_size == 100 << 30
-    assert (config.cache_high, config.cache_low, config.free_space_ratio) == (0.95, 0.85, 0.1)
+    assert (config.cache_high, config.cache_low, config.free_space_ratio) == (0.97, 0.92, 0.1)
     assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (600, 600, 600)
     assert config.negative_ttl == 60
     assert (config.file_mode, config.dir_mode) == (0o644, 0o755)

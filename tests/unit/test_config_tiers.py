@@ -37,10 +37,12 @@ def tier(**changes: str) -> str:
 
 
 def test_the_options_alone_make_one_ssd_tier(file: Path) -> None:
-    (tier,) = load(file, cache_dirs="/a:/b", cache_size="10GiB", cache_high="0.9").tiers
+    (tier,) = load(
+        file, cache_dirs="/a:/b", cache_size="10GiB", cache_high="0.9", cache_low="0.8"
+    ).tiers
     assert (tier.medium, tier.paths) == (Medium.SSD, (Path("/a"), Path("/b")))
     assert tier.quotas == (5 * GIB, 5 * GIB)
-    assert (tier.high, tier.low, tier.free_space_ratio) == (0.9, 0.85, 0.1)
+    assert (tier.high, tier.low, tier.free_space_ratio) == (0.9, 0.8, 0.1)
 
 
 def test_mem_size_puts_a_tier_in_front(file: Path) -> None:
@@ -66,7 +68,7 @@ def test_tables_are_sorted_by_medium(file: Path) -> None:
     assert [t.paths[0].name for t in tiers] == ["m", "s1", "s2", "h"]
     assert [t.medium.name for t in tiers] == ["MEM", "SSD", "SSD", "HDD"]
     assert (tiers[0].high, tiers[0].low, tiers[0].free_space_ratio) == (0.8, 0.7, 0)
-    assert (tiers[1].high, tiers[1].low, tiers[1].free_space_ratio) == (0.95, 0.5, 0.2)
+    assert (tiers[1].high, tiers[1].low, tiers[1].free_space_ratio) == (0.97, 0.5, 0.2)
 
 
 @pytest.mark.parametrize("path", ['"/a:/b"', '"/a, /b"', '["/a", "/b"]'])
@@ -108,7 +110,7 @@ def test_a_quota_is_shared_or_one_for_each_path(
         (tier(quota="[]"), "0 quotas for 1 paths"),
         (tier(quota='"1GiB,2GiB"'), "2 quotas for 1 paths; give one that they share, or one"),
         (tier(path='"/a:/b"', quota='["1GiB"]'), "1 quotas for 2 paths"),
-        (tier(low="0.96"), "tier 1: low (0.96) must be above 0 and below high (0.95)"),
+        (tier(low="0.98"), "tier 1: low (0.98) must be above 0 and below high (0.97)"),
         (tier(mediumtype='"SSD"'), 'unknown key "mediumtype"; did you mean "medium"?'),
         (tier(quotaList='"1GiB"'), 'unknown key "quotaList"; did you mean "quota"?'),
         (tier(colour='"red"'), 'unknown key "colour"; known are medium, path, quota, high'),

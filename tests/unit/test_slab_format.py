@@ -21,7 +21,6 @@ from cachefs.format.slab import (
     entry_at,
     slab_layout,
     table_offset,
-    used_entries,
 )
 from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
 from cachefs.types import BLOCK_BYTES, BlockKey
@@ -32,9 +31,11 @@ ID = bytes(range(0x40, 0x50))
 
 def test_classes() -> None:
     assert SLOT_CLASSES == (
-        512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7680, 9216, 11264, 13824, 16896,
-        20992, 26112, 32256, 39936, 49664, 61952, 77312, 96256, 120320, 150016, 187392, 233984,
-        292352, 365056, 456192, 569856, 712192, 889856, 1048576,
+        512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4608, 5120, 5632, 6144, 6656, 7168, 7680,
+        8192, 9216, 10240, 11264, 12288, 13824, 15360, 16896, 18944, 20992, 23552, 26112, 29184,
+        32768, 36864, 41472, 46592, 52224, 58368, 65536, 73728, 82944, 93184, 104448, 117248,
+        131584, 147968, 166400, 186880, 209920, 236032, 265216, 297984, 334848, 376320, 422912,
+        475648, 535040, 601600, 676352, 760832, 855552, 962048, 1048576,
     )  # fmt: skip
     for length in (1, 511, 512, 513, 100_000, BLOCK_BYTES - 1, BLOCK_BYTES):
         index = class_of(length)
@@ -57,15 +58,15 @@ def test_golden_header() -> None:
     assert len(data) == 4096
     assert data[:52].hex() == (
         "6361636865667353"
-        "0100"
+        "0200"
         "1600"
-        "00780100"
-        "b8020000"
+        "00420000"
+        "7c0f0000"
         "07000000"
         "00000004"
         "000102030405060708090a0b0c0d0e0f" + xxhash.xxh3_64_digest(data[:44])[::-1].hex()
     )
-    assert data[44:52].hex() == "2418335a556355cd"
+    assert data[44:52].hex() == "7ce19b24ca8dd35c"
     assert data[52:] == bytes(4044)
     assert decode_header(data) == SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
 
@@ -91,8 +92,6 @@ def test_golden_slot_entry() -> None:
     assert entry_at(table, 1) == entry
     assert entry_at(table, 2) is None
     assert entry_at(table[:-1], 1) is None
-    assert list(used_entries(table, slab_layout(class_of(100_000), MAX_SLAB_BYTES))) == [(1, entry)]
-    assert list(used_entries(table, slab_layout(class_of(90_000), MAX_SLAB_BYTES))) == []
 
 
 def test_checksum_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +104,15 @@ def test_golden_identity() -> None:
     identity = TierIdentity(UUID, MIN_SLAB_BYTES, "s3://host/b\u00fccket")
     data = encode_identity(identity)
     assert data == (
-        b'{\n  "format": 1,\n  "uuid": "000102030405060708090a0b0c0d0e0f",\n'
-        b'  "slab_bytes": 4194304,\n  "source": "s3://host/b\\u00fccket"\n}\n'
+        b'{\n  "format": 2,\n  "uuid": "000102030405060708090a0b0c0d0e0f",\n'
+        b'  "slab_bytes": 2097152,\n  "source": "s3://host/b\\u00fccket"\n}\n'
     )
     assert decode_identity(data, "/c") == identity
+
+
+def test_an_older_identity_is_refused() -> None:
+    with pytest.raises(CacheDirError, match="/c has format 1, which is no longer read"):
+        decode_identity(json.dumps({"format": 1}).encode(), "/c")
 
 
 def test_newer_identity_is_refused_whatever_else_it_says() -> None:

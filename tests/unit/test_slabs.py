@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cachefs.format.index_record import decode_slab_row, encode_slab_row
-from cachefs.format.slab import MIN_SLAB_BYTES, class_of
+from cachefs.format.slab import class_of
 from cachefs.tiers.slabs import FREE, USED, WRITING, ZOMBIE, Slab, SlabSet
 
+SLAB_BYTES = 4 << 20
 CLASSES = [class_of(1 << 20), class_of(800_000), class_of(500_000)]
 
 
@@ -16,7 +17,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.slabs = SlabSet(MIN_SLAB_BYTES, 6)
+        self.slabs = SlabSet(SLAB_BYTES, 6)
         self.model: dict[tuple[int, int], list[int]] = {}
         self.draining: set[int] = set()
 
@@ -166,10 +167,10 @@ TestSlots.settings = settings(max_examples=60, stateful_step_count=60, deadline=
 
 
 def test_a_row_of_another_slab_size_is_not_believed() -> None:
-    big = SlabSet(MIN_SLAB_BYTES * 2, 1)
+    big = SlabSet(SLAB_BYTES * 2, 1)
     slab = big.add(0)
     big.reformat(slab, CLASSES[0], 0)
-    other = SlabSet(MIN_SLAB_BYTES, 1)
+    other = SlabSet(SLAB_BYTES, 1)
     assert other.add(0, slab.row()).slot_count == 0
     assert other.open_slab(CLASSES[0]) is None
 
@@ -185,9 +186,9 @@ def test_memory_per_slot_is_small() -> None:
 
 def test_a_full_tier_is_charged_its_quota() -> None:
     for class_index in range(34):
-        slabs = SlabSet(MIN_SLAB_BYTES, 1)
+        slabs = SlabSet(SLAB_BYTES, 1)
         slab = slabs.add(0)
         slabs.reformat(slab, class_index, 0)
         for _ in range(slab.slot_count):
             slabs.commit(slab, slabs.allocate(slab), 1, 1)
-        assert 0.99 * MIN_SLAB_BYTES < slabs.used_charge_bytes <= MIN_SLAB_BYTES
+        assert 0.99 * SLAB_BYTES < slabs.used_charge_bytes <= SLAB_BYTES

@@ -108,8 +108,10 @@ async def test_add_and_remove(house: House) -> None:
     )
     assert (reply["after"]["path"], reply["after"]["medium"]) == (str(new), "HDD")
     tier = house.cache.tiers[new]
-    assert tier.watermarks.high_bytes == 48 * MIB
-    assert tier.watermarks.low_bytes == 32 * MIB  # the mount's
+    capacity_bytes = tier.slabs.capacity_bytes
+    assert 62 * MIB <= capacity_bytes <= 64 * MIB
+    assert tier.watermarks.high_bytes == capacity_bytes * 3 // 4
+    assert tier.watermarks.low_bytes == capacity_bytes // 2  # the mount's
     assert house.paths() == [house.mem, house.ssd, new]
     assert not house.can_be_opened(new)
     reply = await house.verbs.remove({"path": str(new)})

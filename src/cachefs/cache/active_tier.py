@@ -84,9 +84,11 @@ class ActiveTier:
     # -- neighbours ----------------------------------------------------------------------------
 
     def _target_below(self, key: BlockKey, length: int) -> Admission | None:
-        return self._neighbours.below(self, key, length)
+        return None if self.store.retired else self._neighbours.below(self, key, length)
 
     def _target_above(self, key: BlockKey, length: int) -> Admission | None:
+        if self.store.retired:  # no neighbour of anybody any more
+            return None
         above = self._neighbours.above(self, key)
         return above.admission if above is not None and above.admission.takes(length) else None
 

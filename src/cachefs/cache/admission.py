@@ -227,11 +227,12 @@ class Admission:
             if slab is None:
                 if time.monotonic() < self._no_room_before:
                     return None
-                if not await self._evictor.make_room(class_index):
+                slab = await self._evictor.make_room(class_index)
+                if slab is None:
                     return None
-            elif slab.fd >= 0:
+            if slab.fd >= 0:
                 return Allocation(slab, slabs.allocate(slab))
-            elif not await self._store.open_slab(slab):
+            if not await self._store.open_slab(slab):
                 return None
 
     async def _flush(self, writes: list[_Write]) -> None:

@@ -17,11 +17,11 @@ import trio
 from cachefs.cache.store import Pick, TierStore
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import SLOT_CLASSES, SLOT_ENTRY, entry_at
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slabs import NEAR_CLASSES, Slab
 
 log = logging.getLogger(__name__)
 
-_STEP_SLOTS = 4096
+_STEP_SLOTS = 512
 """Most slots looked at without letting the loop run."""
 _CHECK_INTERVAL_S = 1.0
 """Time between two looks at the file system's free space, and before growing is tried again."""
@@ -31,6 +31,11 @@ _REFUSAL_S = 0.05
 """How long a class that got no room is not tried again: looking costs about a millisecond."""
 _MOVE_BLOCKS = 64
 """Blocks moved to a slower tier at a time."""
+_PENDING_CHANGES = 10_000
+"""Changes to the index that are committed early: LMDB keeps a page in memory for each, so that one
+transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
+_OLDEST = 0.05
+"""Share of all blocks that go before another class gives up a slab."""
 _ROOM_SLOTS = 16
 """Free slots that one call of `make_room` tries to win."""
 
@@ -56,6 +61,8 @@ class Evictor:
         self._no_growth_before = 0.0
         self._broken_before = 0.0
         self._failing = False
+        self._debt_bytes = [0] * len(SLOT_CLASSES)
+        """Slots that a class has borrowed since it last got a slab."""
         self._refused_until = [0.0] * len(SLOT_CLASSES)
         self.oldest_age = 0
         """About the age of the oldest blocks, as of the last second."""
@@ -81,7 +88,7 @@ class Evictor:
     def has_or_makes_room(self, class_index: int) -> bool:
         """Whether `make_room` would probably succeed."""
         slabs = self._slabs
-        if slabs.open_slab(class_index) is not None or slabs.spare:
+        if slabs.open_slab_near(class_index) is not None or slabs.spare:
             return True
         now_s = time.monotonic()
         if now_s < self._broken_before:
@@ -90,32 +97,55 @@ class Evictor:
             return True
         return self._policy.replaces and now_s >= self._refused_until[class_index]
 
-    async def make_room(self, class_index: int) -> bool:
-        """See to it that the class has a free slot; False if it can't be, or if the policy keeps
-        what is there."""
+    async def make_room(self, class_index: int) -> Slab | None:
+        """A slab with a free slot for a block of the class; None if there can't be any, or if the
+        policy keeps what is there.
+
+        When all of the quota is slabs, the slot may be one of a class a little larger: with many
+        sizes and few slabs each class would else keep half a slab free.
+        """
         async with self._lock:
-            return bool(self._slabs.open_slab(class_index)) or await self._make_room(class_index)
+            return self._slabs.open_slab(class_index) or await self._make_room(class_index)
 
     def refuse(self, class_index: int) -> None:
         """Room was wanted in vain: don't try for a while."""
         self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
 
-    async def _make_room(self, class_index: int) -> bool:
-        spare = self._slabs.spare_slab()
-        if spare is not None and await self._reassign(spare, class_index):
-            return True
-        if await self._grow(class_index):
-            return True
+    async def _make_room(self, class_index: int) -> Slab | None:
+        slabs, slab_bytes = self._slabs, self._slabs.slab_bytes
+        debt_bytes = self._debt_bytes[class_index]
+        if debt_bytes < slab_bytes // 4 and (near := self._borrow(class_index)):
+            return near
+        if await self._take_spare(class_index) or await self._grow(class_index):
+            self._debt_bytes[class_index] = 0
+            return slabs.open_slab(class_index)
+        if debt_bytes < slab_bytes and (near := self._borrow(class_index)):
+            return near
         # Nobody is evicted for a block that could not be written either.
         if not self._policy.replaces or time.monotonic() < self._broken_before:
-            return False
-        await self._evict_for(class_index)
-        if self._slabs.open_slab(class_index):
-            return True
+            return self._borrow(class_index)
+        await self._evict_for(class_index, class_index)
+        if own := slabs.open_slab(class_index):
+            return own
+        if debt_bytes < slab_bytes:
+            await self._evict_for(class_index, class_index + NEAR_CLASSES)
+            if near := self._borrow(class_index):
+                return near
         donor = self._donor(class_index)
-        if donor is None or not await self._empty(donor):
-            return False
-        return await self._reassign(donor, class_index)
+        if donor and await self._empty(donor) and await self._reassign(donor, class_index):
+            self._debt_bytes[class_index] = 0
+            return slabs.open_slab(class_index)
+        return self._borrow(class_index)
+
+    def _borrow(self, class_index: int) -> Slab | None:
+        slab = self._slabs.open_slab_near(class_index)
+        if slab is not None:
+            self._debt_bytes[class_index] += slab.slot_bytes
+        return slab
+
+    async def _take_spare(self, class_index: int) -> bool:
+        spare = self._slabs.spare_slab()
+        return spare is not None and await self._reassign(spare, class_index)
 
     # -- watermarks ----------------------------------------------------------------------------
 
@@ -125,12 +155,12 @@ class Evictor:
     def _at_low(self) -> bool:
         return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
 
-    def _plan(self) -> float | None:
+    def _plan(self, least: float = 0.0) -> float | None:
+        """To get down to the low mark; for `least` of all blocks, and for one, also below it."""
         used = self._slabs.used_charge_bytes
         if used == 0:
             return None
-        # At least one block, also when an admission asks below the low mark.
-        fraction = max(0.0, (used - self._store.tier.watermarks.low_bytes) / used)
+        fraction = max(least, (used - self._store.tier.watermarks.low_bytes) / used)
         return self._policy.plan(list(self._slabs.by_id.values()), fraction)
 
     async def _evict_to_low(self) -> bool:
@@ -146,23 +176,26 @@ class Evictor:
                     await self._evict_from(slab, plan, self._at_low)
                 if self._at_low():
                     return True
+                if self._store.index.pending_count > _PENDING_CHANGES:
+                    await self._store.index.commit()
             if self._slabs.used_charge_bytes >= before:
                 return evicted_any
             evicted_any = True
         return True
 
-    async def _evict_for(self, class_index: int) -> None:
-        """Evict, by the same plan as always, until the class has a few free slots."""
-        own = [slab for slab in self._in_turn() if slab.class_index == class_index]
-        plan = self._plan() if own else None
+    async def _evict_for(self, first_class: int, last_class: int) -> None:
+        """Evict what is among the oldest until these classes have a few free slots."""
+        near = [slab for slab in self._in_turn() if first_class <= slab.class_index <= last_class]
+        plan = self._plan(_OLDEST) if near else None
         if plan is None:
             return
-        wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in own) // 8 + 1)
+        near.sort(key=lambda slab: slab.class_index)
+        wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in near) // 8 + 1)
 
         def enough() -> bool:
-            return sum(slab.free_count for slab in own) >= wanted
+            return sum(slab.free_count for slab in near) >= wanted
 
-        for slab in own:
+        for slab in near:
             if not enough():
                 await self._evict_from(slab, plan, enough)
 

@@ -137,6 +137,11 @@ class Index:
     def put_clean_mark(self) -> None:
         self._database.put(STATE_TABLE, CLEAN_KEY, boot_id())
 
+    @property
+    def pending_count(self) -> int:
+        """Changes that the next commit will write."""
+        return self._database.pending_count
+
     def warm(self) -> int:
         """See `Database.warm`: blocks, for a worker thread that may be abandoned."""
         return self._database.warm()

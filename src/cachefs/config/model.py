@@ -133,10 +133,10 @@ class MountConfig(BaseModel):
     ] = Field(0.1, description="Share of each cache file system to leave free.")
     cache_high: Annotated[
         float, RATIO, Flag(("--cache-high",), metavar="RATIO", group=Group.CACHE)
-    ] = Field(0.95, description="Start to evict above this share of the cache size.")
+    ] = Field(0.97, description="Start to evict above this share of the cache size.")
     cache_low: Annotated[
         float, RATIO, Flag(("--cache-low",), metavar="RATIO", group=Group.CACHE)
-    ] = Field(0.85, description="Evict down to this share of the cache size.")
+    ] = Field(0.92, description="Evict down to this share of the cache size.")
     tier_tables: tuple[TierConfig, ...] = Field(
         (), description="Instead of the directories and sizes above, in a file: [[tier]]."
     )

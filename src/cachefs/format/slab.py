@@ -1,4 +1,4 @@
-"""The bytes of a slab file (docs/formats/slab.md), format 1.
+"""The bytes of a slab file (docs/formats/slab.md), format 2.
 
     0      header, padded with zeros to 4096 bytes
     4096   slot table: 32 bytes a slot
@@ -11,7 +11,6 @@ is the checksum that came with their key are served.
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -20,11 +19,14 @@ import xxhash
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer
 
 SLAB_MAGIC = b"cachefsS"
-SLAB_FORMAT = 1
+SLAB_FORMAT = 2
 HEADER_BYTES = 4096
 SLOT_ALIGN_BYTES = 512
-MIN_SLAB_BYTES = 4 << 20
+FRONT_BYTES = 2 * HEADER_BYTES
+"""Header and table of a slab of whole blocks."""
+MIN_SLAB_BYTES = 2 << 20
 MAX_SLAB_BYTES = 64 << 20
+"""Without `FRONT_BYTES`."""
 
 _HEADER = struct.Struct("<8sHHIIII16s")
 """magic, format, class, slot bytes, slot count, slab id, slab bytes, tier uuid."""
@@ -40,7 +42,7 @@ assert SLOT_ENTRY.size == 32
 def _slot_classes() -> tuple[int, ...]:
     sizes = [SLOT_ALIGN_BYTES]
     while sizes[-1] < BLOCK_BYTES:
-        grown = int(sizes[-1] * 1.25) // SLOT_ALIGN_BYTES * SLOT_ALIGN_BYTES
+        grown = int(sizes[-1] * 1.125) // SLOT_ALIGN_BYTES * SLOT_ALIGN_BYTES
         sizes.append(min(BLOCK_BYTES, max(sizes[-1] + SLOT_ALIGN_BYTES, grown)))
     return tuple(sizes)
 
@@ -155,11 +157,3 @@ def entry_at(table: bytes, slot: int) -> SlotEntry | None:
     if length == 0:
         return None
     return SlotEntry(BlockKey(object_id, block_index), length, checksum)
-
-
-def used_entries(table: bytes, layout: SlabLayout) -> Iterator[tuple[int, SlotEntry]]:
-    """Every entry that could be true for this layout, with its slot."""
-    for slot in range(min(layout.slot_count, len(table) // SLOT_ENTRY.size)):
-        entry = entry_at(table, slot)
-        if entry is not None and entry.length <= layout.slot_bytes:
-            yield slot, entry

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachefs.errors import CacheDirError
 
-DIRECTORY_FORMAT = 1
+DIRECTORY_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,17 @@ def decode_identity(data: bytes, directory: str) -> TierIdentity:
                 f"cache directory {directory} has format {version}, this cachefs knows up to "
                 f"{DIRECTORY_FORMAT}: use a newer cachefs or another directory"
             )
+        if version == 1:
+            raise CacheDirError(
+                f"cache directory {directory} has format 1, which is no longer read: "
+                "remove what is in it, or name another"
+            )
         uuid = bytes.fromhex(document["uuid"])
         slab_bytes, source = document["slab_bytes"], document["source"]
         if version != DIRECTORY_FORMAT or len(uuid) != 16 or not isinstance(source, str):
             raise ValueError("a field has an impossible value")
-        if not isinstance(slab_bytes, int) or slab_bytes < 4096 or slab_bytes & (slab_bytes - 1):
-            raise ValueError("slab_bytes is not a power of two")
+        if not isinstance(slab_bytes, int) or slab_bytes < 4096 or slab_bytes % 4096:
+            raise ValueError("slab_bytes is not a multiple of 4096")
     except (ValueError, KeyError, TypeError) as error:
         raise CacheDirError(
             f"{directory}/cachefs.json can't be understood ({error}): "

@@ -25,6 +25,9 @@ from cachefs.format.slab import SLOT_CLASSES, SlabLayout, slab_layout
 
 FREE, USED, WRITING, ZOMBIE = 0, 1, 2, 3
 
+NEAR_CLASSES = 5
+"""Classes grow by an eighth: a slot of one of these is larger by 80 % at most."""
+
 NO_LAYOUT = SlabLayout(NO_CLASS, 0, 0, 0)
 
 
@@ -211,6 +214,13 @@ class SlabSet:
     def open_slab(self, class_index: int) -> Slab | None:
         """A slab of the class with a free slot."""
         return next(iter(self._open[class_index].values()), None)
+
+    def open_slab_near(self, class_index: int) -> Slab | None:
+        """A slab of the class, or of one a little above it, with a free slot."""
+        for near in self._open[class_index : class_index + 1 + NEAR_CLASSES]:
+            if near:
+                return next(iter(near.values()))
+        return None
 
     def allocate(self, slab: Slab) -> int:
         """A free slot of a slab that `open_slab` has just named; `commit` or `abort` follows."""

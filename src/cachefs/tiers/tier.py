@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cachefs.errors import CacheDirError
 from cachefs.format.paths import OWN_NAMES, TierPaths, slab_id_of
 from cachefs.format.slab import (
+    FRONT_BYTES,
     HEADER_BYTES,
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
@@ -55,9 +56,10 @@ class OpenedSlab(NamedTuple):
 
 
 def slab_bytes_for(quota_bytes: int) -> int:
-    """A power of two near quota/64, between 4 and 64 MiB."""
-    wanted = max(MIN_SLAB_BYTES, min(MAX_SLAB_BYTES, quota_bytes // 64))
-    return 1 << (wanted.bit_length() - 1)
+    """Near quota/512: a power of two between 2 and 64 MiB, and what header and table need beside
+    that many whole blocks, so that the slots of full blocks fit exactly."""
+    wanted = max(MIN_SLAB_BYTES, min(MAX_SLAB_BYTES, quota_bytes // 512))
+    return (1 << (wanted.bit_length() - 1)) + FRONT_BYTES
 
 
 class Tier:
@@ -99,13 +101,16 @@ class Tier:
         path: str | Path,
         quota_bytes: int,
         source_identity: str,
-        high: float = 0.95,
-        low: float = 0.85,
+        high: float = 0.97,
+        low: float = 0.92,
         free_space_ratio: float = 0.1,
         medium: Medium = Medium.SSD,
         disk: Disk | None = None,
+        slab_bytes: int | None = None,
     ) -> "Tier":
         """Open, or create, a cache directory for the blocks of one source.
+
+        `slab_bytes` is for a new one; without it the quota decides (`slab_bytes_for`).
 
         Raises `CacheDirError`, and leaves the directory untouched, if it isn't ours to use:
         not writable, another user's, in use, of a newer format, another source's, or full of
@@ -122,7 +127,7 @@ class Tier:
             # Again under the lock: another daemon may have made the directory its own meanwhile.
             identity = _inspect(paths, source_identity)
             if identity is None:
-                slab_bytes = slab_bytes_for(quota_bytes)
+                slab_bytes = slab_bytes or slab_bytes_for(quota_bytes)
                 identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
                 _create(paths, identity)
             paths.root.chmod(0o700)
