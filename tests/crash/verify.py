@@ -79,7 +79,8 @@ async def _recount(cache: BlockCache) -> None:
     are what is accounted."""
     for store in stores(cache):
         slabs = store.slabs
-        await store.files.reconcile_all()
+        for slab in list(slabs.by_id.values()):
+            await store.settle_slab(slab)
         blocks = size_bytes = charge_bytes = 0
         for slab in slabs.by_id.values():
             table = store.tier.read_table(slab.fd, slab.layout)

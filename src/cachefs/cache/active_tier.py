@@ -122,11 +122,15 @@ class ActiveTier:
                     await store.index.commit()
                     for part in (self.admission, self.evictor, self._promoter, self._scrubber):
                         nursery.start_soon(part.run)
-                    nursery.start_soon(store.files.reconcile_all)
-                    nursery.start_soon(store.warm)
+                    nursery.start_soon(self._settle)
                     nursery.start_soon(store.commit_loop)
         finally:
             self._stopped.set()
+
+    async def _settle(self) -> None:
+        """What need not be done before the first read."""
+        await self.store.warm()
+        await self.store.files.settle_all()
 
     def retire(self) -> None:
         """Serve and store no more blocks."""

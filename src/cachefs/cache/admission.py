@@ -230,9 +230,9 @@ class Admission:
                 slab = await self._evictor.make_room(class_index)
                 if slab is None:
                     return None
-            if slab.fd >= 0:
+            if slab.settled:
                 return Allocation(slab, slabs.allocate(slab))
-            if not await self._store.open_slab(slab):
+            if not await self._store.settle_slab(slab):
                 return None
 
     async def _flush(self, writes: list[_Write]) -> None:

@@ -210,7 +210,7 @@ class Evictor:
         if slab.used_count == 0:
             return
         # Open it first: after a crash the header may turn out to say another class than the row.
-        if slab.fd < 0 and not await self._store.open_slab(slab):
+        if not slab.settled and not await self._store.settle_slab(slab):
             return
         layout = slab.layout
         for first in range(0, slab.slot_count, _STEP_SLOTS):
@@ -299,6 +299,7 @@ class Evictor:
         self._failing = False
         slab = slabs.add(slab_id)
         slab.fd = fd
+        slab.settled = True
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
         return True
@@ -334,7 +335,7 @@ class Evictor:
     async def _empty(self, slab: Slab, must: bool = False) -> bool:
         """Drop every block of the slab and keep it from getting new ones. False (and the slab
         goes on as before) if a block is being written or read for too long."""
-        if not await self._store.open_slab(slab) or slab.fd < 0 or slab.writing_count:
+        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
         self._slabs.drain(slab)
         # No slot is being written and none is given out: the table is as new as every block.
@@ -363,7 +364,7 @@ class Evictor:
     async def _reassign(self, slab: Slab, class_index: int) -> bool:
         """Give an empty slab another class."""
         store = self._store
-        if not await store.open_slab(slab) or slab.fd < 0 or not slab.is_empty():
+        if not await store.settle_slab(slab) or slab.fd < 0 or not slab.is_empty():
             return False
         self._slabs.drain(slab)
         try:

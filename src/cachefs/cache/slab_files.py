@@ -1,8 +1,9 @@
 """The slab files of a tier: which there are, opening them, and what a crash left in them.
 
-Starting opens no file. A slab is opened when it is first needed; after a crash it is *reconciled*
-then, slot by slot, with its slot table. Afterwards these hold for every slab (and, without damage,
-for ever: blocks are stored and dropped with row, slot and table entry in step):
+Starting opens no file. A slab is opened when it is first read. It is *settled* before its slots
+are given out or freed: after a crash that means that slots, index and slot table are reconciled.
+From then on these hold (without damage for ever: blocks are stored and dropped with row, slot and
+table entry in step):
 - a used slot's table entry names the one block whose row of the index points back to the slot;
 - `used_bytes` is the sum of those blocks' lengths.
 Other rows may point to the slot too; nobody is served by them (`TierStore.read`).
@@ -14,7 +15,7 @@ import logging
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -58,7 +59,7 @@ class SlabFiles:
         self._clock = clock
         self._stale_rows: dict[int, Slab] = {}
         self._failed_opens: Counter[int] = Counter()
-        self._opening: dict[int, trio.Event] = {}
+        self._under_way: dict[int, trio.Event] = {}
         self._opened: dict[int, OpenedSlab] = {}
         """Files that were opened for somebody who had left."""
         index.before_commit(self._put_rows)
@@ -102,25 +103,42 @@ class SlabFiles:
     # -- opening -------------------------------------------------------------------------------
 
     async def open(self, slab: Slab) -> bool:
-        """Open the slab's file if it isn't. False if that is not possible now: descriptors are
-        used up, or the disk fails or takes too long.
+        """Open the slab's file if it isn't: enough to read what the index says is there. False if
+        that is not possible now: descriptors are used up, or the disk fails or takes too long.
 
         The slab may turn out to be missing (removed), foreign (left without a class) or of
         another class than its row said (the header wins): look at everything anew afterwards.
         """
-        while slab.fd < 0:
-            under_way = self._opening.get(slab.slab_id)
+        return await self._one_at_a_time(slab, lambda: slab.fd >= 0, self._open)
+
+    async def settle(self, slab: Slab) -> bool:
+        """Open the slab and, after a crash, reconcile it: before slots are given out or freed on
+        purpose. The answer, and what may have changed, as for `open`."""
+        if slab.settled:
+            return True
+        if not await self.open(slab) or slab.fd < 0:
+            return slab.fd >= 0 or not self._is_ours(slab)
+        return await self._one_at_a_time(slab, lambda: slab.settled, self._settle)
+
+    async def _one_at_a_time(
+        self, slab: Slab, is_done: Callable[[], bool], do: Callable[[Slab], Awaitable[bool]]
+    ) -> bool:
+        while not is_done():
+            under_way = self._under_way.get(slab.slab_id)
             if under_way is None:
-                done = self._opening[slab.slab_id] = trio.Event()
+                done = self._under_way[slab.slab_id] = trio.Event()
                 try:
-                    return await self._open(slab)
+                    return await do(slab)
                 finally:
-                    del self._opening[slab.slab_id]
+                    del self._under_way[slab.slab_id]
                     done.set()
             await under_way.wait()
             if not self._is_ours(slab):
                 return True
         return True
+
+    def _is_ours(self, slab: Slab) -> bool:
+        return self._by_id.get(slab.slab_id) is slab and not self.closed
 
     async def _open(self, slab: Slab) -> bool:
         try:
@@ -135,55 +153,57 @@ class SlabFiles:
                 self.report(slab, "can't be opened: too many open files")
                 return False
             return await self._cant_open(slab, error)
-        await self._take_in(slab, self._opened.pop(slab.slab_id))
+        self._install(slab, self._opened.pop(slab.slab_id))
         return True
 
     def _open_into(self, slab_id: int) -> None:
         """In a reader thread, which may be done long after everybody went."""
         self._opened[slab_id] = self._tier.open_slab(slab_id)
 
-    def _is_ours(self, slab: Slab) -> bool:
-        return self._by_id.get(slab.slab_id) is slab and not self.closed
-
-    async def _take_in(self, slab: Slab, opened: OpenedSlab) -> None:
-        """Until the last step the slab counts as not open: nobody changes it but us."""
-        try:
-            if not self._is_ours(slab):
-                return
-            if opened.header is None:
-                self._counters.bad_slabs += 1
-                self.report(slab, "the header is damaged or another slab's; its blocks are dropped")
-                self._slabs.reformat(slab, None, self._clock())
-                self.put_row(slab)
-            elif opened.header.class_index != slab.class_index:
-                self._slabs.reformat(slab, opened.header.class_index, self._clock())
-                self.put_row(slab)
-                await self._reconcile(slab, opened.table)
-            elif self.must_reconcile:
-                await self._reconcile(slab, opened.table)
-            else:
-                slab.hydrate()
-            if self._is_ours(slab):
-                slab.fd = opened.fd
-        finally:
-            if slab.fd != opened.fd:
-                os.close(opened.fd)
-
-    async def _reconcile(self, slab: Slab, table: bytes) -> None:
-        layout = slab.layout
+    def _install(self, slab: Slab, opened: OpenedSlab) -> None:
+        if not self._is_ours(slab):
+            os.close(opened.fd)
+            return
+        slab.fd = opened.fd
+        slab.settled = not self.must_reconcile
+        if opened.header is None:
+            self._counters.bad_slabs += 1
+            self.report(slab, "the header is damaged or another slab's; its blocks are dropped")
+            self._slabs.reformat(slab, None, self._clock())
+            self.put_row(slab)
+            slab.settled = True
+        elif opened.header.class_index != slab.class_index:
+            self._slabs.reformat(slab, opened.header.class_index, self._clock())
+            self.put_row(slab)
+            slab.settled = False
         slab.hydrate()
-        used_bytes = 0
+
+    # -- after a crash -------------------------------------------------------------------------
+
+    async def _settle(self, slab: Slab) -> bool:
+        layout = slab.layout
+        try:
+            table = await self._io.read(layout.data_offset, self._tier.read_table, slab.fd, layout)
+        except OSError:
+            self._counters.read_errors += 1
+            if not self._io.health.usable:
+                return False
+            table = b""  # its blocks can't be told apart any more
+        lengths = array("I", [0]) * layout.slot_count
         for first in range(0, layout.slot_count, _STEP_SLOTS):
+            if slab.layout is not layout or not self._is_ours(slab):
+                return True
             for slot in range(first, min(first + _STEP_SLOTS, layout.slot_count)):
-                used_bytes += self._reconcile_slot(slab, slot, table)
+                lengths[slot] = self._settle_slot(slab, slot, table)
             self.put_row(slab)
             if first + _STEP_SLOTS < layout.slot_count:
                 await trio.lowlevel.checkpoint()
-                if slab.layout is not layout or not self._is_ours(slab):
-                    return
+        used_bytes = sum(lengths[slot] for slot in slab.used_slots())
         self._slabs.set_used_bytes(slab, used_bytes)
+        slab.settled = True
+        return True
 
-    def _reconcile_slot(self, slab: Slab, slot: int, table: bytes) -> int:
+    def _settle_slot(self, slab: Slab, slot: int, table: bytes) -> int:
         """Returns the bytes that the slot holds: those of the table's block if the index knows
         it to be here, or doesn't know it at all; then it is taken in, unproven."""
         if slab.state[slot] not in (FREE, USED):
@@ -205,19 +225,19 @@ class SlabFiles:
         self._counters.adopted += 1
         return entry.length
 
-    async def reconcile_all(self) -> None:
-        """In the background, while the cache already serves: open the slabs that have no row, or
-        after a crash all.
+    async def settle_all(self) -> None:
+        """In the background, while the cache already serves: settle the slabs that have no row,
+        or after a crash all.
 
         Those without a row first: they were made within the last second before the crash, and
         nobody would come for what they hold.
         """
         orphans = [slab for slab in self._by_id.values() if slab.class_index == NO_CLASS]
-        opened = [await self.open(slab) for slab in orphans]
+        settled = [await self.settle(slab) for slab in orphans]
         for slab in list(self._by_id.values()) if self.must_reconcile else ():
-            if not await self.open(slab):
+            if not await self.settle(slab):
                 return  # the rest as they are needed
-        self.must_reconcile = not all(opened)
+        self.must_reconcile = not all(settled)
 
     # -- files that can't be opened ------------------------------------------------------------
 

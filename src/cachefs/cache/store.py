@@ -74,6 +74,7 @@ class TierStore:
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else 0))
         self.files = SlabFiles(tier, index, self.io, self.counters, lambda: self.policy.now)
         self.open_slab = self.files.open
+        self.settle_slab = self.files.settle
         self.put_row = self.files.put_row
         self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
 

@@ -54,6 +54,7 @@ class Slab:
         "load_ticks",
         "proof",
         "reported",
+        "settled",
         "slab_bytes",
         "slab_id",
         "slot_bytes",
@@ -72,6 +73,8 @@ class Slab:
         self.fd = -1
         self.reported = False
         """A bad block was logged already."""
+        self.settled = False
+        """The file is open, and slots, index and slot table agree (`cache/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
         """Asked for the ticks of an earlier run when they are first needed."""
         self._pins: dict[int, int] = {}
