@@ -42,7 +42,7 @@ from cachefs.types import BlockKey, BlockLocation
 
 _BLOCKS = 4_000_000
 _BLOCK_BYTES = 16_000
-_FULL = 0.949
+_FULL = 0.969
 """Of the quota: just below the high mark."""
 _COMMIT_BLOCKS = 500_000
 _PROBE_LIMIT_S = 300

@@ -144,7 +144,8 @@ class _Probe:
                 tier = cache.status()[0]
                 if tier.counters.evicted and tier.used_bytes <= tier.low_bytes:
                     break
-                if not tier.counters.evicted:
+                under_way = number - self._blocks - cache.counters.fetches
+                if not tier.counters.evicted and under_way < 256:
                     for _ in range(64):
                         cache.fetch(make_ref(number, self._block_bytes), 0, 1)
                         number += 1
