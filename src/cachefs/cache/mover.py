@@ -1,15 +1,22 @@
 """Moving blocks between tiers: down to make room, up because they are read often.
 
-A block is copied first and dropped from where it was when the copy is stored: in between both
-tiers have it, and a crash leaves it in both, with the same bytes. Readers wait for none of it. The
-bytes are proven on the way, so that a move never hands on a damaged block.
+A block is copied first, and dropped from where it was in the very step in which the copy can be
+found: it is always in one of both, and no two moves of the same block can each rely on the other's
+copy. (The two indexes are committed one after the other, so a crash may leave it in both, with the
+same bytes, or have the copy adopted from its slot table.) Readers wait for none of it. The bytes
+are proven on the way, so that a move never hands on a damaged block.
 
-What moves is in memory meanwhile: `_BATCH_BYTES` for each tier that gives, in one batch at a time.
+A place that had room when it was asked may still refuse: its disk got sick, it is being removed,
+its policy keeps what is there. A block on its way down is then offered to the next one that takes
+it, each being asked once; one on its way up stays where it is.
+
+What moves is in memory meanwhile: `_BATCH_BYTES` for each tier that gives, in one batch down and
+one up at a time.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -26,35 +33,72 @@ _BATCH_BYTES = 8 << 20
 _PROMOTIONS = 256
 """Blocks that may wait for a move up; with more hits than that the rest stays where it is."""
 
+Target = Callable[[BlockKey, int], Admission | None]
+"""Where a block of that length may go now; None: nowhere."""
+
 
 class _Load(NamedTuple):
-    """A block on its way, and where to."""
+    """A block that is to move, as it is now, and who says where to."""
 
     key: BlockKey
     slab: Slab
     location: BlockLocation
     age: int
-    target: Admission
+    target: Target
 
 
-class _Arrivals:
-    """Counts what is settled of a batch."""
+class _Delivery:
+    """Blocks of one tier that are offered to others."""
 
-    def __init__(self, count: int) -> None:
-        self.stored: set[BlockKey] = set()
-        self.over = trio.Event()
-        self._open = count
+    def __init__(self, store: TierStore, resting: Resting, insist: bool) -> None:
+        """With `insist`, what one place refuses is offered to the next."""
+        self.arrived: dict[BlockKey, Admission] = {}
+        """What was stored, and where."""
+        self._store = store
+        self._resting = resting
+        self._insist = insist
+        self._asked: set[tuple[BlockKey, Admission]] = set()
+        self._open = 0
+        self._over = trio.Event()
+        self._called_off = False
 
-    def settle(self, candidate: Candidate, stored: bool) -> None:
+    def offer(self, load: _Load, data: memoryview) -> None:
+        """To a place that takes it and has not refused it, if there is one."""
+        if load.key in self._resting or self._store.index.locate(load.key) != load.location:
+            return
+        admission = load.target(load.key, load.location.length)
+        if admission is None or (load.key, admission) in self._asked:
+            return
+        self._asked.add((load.key, admission))
+        self._open += 1
+        settled = partial(self._settled, load, admission)
+        checksum = load.location.checksum
+        admission.offer(Candidate(load.key, data, settled, checksum=checksum, age=load.age))
+
+    def _settled(
+        self, load: _Load, admission: Admission, candidate: Candidate, stored: bool
+    ) -> None:
+        """In the step in which the copy is found in the other tier's index, or given up."""
+        if self._called_off:
+            return
         if stored:
-            self.stored.add(candidate.key)
+            self.arrived[load.key] = admission
+            if self._store.moved_away(load.key, load.slab, load.location):
+                self._store.put_row(load.slab)
+        elif self._insist:
+            self.offer(load, candidate.data)
         self._open -= 1
         if self._open == 0:
-            self.over.set()
+            self._over.set()
 
+    async def over(self) -> None:
+        """Wait until each has arrived or been refused by all."""
+        if self._open:
+            await self._over.wait()
 
-Target = Callable[[BlockKey, int], Admission | None]
-"""Where a block of that length may go; None: nowhere."""
+    def call_off(self) -> None:
+        """Nobody waits any more: what still arrives stays here too."""
+        self._called_off = True
 
 
 class Mover:
@@ -64,75 +108,80 @@ class Mover:
         self._store = store
         self._resting = resting
         self._demote_to = demote_to
+        self._moving: set[BlockKey] = set()
 
     async def demote(self, _: TierStore, slab: Slab, picks: Sequence[Pick]) -> list[Pick]:
         """Move blocks to slower tiers. Returns those that no tier took, to be dropped; what was
-        moved lately stays, and is in neither."""
-        self._resting.forget(time.monotonic())
+        moved lately, or is moving, stays and is in neither."""
         unwanted: list[Pick] = []
         loads: dict[int, _Load] = {}
         for pick in picks:
             if pick.entry is None:
                 unwanted.append(pick)
-            elif pick.entry.key not in self._resting:
-                load = self._load(pick.entry.key, slab, pick.slot, self._demote_to)
+            elif not self.must_stay(pick.entry.key):
+                load = self.load(pick.entry.key, slab, pick.slot, self._demote_to)
                 if load is None:
                     unwanted.append(pick)
                 else:
                     loads[pick.slot] = load
-        moved = await self.move(list(loads.values()))
-        self._store.counters.demoted += len(moved)
-        unwanted += [
-            pick for pick in picks if pick.slot in loads and loads[pick.slot].key not in moved
-        ]
-        return unwanted
+        arrived = await self.move(list(loads.values()), insist=True)
+        self._store.counters.demoted += len(arrived)
+        if not self._store.io.health.usable:
+            return []  # the disk is sick as a whole: what could not be read may well be right
+        refused = [pick for pick in picks if pick.slot in loads]
+        refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
+        return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
 
-    def _load(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Load | None:
+    def must_stay(self, key: BlockKey) -> bool:
+        """Whether the block was copied within the last second, or is just being moved."""
+        self._resting.forget(time.monotonic())
+        return key in self._resting or key in self._moving
+
+    def load(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Load | None:
         """The block as it is in the tier now; None if it isn't, or has nowhere to go."""
         location = self._store.index.locate(key)
         if location is None or location.slab != slab.slab_id or slot not in (None, location.slot):
             return None
         if location.length > slab.slot_bytes or not slab.holds(location.slot):
             return None
-        admission = target(key, location.length)
-        if admission is None:
+        if target(key, location.length) is None:
             return None
-        return _Load(key, slab, location, self._store.policy.age(slab, location.slot), admission)
+        return _Load(key, slab, location, self._store.policy.age(slab, location.slot), target)
 
-    async def move(self, loads: Sequence[_Load]) -> set[BlockKey]:
-        """Copy, wait until the copies are stored, drop the originals. Returns what has moved."""
-        moved: set[BlockKey] = set()
-        for batch in _batches(loads):
-            moved |= await self._move_batch(batch)
-        return moved
+    async def move(self, loads: Sequence[_Load], insist: bool) -> dict[BlockKey, Admission]:
+        """Copy each, and drop it here when the copy is stored. Returns what has moved, and
+        where to. `insist`: see `_Delivery`."""
+        keys = {load.key for load in loads}
+        arrived: dict[BlockKey, Admission] = {}
+        self._moving |= keys
+        try:
+            for batch in _batches(loads):
+                arrived |= await self._move_batch(batch, insist)
+        finally:
+            self._moving -= keys
+        return arrived
 
-    async def _move_batch(self, batch: list[_Load]) -> set[BlockKey]:
-        # A load may have gone while an earlier batch was under way.
-        batch = [load for load in batch if self._store.index.locate(load.key) == load.location]
-        blocks = await self._read(batch)
-        arrivals = _Arrivals(len(blocks))
-        for load, data in blocks:
-            checksum = load.location.checksum
-            load.target.offer(
-                Candidate(
-                    load.key, memoryview(data), arrivals.settle, checksum=checksum, age=load.age
-                )
-            )
-        if blocks:
-            await arrivals.over.wait()
-        moved = set()
-        for load, _ in blocks:
-            if load.key in arrivals.stored:
-                self._store.moved_away(load.key, load.slab, load.location)
-                self._store.put_row(load.slab)
-                moved.add(load.key)
-        return moved
+    async def _move_batch(self, batch: list[_Load], insist: bool) -> dict[BlockKey, Admission]:
+        delivery = _Delivery(self._store, self._resting, insist)
+        try:
+            for load, data in await self._read(batch):
+                delivery.offer(load, memoryview(data))
+            await delivery.over()
+        finally:
+            delivery.call_off()
+        return delivery.arrived
 
     async def _read(self, batch: list[_Load]) -> list[tuple[_Load, bytes]]:
-        """Their bytes. A block that turns out to be damaged is dropped and missing here."""
+        """Their bytes. A block that turns out to be damaged is dropped and missing here, and one
+        that can't be read is missing."""
         store, slabs = self._store, self._store.slabs
+        # Some may have gone while an earlier batch was under way.
         batch = [
-            load for load in batch if load.slab.fd >= 0 and load.slab.holds(load.location.slot)
+            load
+            for load in batch
+            if store.index.locate(load.key) == load.location
+            and load.slab.fd >= 0
+            and load.slab.holds(load.location.slot)
         ]
         if not batch:
             return []
@@ -142,17 +191,19 @@ class Mover:
             size_bytes = sum(load.location.length for load in batch)
             blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
         except OSError:
-            store.counters.read_errors += 1
+            store.counters.read_errors += len(batch)
             return []
         finally:
             for load in batch:
                 slabs.unpin(load.slab, load.location.slot)
         found = []
         for load, data in zip(batch, blocks, strict=True):
-            if data is None:
+            if isinstance(data, bytes):
+                found.append((load, data))
+            elif data is None:
                 store.drop_bad(load.key, load.slab, load.location, None)
             else:
-                found.append((load, data))
+                store.counters.read_errors += 1
         return found
 
 
@@ -163,14 +214,16 @@ class Promoter:
         self._mover = mover
         self._store = store
         self._resting = resting
-        self._target = wanted
-        self._queue: deque[BlockKey] = deque(maxlen=_PROMOTIONS)
+        self._wanted = wanted
+        self._queue: dict[BlockKey, None] = {}
+        """In order, each once."""
         self._parked = trio.lowlevel.ParkingLot()
 
     def want(self, key: BlockKey) -> None:
         """The block should go up. Costs next to nothing."""
+        self._resting.forget(time.monotonic())
         if len(self._queue) < _PROMOTIONS and key not in self._resting:
-            self._queue.append(key)
+            self._queue[key] = None
             self._parked.unpark()
 
     async def run(self) -> None:
@@ -178,26 +231,33 @@ class Promoter:
         while True:
             while not self._queue:
                 await self._parked.park()
-            self._resting.forget(time.monotonic())
             loads = []
             size_bytes = 0
-            while self._queue and size_bytes < _BATCH_BYTES:
-                load = self._load(self._queue.popleft())
+            while self._queue and size_bytes < _BATCH_BYTES - BLOCK_BYTES:
+                key = next(iter(self._queue))
+                del self._queue[key]
+                load = self._load(key)
                 if load is not None:
                     loads.append(load)
                     size_bytes += load.location.length
-            moved = await self._mover.move(loads)
-            for load in loads:
-                if load.key in moved:
-                    load.target.counters.promoted += 1
+            arrived = await self._mover.move(loads, insist=False)
+            for admission in arrived.values():
+                admission.counters.promoted += 1
             await trio.lowlevel.checkpoint()
 
     def _load(self, key: BlockKey) -> _Load | None:
         location = self._store.index.locate(key)
         slab = None if location is None else self._store.slabs.by_id.get(location.slab)
-        if slab is None or key in self._resting:
+        if slab is None or self._mover.must_stay(key):
             return None
-        return self._mover._load(key, slab, None, self._target)
+        return self._mover.load(key, slab, None, self._target)
+
+    def _target(self, key: BlockKey, length: int) -> Admission | None:
+        # This may have become the fastest tier, or be about to be closed, since the block was
+        # wanted: then there is nothing above, and least of all this tier itself.
+        if self._store.on_lower_hit is None or self._store.retired:
+            return None
+        return self._wanted(key, length)
 
 
 def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
@@ -213,13 +273,22 @@ def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
         yield batch
 
 
-def _read_all(disk: Disk, batch: list[_Load]) -> list[bytes | None]:
-    """In a reader thread; the slots are pinned. None for a block that isn't what it should be."""
-    blocks: list[bytes | None] = []
+def _read_all(disk: Disk, batch: list[_Load]) -> list[bytes | OSError | None]:
+    """In a reader thread; the slots are pinned. None for a block that isn't what it should be.
+    Raises if none can be read: one bad sector doesn't cost the others, nor say much about the
+    disk."""
+    blocks: list[bytes | OSError | None] = []
     for load in batch:
         location = load.location
         position = load.slab.layout.slot_offset(location.slot)
-        data = disk.read(load.slab.fd, location.length, position)
+        try:
+            data = disk.read(load.slab.fd, location.length, position)
+        except OSError as error:
+            blocks.append(error)
+            continue
         right = len(data) == location.length and checksum_of(data) == location.checksum
         blocks.append(data if right else None)
+    errors = [block for block in blocks if isinstance(block, OSError)]
+    if len(errors) == len(batch):
+        raise errors[-1]
     return blocks

@@ -1,0 +1,564 @@
+"""Moves between tiers, each stopped on its way: nothing is lost, nobody waits, all is accounted.
+
+A `FaultyDisk` holds the copy back. Blocks rest for ever unless a test says that they have rested,
+so that no test depends on how fast it runs.
+"""
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.cache import active_tier, admission, evictor, placement
+from cachefs.cache import store as store_module
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.check import check_directory
+from cachefs.cache.counters import TierCounters
+from cachefs.cache.store import TierStore
+from cachefs.format.slab import SlotEntry
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers import health
+from cachefs.tiers.tier import Tier, Watermarks
+from cachefs.types import Medium, ObjectRef
+from tests.cache.faulty_disk import FaultyDisk
+from tests.cache.harness import (
+    MIB,
+    assert_right,
+    key_of,
+    open_tier,
+    put_many,
+    recount,
+    serving,
+    stores,
+    until,
+)
+
+BLOCK = 100_000
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing happens because time has passed."""
+    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
+    monkeypatch.setattr(admission, "_STALL_S", 1e6)
+    monkeypatch.setattr(placement, "REST_S", 1e6)
+    monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.05)
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyDisk]:
+    with FaultyDisk() as faulty:
+        yield faulty
+
+
+def mem(root: Path, disk: FaultyDisk | None = None) -> Tier:
+    """Two slabs; a third goes down once there are more than 60 blocks."""
+    options = {} if disk is None else {"disk": disk}
+    return open_tier(root / "mem", 8 * MIB, medium=Medium.MEM, high=0.75, low=0.5, **options)
+
+
+def ssd(root: Path, disk: FaultyDisk | None = None, quota_bytes: int = 32 * MIB) -> Tier:
+    options = {} if disk is None else {"disk": disk}
+    return open_tier(root / "ssd", quota_bytes, medium=Medium.SSD, **options)
+
+
+def hdd(root: Path) -> Tier:
+    return open_tier(root / "hdd", 64 * MIB, medium=Medium.HDD)
+
+
+def store_of(cache: BlockCache, name: str) -> TierStore:
+    return next(store for store in stores(cache) if store.tier.paths.root.name == name)
+
+
+def counters(cache: BlockCache, name: str) -> TierCounters:
+    return store_of(cache, name).counters
+
+
+def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]:
+    store = store_of(cache, name)
+    return [ref for ref in refs if store.index.find(key_of(ref)) is not None]
+
+
+def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
+    """A second has passed for these."""
+    for ref in refs:
+        cache.resting._since.pop(key_of(ref), None)
+
+
+async def fill(cache: BlockCache, origin: MemoryOrigin, count: int, name: str) -> list[ObjectRef]:
+    refs = put_many(origin, count, BLOCK, name)
+    await assert_right(cache, origin, refs)
+    await cache.drain()
+    return refs
+
+
+async def overfill(cache: BlockCache, origin: MemoryOrigin) -> list[ObjectRef]:
+    """MEM above its high mark, everything there, and the evictor about to see it."""
+    refs = await fill(cache, origin, 64, "f")
+    assert held(cache, "mem", refs) == refs
+    have_rested(cache, refs)
+    cache._tiers[0].evictor.wake()
+    return refs
+
+
+def swept(cache: BlockCache) -> bool:
+    """MEM is at its low mark, and nothing is on its way from there."""
+    store = store_of(cache, "mem")
+    if cache._tiers[0]._mover._moving:
+        return False
+    return store.slabs.used_charge_bytes <= store.tier.watermarks.low_bytes
+
+
+def assert_each_once(cache: BlockCache, refs: list[ObjectRef]) -> None:
+    places = [ref.path for store in stores(cache) for ref in held(cache, _name(store), refs)]
+    assert sorted(places) == sorted(ref.path for ref in refs)
+
+
+def _name(store: TierStore) -> str:
+    return store.tier.paths.root.name
+
+
+# -- down ----------------------------------------------------------------------------------------
+
+
+async def test_demoted_rather_than_dropped(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, mem(tmp_path), ssd(tmp_path)) as cache:
+        refs = await overfill(cache, origin)
+        await until(lambda: swept(cache))
+        below = held(cache, "ssd", refs)
+        assert counters(cache, "mem").demoted == len(below) > 10
+        assert counters(cache, "mem").evicted == 0
+        assert_each_once(cache, refs)
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == len(refs)
+        recount(cache)
+
+
+@pytest.mark.parametrize("why", ["errors", "stalls", "keeps what it has"])
+@pytest.mark.expect_log("can't store blocks|can't grow|the disk is unstable", required=False)
+async def test_what_one_tier_refuses_goes_on_to_the_next(
+    why: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "stalls":
+        monkeypatch.setattr(admission, "_STALL_S", 0.2)
+    origin = MemoryOrigin()
+    middle = ssd(tmp_path, disk, 8 * MIB if why == "keeps what it has" else 32 * MIB)
+    async with serving(origin, middle, hdd(tmp_path)) as cache:
+        older = await fill(cache, origin, 80 if why == "keeps what it has" else 3, "older")
+        there = held(cache, "ssd", older)
+        assert len(there) > 2
+        await cache.add_tier(mem(tmp_path))
+        if why == "errors":
+            disk.fail(errno.EIO, "write", "create")
+        elif why == "stalls":
+            disk.hang("write", "create")
+        gets = origin.counters.gets
+        refs = await overfill(cache, origin)
+        await until(lambda: swept(cache))
+        assert counters(cache, "ssd").rejected > 0  # it was asked, and refused
+        assert len(held(cache, "hdd", refs)) == counters(cache, "mem").demoted > 10
+        assert held(cache, "ssd", older) == there
+        assert counters(cache, "mem").evicted == 0
+        assert_each_once(cache, refs)
+        disk.heal()
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == gets + len(refs)
+        await cache.drain()
+        recount(cache)
+
+
+@pytest.mark.expect_log("can't grow|can't store blocks")
+async def test_what_all_refuse_is_dropped_and_counted(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, mem(tmp_path), ssd(tmp_path, disk)) as cache:
+        disk.fail(errno.ENOSPC, "write", "create")
+        refs = await overfill(cache, origin)
+        await until(lambda: swept(cache))
+        left = held(cache, "mem", refs)
+        assert counters(cache, "mem").demoted == 0
+        assert counters(cache, "mem").evicted == len(refs) - len(left) > 10
+        assert counters(cache, "ssd").rejected > 0
+        assert held(cache, "ssd", refs) == []
+        recount(cache)
+        disk.heal()
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == 2 * len(refs) - len(left)
+
+
+async def test_a_bad_sector_stops_only_its_block(tmp_path: Path, disk: FaultyDisk) -> None:
+    """One of many that are read together for a move can't be read."""
+    origin = MemoryOrigin()
+    async with serving(origin, mem(tmp_path, disk), ssd(tmp_path)) as cache:
+        refs = await fill(cache, origin, 64, "f")
+        slab, slot = _slot_of(store_of(cache, "mem"), refs[0])
+        position = slab.layout.slot_offset(slot)
+        plain = type(disk).read
+
+        def read(fd: int, length: int, offset: int) -> bytes:
+            if fd == slab.fd and offset == position:
+                raise OSError(errno.EIO, "bad sector")
+            return plain(disk, fd, length, offset)
+
+        disk.read = read  # type: ignore[method-assign]
+        have_rested(cache, refs)
+        cache._tiers[0].tier.watermarks = Watermarks(0, 0)
+        cache._tiers[0].evictor.wake()
+        await until(lambda: swept(cache))
+        mine = counters(cache, "mem")
+        assert (mine.read_errors, mine.evicted) == (1, 1)
+        assert mine.demoted == len(refs) - 1
+        assert held(cache, "ssd", refs) == refs[1:]
+        recount(cache)
+
+
+async def test_what_was_just_copied_stays(tmp_path: Path) -> None:
+    """However full the tier above its mark: only what has rested goes, and where it went it
+    rests again."""
+    origin = MemoryOrigin()
+    async with serving(origin, mem(tmp_path), ssd(tmp_path)) as cache:
+        refs = await fill(cache, origin, 64, "f")
+        assert cache._tiers[0].evictor.above_high()
+        have_rested(cache, refs[:5])
+        cache._tiers[0].evictor.wake()
+        await until(lambda: len(held(cache, "ssd", refs)) == 5)
+        assert held(cache, "ssd", refs) == refs[:5]
+        assert counters(cache, "mem").evicted == 0
+
+        # Not up again at once either, however often they are read.
+        for _ in range(3):
+            await assert_right(cache, origin, refs)
+            await cache.drain()
+        assert counters(cache, "mem").promoted == 0
+        admitted = sum(counters(cache, name).admitted for name in ("mem", "ssd"))
+        assert admitted == len(refs) + 5
+        assert origin.counters.gets == len(refs)
+
+
+# -- up ------------------------------------------------------------------------------------------
+
+
+async def below_only(
+    cache: BlockCache, origin: MemoryOrigin, above: Tier, count: int = 3
+) -> list[ObjectRef]:
+    """Blocks in SSD, rested, under a MEM that has room."""
+    refs = await fill(cache, origin, count, "f")
+    await cache.add_tier(above)
+    have_rested(cache, refs)
+    assert held(cache, "ssd", refs) == refs
+    return refs
+
+
+async def test_promoted_on_hits(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path)) as cache:
+        refs = await below_only(cache, origin, mem(tmp_path))
+        await assert_right(cache, origin, refs)
+        await until(lambda: counters(cache, "mem").promoted == 3)
+        assert held(cache, "mem", refs) == refs
+        assert_each_once(cache, refs)
+        await assert_right(cache, origin, refs)
+        assert counters(cache, "mem").hits == 3
+        assert origin.counters.gets == 3
+        recount(cache)
+
+
+async def test_promoted_although_nothing_was_stored_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks come to the end of their rest by themselves, not only when others are copied."""
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path)) as cache:
+        refs = await fill(cache, origin, 3, "f")
+        await cache.add_tier(mem(tmp_path))
+        await assert_right(cache, origin, refs)
+        assert counters(cache, "mem").promoted == 0
+        monkeypatch.setattr(placement, "REST_S", 0.0)
+        await assert_right(cache, origin, refs)
+        await until(lambda: counters(cache, "mem").promoted == 3)
+        assert origin.counters.gets == 3
+
+
+async def test_wanted_many_times_moved_once(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path)) as cache:
+        refs = await below_only(cache, origin, mem(tmp_path, disk))
+        disk.hang("create", "write")
+        await assert_right(cache, origin, refs[:1])
+        await until(lambda: disk.hanging)
+        for _ in range(50):
+            await assert_right(cache, origin, refs)
+        promoter = cache._tiers[1]._promoter
+        assert len(promoter._queue) == 3
+        disk.heal()
+        await until(lambda: counters(cache, "mem").promoted == 3)
+        assert counters(cache, "mem").admitted == 3
+        assert_each_once(cache, refs)
+        recount(cache)
+
+
+# -- readers -------------------------------------------------------------------------------------
+
+
+async def test_nobody_waits_for_a_block_on_its_way_down(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    source = FaultyDisk()
+    async with serving(origin, mem(tmp_path, source), ssd(tmp_path, disk)) as cache:
+        disk.hang("create", "write")
+        refs = await overfill(cache, origin)
+        await until(lambda: disk.hanging)
+        for source.cold in (False, True):
+            with trio.fail_after(10):
+                await assert_right(cache, origin, refs)
+        assert disk.hanging
+        assert counters(cache, "mem").hits == 2 * len(refs)
+        assert counters(cache, "mem").demoted == 0
+        disk.heal()
+        await until(lambda: swept(cache))
+        assert_each_once(cache, refs)
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == len(refs)
+        recount(cache)
+
+
+async def test_nobody_waits_for_a_block_on_its_way_up(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    source = FaultyDisk()
+    async with serving(origin, ssd(tmp_path, source)) as cache:
+        refs = await below_only(cache, origin, mem(tmp_path, disk))
+        disk.hang("create", "write")
+        await assert_right(cache, origin, refs)
+        await until(lambda: disk.hanging)
+        for source.cold in (False, True):
+            with trio.fail_after(10):
+                await assert_right(cache, origin, refs)
+        assert disk.hanging
+        assert counters(cache, "ssd").hits == 9
+        disk.heal()
+        await until(lambda: counters(cache, "mem").promoted == 3)
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == 3
+        recount(cache)
+
+
+# -- what happens to a block meanwhile -----------------------------------------------------------
+
+
+def _slot_of(store: TierStore, ref: ObjectRef):
+    location = store.index.locate(key_of(ref))
+    assert location is not None
+    return store.slabs.by_id[location.slab], location.slot
+
+
+def evict(store: TierStore, ref: ObjectRef) -> None:
+    location = store.index.locate(key_of(ref))
+    assert location is not None
+    slab = store.slabs.by_id[location.slab]
+    store.evict(slab, location.slot, SlotEntry(key_of(ref), location.length, location.checksum))
+    store.put_row(slab)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_evicted_on_its_way(way: str, tmp_path: Path, disk: FaultyDisk) -> None:
+    """The copy arrives all the same; what is in the slot by then is left alone."""
+    origin = MemoryOrigin()
+    upper, lower = (disk, None) if way == "up" else (None, disk)
+    async with serving(origin, ssd(tmp_path, lower)) as cache:
+        if way == "up":
+            refs = await below_only(cache, origin, mem(tmp_path, upper))
+            disk.hang("create", "write")
+            await assert_right(cache, origin, refs)
+        else:
+            await cache.add_tier(mem(tmp_path))
+            disk.hang("create", "write")
+            refs = await overfill(cache, origin)
+        await until(lambda: disk.hanging)
+        source, target = ("ssd", "mem") if way == "up" else ("mem", "ssd")
+        evict(store_of(cache, source), refs[0])
+        assert held(cache, source, refs) == refs[1:]
+        recount(cache)
+        disk.heal()
+        await until(lambda: refs[0] in held(cache, target, refs))
+        await until(lambda: swept(cache))
+        await cache.drain()
+        assert_each_once(cache, refs)
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == len(refs)
+        recount(cache)
+
+
+# -- tiers that go -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", ["one below", "none"])
+async def test_the_tier_that_blocks_go_down_to_is_removed(
+    others: str, tmp_path: Path, disk: FaultyDisk
+) -> None:
+    origin = MemoryOrigin()
+    rest = [hdd(tmp_path)] if others == "one below" else []
+    async with serving(origin, mem(tmp_path), ssd(tmp_path, disk), *rest) as cache:
+        disk.hang("create", "write")
+        refs = await overfill(cache, origin)
+        await until(lambda: disk.hanging)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.remove_tier, tmp_path / "ssd")
+            await until(lambda: len(stores(cache)) == 1 + len(rest))
+            await until(lambda: swept(cache))
+            disk.heal()
+        if rest:
+            assert len(held(cache, "hdd", refs)) == counters(cache, "mem").demoted > 10
+            assert_each_once(cache, refs)
+        await assert_right(cache, origin, refs)
+        recount(cache)
+        # What was being written when it left may be there; it is the right bytes.
+        await cache.add_tier(ssd(tmp_path))
+        await assert_right(cache, origin, refs)
+        assert (origin.counters.gets == len(refs)) == bool(rest)
+        recount(cache)
+
+
+async def test_the_tier_that_blocks_go_down_from_is_removed(
+    tmp_path: Path, disk: FaultyDisk
+) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, mem(tmp_path), ssd(tmp_path, disk)) as cache:
+        disk.hang("create", "write")
+        refs = await overfill(cache, origin)
+        await until(lambda: disk.hanging)
+        with trio.fail_after(10):
+            await cache.remove_tier(tmp_path / "mem")
+        assert disk.hanging
+        disk.heal()
+        await cache.drain()
+        arrived = held(cache, "ssd", refs)
+        assert len(arrived) > 10
+        # It kept what was on its way, so both have that now.
+        await cache.add_tier(mem(tmp_path))
+        assert held(cache, "mem", refs) == refs
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == len(refs)
+        recount(cache)
+
+
+async def test_the_tier_that_blocks_go_up_to_is_removed(tmp_path: Path, disk: FaultyDisk) -> None:
+    """One block is on its way, others wait for theirs; then there is nothing above them."""
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path)) as cache:
+        refs = await below_only(cache, origin, mem(tmp_path, disk))
+        disk.hang("create", "write")
+        await assert_right(cache, origin, refs[:1])
+        await until(lambda: disk.hanging)
+        await assert_right(cache, origin, refs)
+        assert cache._tiers[1]._promoter._queue
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.remove_tier, tmp_path / "mem")
+            await until(lambda: len(stores(cache)) == 1)
+            await until(lambda: not cache._tiers[0]._promoter._queue)
+            disk.heal()
+        assert held(cache, "ssd", refs) == refs
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == 3
+        recount(cache)
+
+
+async def test_the_tier_that_blocks_go_up_from_is_removed(tmp_path: Path, disk: FaultyDisk) -> None:
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path)) as cache:
+        refs = await below_only(cache, origin, mem(tmp_path, disk))
+        disk.hang("create", "write")
+        await assert_right(cache, origin, refs)
+        await until(lambda: disk.hanging)
+        with trio.fail_after(10):
+            await cache.remove_tier(tmp_path / "ssd")
+        assert disk.hanging
+        disk.heal()
+        await cache.drain()
+        assert len(held(cache, "mem", refs)) >= 1
+        await assert_right(cache, origin, refs)
+        recount(cache)
+        await cache.add_tier(ssd(tmp_path))
+        assert held(cache, "ssd", refs) == refs
+        await assert_right(cache, origin, refs)
+        recount(cache)
+
+
+@pytest.mark.expect_log("does not answer", required=False)
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_closing_while_blocks_move(
+    way: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_tier, "_IDLE_S", 0.2)
+    origin = MemoryOrigin()
+    async with serving(origin, ssd(tmp_path, disk if way == "down" else None)) as cache:
+        if way == "up":
+            refs = await below_only(cache, origin, mem(tmp_path, disk))
+            disk.hang("create", "write")
+            await assert_right(cache, origin, refs)
+        else:
+            await cache.add_tier(mem(tmp_path))
+            disk.hang("create", "write")
+            refs = await overfill(cache, origin)
+        await until(lambda: disk.hanging)
+        with trio.fail_after(10):
+            await cache.aclose(drain_s=0.1)
+    disk.heal()
+    source, medium = ("ssd", Medium.SSD) if way == "up" else ("mem", Medium.MEM)
+    quota_bytes = 32 * MIB if way == "up" else 8 * MIB
+    async with serving(origin, open_tier(tmp_path / source, quota_bytes, medium=medium)) as cache:
+        assert held(cache, source, refs) == refs
+        await assert_right(cache, origin, refs)
+        assert origin.counters.gets == len(refs)
+        recount(cache)
+
+
+# -- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("committed", ["ssd", "mem"])
+async def test_crash_between_the_commits_of_a_move(
+    committed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One index knows of the moves, the other doesn't. `ssd`: both tiers hold the blocks. `mem`:
+    neither does, until they are found in the slots."""
+    monkeypatch.setattr(store_module, "_COMMIT_INTERVAL_S", 1e6)
+    origin = MemoryOrigin()
+    left = tmp_path / "left"
+    async with serving(origin, mem(tmp_path), ssd(tmp_path), crash=True) as cache:
+        refs = await fill(cache, origin, 64, "f")
+        await store_of(cache, "mem").index.commit()
+        have_rested(cache, refs)
+        cache._tiers[0].evictor.wake()
+        await until(lambda: swept(cache))
+        await cache.drain()
+        moved = held(cache, "ssd", refs)
+        assert len(moved) > 10
+        await store_of(cache, committed).index.commit()
+        for name in ("mem", "ssd"):
+            no_lock = shutil.ignore_patterns("lock*")
+            shutil.copytree(tmp_path / name, left / name, ignore=no_lock)
+
+    above = open_tier(left / "mem", 8 * MIB, medium=Medium.MEM)  # nothing moves at first
+    async with serving(origin, above, ssd(left)) as cache:
+        await until(lambda: not any(store.files.must_reconcile for store in stores(cache)))
+        assert held(cache, "ssd", moved) == moved
+        if committed == "ssd":
+            assert held(cache, "mem", moved) == moved
+        await assert_right(cache, origin, refs)
+        recount(cache)
+        # All go down now; those of which the other has a copy, without another one.
+        above.watermarks = Watermarks(0, 0)
+        cache._tiers[0].evictor.wake()
+        await until(lambda: swept(cache))
+        assert_each_once(cache, refs)
+        assert counters(cache, "ssd").admitted == len(refs) - len(moved)
+        await assert_right(cache, origin, refs)
+        recount(cache)
+    assert origin.counters.gets == len(refs)
+    for name in ("mem", "ssd"):
+        report = check_directory(left / name)
+        assert not report.counts, report
