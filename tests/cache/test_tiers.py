@@ -10,6 +10,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers import health
 from cachefs.tiers.disk import Disk
 from cachefs.types import Medium
 from tests.cache.harness import (
@@ -30,6 +31,14 @@ from tests.cache.harness import (
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks may move at once."""
     monkeypatch.setattr("cachefs.cache.placement.REST_S", 0.0)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes around a disk because the machine is busy: a GET means that a block was lost."""
+    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
 
 
 def tier_of(cache: BlockCache, medium: Medium) -> TierStatus:
@@ -211,6 +220,7 @@ async def test_recency_outlives_a_restart(tmp_path: Path) -> None:
     assert origin.counters.gets == gets + 35
 
 
+@pytest.mark.usefixtures("patient")
 async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = [*put_many(origin, 100, 100_000), put(origin, "big", 3 * MIB)]
