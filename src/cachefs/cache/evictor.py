@@ -1,48 +1,44 @@
 """Making room in one tier: watermarks, free space of the file system, and the mix of classes.
 
-All of it goes slab by slab. Between two steps the loop runs and the lock is free, so that readers
-never wait for it and an admission waits for one step at most. Blocks are chosen by the policy;
-their keys come from the slot table on disk. A dropped block costs no write to the slab. Where there
-is a slower tier, blocks are moved there rather than dropped (`mover.py`).
+All of it goes slab by slab (`sweeper.py`). Between two steps the loop runs and the lock is free, so
+that readers never wait for it and an admission waits for one step at most.
 """
 
 import errno
 import logging
 import os
+import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
-from cachefs.cache.store import Pick, TierStore
+from cachefs.cache.store import TierStore
+from cachefs.cache.sweeper import Demote, Sweeper
 from cachefs.format.index_record import NO_CLASS
-from cachefs.format.slab import SLOT_CLASSES, SLOT_ENTRY, entry_at
+from cachefs.format.slab import SLOT_CLASSES
 from cachefs.tiers.slabs import NEAR_CLASSES, Slab
 
 log = logging.getLogger(__name__)
 
-_STEP_SLOTS = 512
-"""Most slots looked at without letting the loop run."""
 _CHECK_INTERVAL_S = 1.0
 """Time between two looks at the file system's free space, and before growing is tried again."""
-_PIN_PATIENCE_S = 2.0
-"""How long an emptied slab may stay pinned by readers before the step is given up."""
 _REFUSAL_S = 0.05
 """How long a class that got no room is not tried again: looking costs about a millisecond."""
-_MOVE_BLOCKS = 64
-"""Blocks moved to a slower tier at a time."""
 _PENDING_CHANGES = 10_000
 """Changes to the index that are committed early: LMDB keeps a page in memory for each, so that one
 transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
 _OLDEST = 0.05
 """Share of all blocks that go before another class gives up a slab."""
+_DEBT_PARTS = 4
+"""A class that has borrowed that part of a slab since it last got one may have one of its own."""
+_PLAN_S = 0.1
+_CANDIDATES = 16
+"""Slabs, drawn at random, of which the one that is missed least is given up."""
 _ROOM_SLOTS = 16
 """Free slots that one call of `make_room` tries to win."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
-"""Moves blocks to slower tiers; the answer is what should be dropped instead."""
 
 
 class Evictor:
@@ -50,8 +46,7 @@ class Evictor:
 
     def __init__(self, store: TierStore) -> None:
         self._store = store
-        self.demote: Demote | None = None
-        """Set while there is a slower tier."""
+        self._sweeper = Sweeper(store)
         self._slabs = store.slabs
         self._policy = store.policy
         # Held through every step: two steps at once could both choose the same slab.
@@ -63,9 +58,20 @@ class Evictor:
         self._failing = False
         self._debt_bytes = [0] * len(SLOT_CLASSES)
         """Slots that a class has borrowed since it last got a slab."""
+        self._planned: float | None = None
+        self._planned_until = 0.0
         self._refused_until = [0.0] * len(SLOT_CLASSES)
         self.oldest_age = 0
         """About the age of the oldest blocks, as of the last second."""
+
+    @property
+    def demote(self) -> Demote | None:
+        """Set while there is a slower tier."""
+        return self._sweeper.demote
+
+    @demote.setter
+    def demote(self, demote: Demote | None) -> None:
+        self._sweeper.demote = demote
 
     def wake(self) -> None:
         self._parked.unpark_all()
@@ -112,14 +118,14 @@ class Evictor:
         self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
 
     async def _make_room(self, class_index: int) -> Slab | None:
-        slabs, slab_bytes = self._slabs, self._slabs.slab_bytes
-        debt_bytes = self._debt_bytes[class_index]
-        if debt_bytes < slab_bytes // 4 and (near := self._borrow(class_index)):
+        slabs = self._slabs
+        in_debt = self._debt_bytes[class_index] >= slabs.slab_bytes // _DEBT_PARTS
+        if not in_debt and not slabs.slabs_of(class_index) and (near := self._borrow(class_index)):
             return near
         if await self._take_spare(class_index) or await self._grow(class_index):
             self._debt_bytes[class_index] = 0
             return slabs.open_slab(class_index)
-        if debt_bytes < slab_bytes and (near := self._borrow(class_index)):
+        if not in_debt and (near := self._borrow(class_index)):
             return near
         # Nobody is evicted for a block that could not be written either.
         if not self._policy.replaces or time.monotonic() < self._broken_before:
@@ -127,12 +133,12 @@ class Evictor:
         await self._evict_for(class_index, class_index)
         if own := slabs.open_slab(class_index):
             return own
-        if debt_bytes < slab_bytes:
+        if not in_debt:
             await self._evict_for(class_index, class_index + NEAR_CLASSES)
             if near := self._borrow(class_index):
                 return near
         donor = self._donor(class_index)
-        if donor and await self._empty(donor) and await self._reassign(donor, class_index):
+        if donor and await self._sweeper.empty(donor) and await self._reassign(donor, class_index):
             self._debt_bytes[class_index] = 0
             return slabs.open_slab(class_index)
         return self._borrow(class_index)
@@ -171,9 +177,9 @@ class Evictor:
             if plan is None:
                 return evicted_any
             before = self._slabs.used_charge_bytes
-            for slab in self._in_turn():
+            for slab in self._in_turn(list(self._slabs.by_id.values())):
                 async with self._lock:
-                    await self._evict_from(slab, plan, self._at_low)
+                    await self._sweeper.evict_from(slab, plan, self._at_low)
                 if self._at_low():
                     return True
                 if self._store.index.pending_count > _PENDING_CHANGES:
@@ -185,97 +191,40 @@ class Evictor:
 
     async def _evict_for(self, first_class: int, last_class: int) -> None:
         """Evict what is among the oldest until these classes have a few free slots."""
-        near = [slab for slab in self._in_turn() if first_class <= slab.class_index <= last_class]
-        plan = self._plan(_OLDEST) if near else None
-        if plan is None:
+        near = [
+            slab
+            for class_index in range(first_class, last_class + 1)
+            for slab in self._in_turn(self._slabs.slabs_of(class_index))
+        ]
+        if not near:
             return
-        near.sort(key=lambda slab: slab.class_index)
         wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in near) // 8 + 1)
 
         def enough() -> bool:
             return sum(slab.free_count for slab in near) >= wanted
 
-        for slab in near:
-            if not enough():
-                await self._evict_from(slab, plan, enough)
+        # Planning takes the loop about a millisecond, so the last plan is tried first.
+        if time.monotonic() < self._planned_until:
+            await self._evict_by(self._planned, near, enough)
+        if not any(slab.free_count for slab in near):
+            self._planned = self._plan(_OLDEST)
+            self._planned_until = time.monotonic() + _PLAN_S
+            await self._evict_by(self._planned, near, enough)
 
-    def _in_turn(self) -> list[Slab]:
-        """All slabs, from where the last sweep ended: no slab is always the first to give."""
-        slabs = list(self._slabs.by_id.values())
+    async def _evict_by(
+        self, plan: float | None, slabs: Sequence[Slab], enough: Callable[[], bool]
+    ) -> None:
+        if plan is None:
+            return
+        for slab in slabs:
+            if not enough():
+                await self._sweeper.evict_from(slab, plan, enough)
+
+    def _in_turn(self, slabs: list[Slab]) -> list[Slab]:
+        """From another on than the last time: no slab is always the first to give."""
         start = self._cursor % len(slabs) if slabs else 0
         self._cursor = start + 1
         return slabs[start:] + slabs[:start]
-
-    async def _evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
-        if slab.used_count == 0:
-            return
-        # Open it first: after a crash the header may turn out to say another class than the row.
-        if not slab.settled and not await self._store.settle_slab(slab):
-            return
-        layout = slab.layout
-        for first in range(0, slab.slot_count, _STEP_SLOTS):
-            if slab.used_count == 0 or slab.fd < 0 or slab.layout is not layout:
-                return
-            victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
-            if not victims:
-                await trio.lowlevel.checkpoint()
-                continue
-            await self._evict_slots(slab, victims, first, enough)
-            if enough():
-                return
-
-    async def _evict_slots(
-        self, slab: Slab, victims: list[int], first: int, enough: Callable[[], bool]
-    ) -> None:
-        chosen_at = [slab.ticks[slot] for slot in victims]
-        layout = slab.layout
-        table = await self._read_table(slab, first)
-        if slab.layout is not layout:
-            return
-        # Until the next await nothing changes. A slot whose tick has moved was used, or given to
-        # another block that this table may not know yet.
-        picks = [
-            Pick(slot, tick, entry_at(table, slot - first))
-            for slot, tick in zip(victims, chosen_at, strict=True)
-            if slab.holds(slot) and slab.ticks[slot] == tick
-        ]
-        if self.demote is None:
-            self._drop(slab, picks, enough)
-            return
-        for start in range(0, len(picks), _MOVE_BLOCKS):
-            if enough() or slab.layout is not layout:
-                return
-            await self._give_away(slab, picks[start : start + _MOVE_BLOCKS], enough)
-
-    async def _give_away(
-        self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]
-    ) -> None:
-        """Move blocks to slower tiers; drop those that none takes."""
-        assert self.demote is not None
-        layout = slab.layout
-        unwanted = await self.demote(self._store, slab, picks)
-        if slab.layout is layout:
-            self._drop(slab, unwanted, enough)
-
-    def _drop(self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]) -> None:
-        for slot, tick, entry in picks:
-            if enough() or self._store.retired:  # closing: the slower tier may have gone first
-                break
-            if slab.holds(slot) and slab.ticks[slot] == tick:
-                self._store.evict(slab, slot, entry)
-        self._store.put_row(slab)
-
-    async def _read_table(self, slab: Slab, first: int) -> bytes:
-        """`_STEP_SLOTS` rows of the slot table; none if they can't be read."""
-        tier, stop = self._store.tier, first + _STEP_SLOTS
-        size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
-        try:
-            return await self._store.io.read(
-                size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
-            )
-        except OSError:
-            self._store.counters.read_errors += 1
-            return b""
 
     # -- whole slabs ---------------------------------------------------------------------------
 
@@ -329,37 +278,12 @@ class Evictor:
             for slab in self._slabs.by_id.values()
             if slab.class_index not in (class_index, NO_CLASS) and slab.writing_count == 0
         ]
-        donor = min(candidates, key=self._policy.worth, default=None)
+        donor = self._least_worth(candidates)
         return donor if donor is not None and self._policy.may_empty(donor) else None
 
-    async def _empty(self, slab: Slab, must: bool = False) -> bool:
-        """Drop every block of the slab and keep it from getting new ones. False (and the slab
-        goes on as before) if a block is being written or read for too long."""
-        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
-            return False
-        self._slabs.drain(slab)
-        # No slot is being written and none is given out: the table is as new as every block.
-        for first in range(0, slab.slot_count, _STEP_SLOTS):
-            slots = list(slab.used_slots(first, first + _STEP_SLOTS))
-            if self.demote is not None:
-                await self._evict_slots(slab, slots, first, lambda: False)
-                if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
-                    # What has just come can't go down yet, and is not dropped for a newcomer.
-                    self._slabs.undrain(slab)
-                    return False
-            table = await self._read_table(slab, first)
-            if self._store.retired:
-                return False
-            for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
-                self._store.evict(slab, slot, entry_at(table, slot - first))
-            self._store.put_row(slab)
-        with trio.move_on_after(_PIN_PATIENCE_S):
-            while not slab.is_empty():  # noqa: ASYNC110 - slabs know nothing of trio
-                await trio.sleep(0.005)
-        if not slab.is_empty():
-            self._slabs.undrain(slab)
-            return False
-        return True
+    def _least_worth(self, slabs: list[Slab]) -> Slab | None:
+        drawn = random.sample(slabs, min(len(slabs), _CANDIDATES))
+        return min(drawn, key=self._policy.worth, default=None)
 
     async def _reassign(self, slab: Slab, class_index: int) -> bool:
         """Give an empty slab another class."""
@@ -397,9 +321,11 @@ class Evictor:
 
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
-        slab = min(slabs.by_id.values(), key=self._policy.worth)
+        slab = self._least_worth(list(slabs.by_id.values()))
+        if slab is None:
+            return False
         if not slab.is_empty() and (
-            not self._policy.replaces or not await self._empty(slab, must=True)
+            not self._policy.replaces or not await self._sweeper.empty(slab, must=True)
         ):
             return False
         if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():

@@ -166,6 +166,7 @@ class SlabSet:
         self.cached_blocks = 0
         self.cached_bytes = 0
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
+        self._of_class: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
         self.spare: dict[int, Slab] = {}
         """Slabs that any class may take."""
         self._next_id = 0
@@ -208,11 +209,18 @@ class SlabSet:
         self._sort_out(slab)
         layout = NO_LAYOUT if class_index is None else slab_layout(class_index, self.slab_bytes)
         slab.format(layout, tick)
+        self._count(slab, 1)
         self._sort_in(slab)
 
     def spare_slab(self) -> Slab | None:
         """An empty slab for any class, if there is one that no thread reads."""
         return next((slab for slab in self.spare.values() if slab.is_empty()), None)
+
+    def slabs_of(self, class_index: int) -> list[Slab]:
+        """All slabs of the class; none if there is no such class."""
+        return [
+            slab for of in self._of_class[class_index : class_index + 1] for slab in of.values()
+        ]
 
     def open_slab(self, class_index: int) -> Slab | None:
         """A slab of the class with a free slot."""
@@ -332,6 +340,11 @@ class SlabSet:
         self.used_charge_bytes += sign * slab.used_count * slab.charge_bytes
         self.cached_blocks += sign * slab.used_count
         self.cached_bytes += sign * slab.used_bytes
+        if slab.class_index != NO_CLASS:
+            if sign > 0:
+                self._of_class[slab.class_index][slab.slab_id] = slab
+            else:
+                del self._of_class[slab.class_index][slab.slab_id]
 
     def _sort_in(self, slab: Slab) -> None:
         if slab.draining:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slabs import USED, Slab
 from cachefs.types import BlockKey
 
 CLOCK_MASK = 0xFFFFFFFF
@@ -126,11 +126,12 @@ class EvictionPolicy:
         """`count` used slots (the same may come twice), each found from a random one onwards."""
         if slab.used_count == 0:
             return []
+        slab.hydrate()
+        find, chance, slot_count = slab.state.find, self._random.random, slab.slot_count
         slots = []
         for _ in range(count):
-            start = int(self._random.random() * slab.slot_count)
-            slot = next(slab.used_slots(start), None)
-            slots.append(next(slab.used_slots()) if slot is None else slot)
+            slot = find(USED, int(chance() * slot_count))
+            slots.append(slot if slot >= 0 else find(USED))
         return slots
 
 

@@ -1,0 +1,136 @@
+"""Emptying slabs, in part or whole: which blocks go, and where to.
+
+Blocks are chosen by the policy; their keys come from the slot table on disk. A dropped block costs
+no write to the slab. Where there is a slower tier, blocks are moved there rather than dropped
+(`mover.py`). Callers see to it that no two steps are under way at once.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from cachefs.cache.store import Pick, TierStore
+from cachefs.format.slab import SLOT_ENTRY, entry_at
+from cachefs.tiers.slabs import Slab
+
+_STEP_SLOTS = 512
+"""Most slots looked at without letting the loop run."""
+_PIN_PATIENCE_S = 2.0
+"""How long an emptied slab may stay pinned by readers before the step is given up."""
+_MOVE_BLOCKS = 64
+"""Blocks moved to a slower tier at a time."""
+
+Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
+"""Moves blocks to slower tiers; the answer is what should be dropped instead."""
+
+
+class Sweeper:
+    """One per tier, the evictor's."""
+
+    def __init__(self, store: TierStore) -> None:
+        self._store = store
+        self._slabs = store.slabs
+        self._policy = store.policy
+        self.demote: Demote | None = None
+        """Set while there is a slower tier."""
+
+    async def evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
+        """Evict the slab's blocks that the plan gives up, until it is `enough`."""
+        if slab.used_count == 0:
+            return
+        # Open it first: after a crash the header may turn out to say another class than the row.
+        if not slab.settled and not await self._store.settle_slab(slab):
+            return
+        layout = slab.layout
+        for first in range(0, slab.slot_count, _STEP_SLOTS):
+            if slab.used_count == 0 or slab.fd < 0 or slab.layout is not layout:
+                return
+            victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
+            if not victims:
+                await trio.lowlevel.checkpoint()
+                continue
+            await self._evict_slots(slab, victims, first, enough)
+            if enough():
+                return
+
+    async def _evict_slots(
+        self, slab: Slab, victims: list[int], first: int, enough: Callable[[], bool]
+    ) -> None:
+        chosen_at = [slab.ticks[slot] for slot in victims]
+        layout = slab.layout
+        table = await self._read_table(slab, first)
+        if slab.layout is not layout:
+            return
+        # Until the next await nothing changes. A slot whose tick has moved was used, or given to
+        # another block that this table may not know yet.
+        picks = [
+            Pick(slot, tick, entry_at(table, slot - first))
+            for slot, tick in zip(victims, chosen_at, strict=True)
+            if slab.holds(slot) and slab.ticks[slot] == tick
+        ]
+        if self.demote is None:
+            self._drop(slab, picks, enough)
+            return
+        for start in range(0, len(picks), _MOVE_BLOCKS):
+            if enough() or slab.layout is not layout:
+                return
+            await self._give_away(slab, picks[start : start + _MOVE_BLOCKS], enough)
+
+    async def _give_away(
+        self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]
+    ) -> None:
+        """Move blocks to slower tiers; drop those that none takes."""
+        assert self.demote is not None
+        layout = slab.layout
+        unwanted = await self.demote(self._store, slab, picks)
+        if slab.layout is layout:
+            self._drop(slab, unwanted, enough)
+
+    def _drop(self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]) -> None:
+        for slot, tick, entry in picks:
+            if enough() or self._store.retired:  # closing: the slower tier may have gone first
+                break
+            if slab.holds(slot) and slab.ticks[slot] == tick:
+                self._store.evict(slab, slot, entry)
+        self._store.put_row(slab)
+
+    async def _read_table(self, slab: Slab, first: int) -> bytes:
+        """`_STEP_SLOTS` rows of the slot table; none if they can't be read."""
+        tier, stop = self._store.tier, first + _STEP_SLOTS
+        size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
+        try:
+            return await self._store.io.read(
+                size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
+            )
+        except OSError:
+            self._store.counters.read_errors += 1
+            return b""
+
+    async def empty(self, slab: Slab, must: bool = False) -> bool:
+        """Drop every block of the slab and keep it from getting new ones. False (and the slab
+        goes on as before) if a block is being written or read for too long."""
+        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
+            return False
+        self._slabs.drain(slab)
+        # No slot is being written and none is given out: the table is as new as every block.
+        for first in range(0, slab.slot_count, _STEP_SLOTS):
+            slots = list(slab.used_slots(first, first + _STEP_SLOTS))
+            if self.demote is not None:
+                await self._evict_slots(slab, slots, first, lambda: False)
+                if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
+                    # What has just come can't go down yet, and is not dropped for a newcomer.
+                    self._slabs.undrain(slab)
+                    return False
+            table = await self._read_table(slab, first)
+            if self._store.retired:
+                return False
+            for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
+                self._store.evict(slab, slot, entry_at(table, slot - first))
+            self._store.put_row(slab)
+        with trio.move_on_after(_PIN_PATIENCE_S):
+            while not slab.is_empty():  # noqa: ASYNC110 - slabs know nothing of trio
+                await trio.sleep(0.005)
+        if not slab.is_empty():
+            self._slabs.undrain(slab)
+            return False
+        return True
