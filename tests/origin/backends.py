@@ -10,6 +10,7 @@ import fsspec
 from cachefs.origin.base import Origin
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from tests.servers.hdfs import Hdfs as HdfsServer
 from tests.servers.s3_server import S3Server
 
 BUCKET = "contract"
@@ -24,6 +25,8 @@ class Backend(ABC):
     """One request per read: the store itself checks the version."""
     directories_are_real = False
     """A file can't have entries below it."""
+    impossible = ""
+    """Characters that no name in the store can have."""
 
     @abstractmethod
     def open(self) -> Origin:
@@ -40,6 +43,11 @@ class Backend(ABC):
     def put_many(self, objects: dict[str, bytes]) -> None:
         for path, data in objects.items():
             self.put(path, data)
+
+    def fill_dir(self, count: int) -> None:
+        """Make files `dir/f00000`, ...: `count`, or in a store that is slow to write to as many
+        as were put there once for the session."""
+        self.put_many({f"dir/f{i:05}": b"x" for i in range(count)})
 
 
 class Memory(Backend):
@@ -102,6 +110,8 @@ class FsspecMemory(Backend):
 class S3(Backend):
     name = "s3"
     conditional_reads = True
+    impossible = "\\"
+    """SeaweedFS takes it for a slash; test_s3_specific has it on another server."""
     scheme = "s3"
 
     def __init__(self, server: S3Server, prefix: str | None = None) -> None:
@@ -120,8 +130,44 @@ class S3(Backend):
     def put_many(self, objects: dict[str, bytes]) -> None:
         self.server.put_many(BUCKET, {f"{self.prefix}/{k}": v for k, v in objects.items()})
 
+    def fill_dir(self, count: int) -> None:
+        self.prefix = "many"
+
 
 class S3fs(S3):
     name = "s3fs"
     conditional_reads = False
     scheme = "fsspec+s3"
+
+
+class Hdfs(Backend):
+    name = "hdfs"
+    directories_are_real = True
+    impossible = ":"
+
+    def __init__(self, server: HdfsServer) -> None:
+        self.server = server
+        self.root = f"/tree {next(_roots)}/é%41"
+        server.make_dir(self.root)
+
+    def open(self) -> Origin:
+        return open_origin(f"{self.server.url}{self.root}")
+
+    def put(self, path: str, data: bytes) -> None:
+        self.server.put(f"{self.root}/{path}", data)
+
+    def delete(self, path: str) -> None:
+        self.server.delete(f"{self.root}/{path}")
+
+    def put_many(self, objects: dict[str, bytes]) -> None:
+        self.server.put_many((f"{self.root}/{k}", v) for k, v in objects.items())
+
+    def fill_dir(self, count: int) -> None:
+        self.root = "/many"
+
+
+class WebHdfs(Hdfs):
+    name = "webhdfs"
+
+    def open(self) -> Origin:
+        return open_origin(f"{self.server.webhdfs_url}{self.root}")

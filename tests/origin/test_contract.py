@@ -12,7 +12,16 @@ from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
 
-BACKENDS = ["memory", "file", "fsspec-memory", "s3", "s3fs"]
+FIRST_START = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
+BACKENDS = [
+    "memory",
+    "file",
+    "fsspec-memory",
+    "s3",
+    "s3fs",
+    pytest.param("hdfs", marks=FIRST_START),
+    pytest.param("webhdfs", marks=FIRST_START),
+]
 MANY = 2500
 
 ODD_NAMES = [
@@ -38,8 +47,7 @@ ODD_NAMES = [
 
 
 def odd_names(backend: Backend) -> list[str]:
-    """SeaweedFS takes a backslash for a slash; test_s3_specific has it on another server."""
-    return [n for n in ODD_NAMES if "\\" not in n or not isinstance(backend, backends.S3)]
+    return [name for name in ODD_NAMES if not set(name) & set(backend.impossible)]
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +55,12 @@ def contract_bucket(seaweedfs):
     seaweedfs.make_bucket(BUCKET)
     backends.S3(seaweedfs, "many").put_many({f"dir/f{i:05}": b"x" for i in range(MANY)})
     return seaweedfs
+
+
+@pytest.fixture(scope="session")
+def contract_hdfs(hdfs):
+    hdfs.make_empty_files(f"/many/dir/f{i:05}" for i in range(MANY))
+    return hdfs
 
 
 @pytest.fixture(params=BACKENDS)
@@ -59,10 +73,17 @@ def backend(request, tmp_path, monkeypatch) -> Backend:
         return backends.File(root)
     if request.param == "fsspec-memory":
         return backends.FsspecMemory()
-    server = request.getfixturevalue("contract_bucket")
+    kind = {
+        "s3": backends.S3,
+        "s3fs": backends.S3fs,
+        "hdfs": backends.Hdfs,
+        "webhdfs": backends.WebHdfs,
+    }[request.param]
+    is_s3 = issubclass(kind, backends.S3)
+    server = request.getfixturevalue("contract_bucket" if is_s3 else "contract_hdfs")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return (backends.S3 if request.param == "s3" else backends.S3fs)(server)
+    return kind(server)
 
 
 @pytest.fixture
@@ -216,10 +237,7 @@ async def test_file_becomes_directory(backend, origin) -> None:
 
 
 async def test_many_pages(backend) -> None:
-    if isinstance(backend, backends.S3):
-        backend.prefix = "many"  # uploaded once for the session
-    else:
-        backend.put_many({f"dir/f{i:05}": b"x" for i in range(MANY)})
+    backend.fill_dir(MANY)
     origin = backend.open()
     pages = await list_pages(origin, "dir")
     assert len(pages) >= 3
@@ -232,10 +250,7 @@ async def test_many_pages(backend) -> None:
 
 
 async def test_a_listing_may_be_dropped_half_way(backend) -> None:
-    if isinstance(backend, backends.S3):
-        backend.prefix = "many"
-    else:
-        backend.put_many({f"dir/f{i:05}": b"x" for i in range(1100)})
+    backend.fill_dir(1100)
     origin = backend.open()
     async for page in origin.list_dir("dir"):
         assert page

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.servers.hdfs import Hdfs, what_is_missing
 from tests.servers.moto_s3 import MotoS3
 from tests.servers.seaweedfs import SeaweedFS, weed_binary
 
@@ -34,4 +35,14 @@ def moto_s3() -> Iterator[MotoS3]:
     if any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "flask_cors")):
         _missing("moto is missing: pip install 'moto[s3]' flask flask-cors")
     with MotoS3() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """An HDFS of this test session's own. The first time ever it takes a minute, to download."""
+    missing = what_is_missing()
+    if missing:
+        _missing(missing)
+    with Hdfs(tmp_path_factory.mktemp("hdfs")) as server:
         yield server

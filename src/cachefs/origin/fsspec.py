@@ -8,6 +8,8 @@ from fsspec in one piece, so a very large one takes memory here that `object_sto
 """
 
 import contextlib
+import getpass
+import os
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 import fsspec
 import trio
 from botocore.exceptions import ClientError, NoCredentialsError
+from fsspec.implementations.arrow import HadoopFileSystem
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -40,7 +43,11 @@ _PAGE_ENTRIES = 1000
 _USERINFO = re.compile("://[^/@]*@")
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "md5", "checksum", "generation")
 _MTIME_KEYS = ("LastModified", "mtime", "last_modified", "modified", "updated", "created")
+_MTIME_MS_KEY = "modificationTime"
+"""WebHDFS; in milliseconds."""
+_FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
+_WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 
 
 def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
@@ -53,18 +60,55 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         target = resolve_target(url.partition("://")[2], options, new_session(options.profile))
         identity = target.identity
         settings |= _s3_settings(target, options)
+    elif protocol in _WEBHDFS_PROTOCOLS and not _USERINFO.search(url):
+        settings["user"] = _hadoop_user()
+    elif protocol == "hdfs":  # hdfs-native registers itself for it
+        fsspec.register_implementation(protocol, HadoopFileSystem, clobber=True)
     try:
         fs, root = fsspec.core.url_to_fs(url, **settings)
     except ImportError:
+        if protocol == "hdfs":
+            raise UsageError(
+                "--hdfs-driver pyarrow needs pyarrow: pip install 'cachefs[pyarrow]', or leave "
+                "the option out"
+            ) from None
         raise UsageError(
             f"{protocol}:// needs a Python package that is not installed: "
             f"see `fsspec.known_implementations` for {protocol!r}"
         ) from None
     except (ValueError, TypeError, OSError) as error:
+        if protocol == "hdfs" and "Unable to load" in str(error):
+            raise UsageError(
+                "--hdfs-driver pyarrow finds no libhdfs.so or no Java for it: set HADOOP_HOME (or "
+                "ARROW_LIBHDFS_DIR), CLASSPATH and JAVA_HOME, or leave the option out for the "
+                "driver that needs none of them"
+            ) from None
         raise UsageError(
             f"fsspec can't open {shown} ({type(error).__name__}): check the scheme and the address"
         ) from None
+    if protocol in _WEBHDFS_PROTOCOLS:
+        _set_timeouts(fs.session, options)
     return FsspecOrigin(fs, root, shown, identity, options)
+
+
+def _hadoop_user() -> str | None:
+    """Who Hadoop's own clients say they are where no Kerberos is asked for."""
+    with contextlib.suppress(OSError, KeyError):  # a uid without a name
+        return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    return None
+
+
+def _set_timeouts(session: Any, options: OriginOptions) -> None:
+    """fsspec gives `requests` neither deadlines nor enough connections."""
+    from requests.adapters import HTTPAdapter
+
+    class Adapter(HTTPAdapter):  # type: ignore[misc, unused-ignore]
+        def send(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs["timeout"] = (options.connect_timeout_s, options.request_timeout_s)
+            return super().send(*args, **kwargs)
+
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, Adapter(pool_maxsize=options.max_downloads))
 
 
 def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
@@ -231,8 +275,8 @@ class FsspecOrigin(Origin):
             mtime_ns -= mtime_ns % 1_000_000_000
         size = int(info["size"] or 0)
         tag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), None)
-        inode = f"-{info['ino']}" if "ino" in info else ""
-        return ObjectMeta(size, mtime_ns, tag or f"{mtime_ns}-{size}{inode}")
+        file_id = next((f"-{info[key]}" for key in _FILE_ID_KEYS if key in info), "")
+        return ObjectMeta(size, mtime_ns, tag or f"{mtime_ns}-{size}{file_id}")
 
     async def _call(self, path: str, function: Callable[..., T]) -> T:
         """`function(full path)` in a worker thread. Raises `OriginError`."""
@@ -274,6 +318,8 @@ def _name_below(full: str, info: dict[str, Any]) -> str | None:
 
 
 def _mtime_ns(info: dict[str, Any]) -> int:
+    if _MTIME_MS_KEY in info:
+        return int(info[_MTIME_MS_KEY]) * 1_000_000
     value = next((info[key] for key in _MTIME_KEYS if info.get(key) is not None), 0)
     if isinstance(value, str):
         try:

@@ -14,9 +14,9 @@ _FSSPEC_PREFIX = "fsspec+"
 def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     """The origin for `url`; sends no request.
 
-    `s3://BUCKET[/PREFIX]` opens the object store, any other URL goes to fsspec;
-    `fsspec+s3://...` forces fsspec. Raises `UsageError` for a URL that nothing can open and
-    for options that contradict each other.
+    `s3://BUCKET[/PREFIX]` opens the object store, `hdfs://` a NameNode or a nameservice; any
+    other URL goes to fsspec, and `fsspec+s3://...` forces that. Raises `UsageError` for a URL
+    that nothing can open and for options that contradict each other.
     """
     options = options or OriginOptions()
     if options.max_downloads < 1:
@@ -28,6 +28,10 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
         from cachefs.origin.object_store import open_s3
 
         return open_s3(rest, options)
+    if scheme == "hdfs" and options.hdfs_driver == "native":
+        from cachefs.origin.hdfs import open_hdfs
+
+        return open_hdfs(rest, options)
     from cachefs.origin.fsspec import open_fsspec
 
     return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Addressing = Literal["auto", "path", "virtual"]
+HdfsDriver = Literal["native", "pyarrow"]
 
 CHECK_DEADLINE_S = 4.0
 """`Origin.check` answers within this time, so that a mount fails within 5 s."""
@@ -25,3 +26,4 @@ class OriginOptions:
     max_downloads: int = 64
     connect_timeout_s: float = 5.0
     request_timeout_s: float = 30.0
+    hdfs_driver: HdfsDriver = "native"

@@ -1,0 +1,54 @@
+"""What hdfs-native raises, in the words of `cachefs.errors`.
+
+Everything that a NameNode refuses comes as a `RuntimeError` whose text holds the name of a Java
+class and a stack trace of the server; only the name is of use to a user.
+"""
+
+import re
+
+from cachefs.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+)
+
+_KIND = re.compile(r'^(\w+)\("?([\w.$]+(?:Exception|Error))?')
+_DENIED = ("AccessControlException", "AuthorizationException", "AuthenticationException")
+_SECURITY = ("SASLError", "GSSAPIError", "NoSASLMechanism")
+
+
+def is_of_the_namenode(error: BaseException) -> bool:
+    """Whether another NameNode may do better: this one is standby, or can't be reached."""
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+        return False
+    return isinstance(error, OSError) or "StandbyException" in str(error)
+
+
+def from_hdfs_native(subject: str, error: BaseException) -> OriginError:
+    """`subject` is the URL that was worked on; the server's text is not shown."""
+    if isinstance(error, OriginError):
+        return error
+    text = str(error)
+    if isinstance(error, FileNotFoundError | UnicodeEncodeError):
+        return NotFoundError(f"{subject} does not exist")
+    if "(is not a directory)" in text:
+        return NotFoundError(f"{subject} does not exist: a part of the path is a file")
+    found = _KIND.match(text)
+    kind, java = found.groups() if found else (type(error).__name__, None)
+    java = (java or "").rpartition(".")[2]
+    if java in _DENIED:
+        return AccessDeniedError(
+            f"access denied to {subject} ({java}): check the user (HADOOP_USER_NAME or Kerberos) "
+            "and the permissions"
+        )
+    if kind in _SECURITY:
+        return AccessDeniedError(
+            f"can't log in to read {subject} ({kind}): check the Kerberos ticket (klist) and "
+            "HADOOP_CONF_DIR"
+        )
+    if isinstance(error, NotImplementedError):
+        return OriginUnavailableError(f"{subject} can't be read: {text.splitlines()[0]}")
+    if isinstance(error, OSError):
+        return OriginUnavailableError(f"{subject} can't be read: {text.splitlines()[0]}")
+    return OriginUnavailableError(f"{subject} can't be read ({java or kind})")
