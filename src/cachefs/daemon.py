@@ -217,6 +217,7 @@ def _origin_options(config: MountConfig) -> OriginOptions:
         anonymous=config.anonymous,
         profile=config.profile,
         max_downloads=config.max_downloads,
+        hdfs_driver=config.hdfs_driver,
     )
 
 

@@ -86,6 +86,14 @@ class MountConfig(BaseModel):
             ("--profile",), metavar="NAME", group=Group.ORIGIN, shown_default="from the environment"
         ),
     ] = Field(None, description="Profile of the credential files to use.")
+    hdfs_driver: Annotated[
+        Literal["native", "pyarrow"],
+        choice("native", "pyarrow"),
+        Flag(("--hdfs-driver",), metavar="native|pyarrow", group=Group.ORIGIN),
+    ] = Field(
+        "native",
+        description="How hdfs:// is read: by hdfs-native, or by pyarrow with the site's libhdfs.",
+    )
     max_downloads: Annotated[
         int,
         count(1, 4096),
