@@ -46,5 +46,16 @@ class OriginUnavailableError(OriginError):
     """The origin can't be reached, timed out, or answered with a server error. EIO."""
 
 
+class OriginBusyError(OriginUnavailableError):
+    """The origin said that it has too much to do (429, 503): ask again, later and less. EIO.
+
+    `retry_after_s` is how long it wants to be left alone, None if it didn't say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class BadDataError(OriginError):
     """The origin answered with too few, too many or wrong bytes. EIO."""
