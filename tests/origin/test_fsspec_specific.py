@@ -136,6 +136,7 @@ async def test_memory_root() -> None:
 def test_libraries_are_imported_on_use() -> None:
     code = (
         "import sys, cachefs.origin.open_origin; "
-        "sys.exit(any(m in sys.modules for m in ('obstore', 'botocore', 'fsspec', 's3fs')))"
+        "heavy = ('obstore', 'botocore', 'fsspec', 's3fs', 'hdfs_native'); "
+        "sys.exit(any(m in sys.modules for m in heavy))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
