@@ -427,8 +427,11 @@ async def test_pages_that_never_reached_the_disk(scene: Scene, seed: int) -> Non
 def test_every_row_of_the_document_has_its_test() -> None:
     here = Path(__file__)
     document = (here.parents[2] / "docs" / "DURABILITY.md").read_text()
-    named = set(re.findall(r"\btest_\w+(?=`)", document))
-    sources = [here.with_name(name) for name in ("test_check.py", "test_tier.py", here.name)]
+    named = set(re.findall(r"\btest_\w+(?=[`\[])", document))
+    sources = [
+        here.with_name(name)
+        for name in ("test_check.py", "test_tier.py", "test_tier_moves.py", here.name)
+    ]
     defined = {
         name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())
     }

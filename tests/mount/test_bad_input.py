@@ -157,9 +157,9 @@ def test_a_cache_directory_of_a_newer_format(site: Site) -> None:
     site.mount()
     site.umount()
     identity = site.cache / "cachefs.json"
-    identity.write_text(identity.read_text().replace('"format": 1', '"format": 2'))
+    identity.write_text(identity.read_text().replace('"format": 2', '"format": 3'))
     before = contents(site.cache)
-    assert "format 2" in site.refused()
+    assert "format 3" in site.refused()
     assert contents(site.cache) == before
 
 

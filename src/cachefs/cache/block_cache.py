@@ -304,6 +304,8 @@ class BlockCache:
     def above(self, tier: ActiveTier, key: BlockKey) -> ActiveTier | None:
         """For the tiers (`Neighbours`): the block's home in the next faster level."""
         tiers = self._tiers
+        if tier.level == 0 or tier not in tiers:  # it has just been removed
+            return None
         number = self._placement.home(key, tier.level - 1, lambda number: tiers[number].usable)
         return None if number is None else tiers[number]
 

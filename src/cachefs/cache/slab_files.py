@@ -62,6 +62,8 @@ class SlabFiles:
         self._under_way: dict[int, trio.Event] = {}
         self._opened: dict[int, OpenedSlab] = {}
         """Files that were opened for somebody who had left."""
+        self._late: set[int] = set()
+        """Slabs that could not be opened within a reader's patience the last time."""
         index.before_commit(self._put_rows)
         self.must_reconcile = not index.take_clean_mark()
         """The last daemon crashed: index, slot tables and slots may differ."""
@@ -113,11 +115,14 @@ class SlabFiles:
 
     async def settle(self, slab: Slab) -> bool:
         """Open the slab and, after a crash, reconcile it: before slots are given out or freed on
-        purpose. The answer, and what may have changed, as for `open`."""
+        purpose. More patient than `open`; the answer, and what may have changed, as there."""
         if slab.settled:
             return True
-        if not await self.open(slab) or slab.fd < 0:
-            return slab.fd >= 0 or not self._is_ours(slab)
+        while not await self.open(slab):
+            if slab.slab_id not in self._late or not self._io.health.usable:
+                return False
+        if slab.fd < 0:
+            return True
         return await self._one_at_a_time(slab, lambda: slab.settled, self._settle)
 
     async def _one_at_a_time(
@@ -147,12 +152,15 @@ class SlabFiles:
                     lambda: None, 0, partial(self._open_into, slab.slab_id)
                 )
         except OverdueError:
+            self._late.add(slab.slab_id)
             return False
         except OSError as error:
+            self._late.discard(slab.slab_id)
             if error.errno in _OUT_OF_FDS:
                 self.report(slab, "can't be opened: too many open files")
                 return False
             return await self._cant_open(slab, error)
+        self._late.discard(slab.slab_id)
         self._install(slab, self._opened.pop(slab.slab_id))
         return True
 
@@ -186,7 +194,7 @@ class SlabFiles:
             table = await self._io.read(layout.data_offset, self._tier.read_table, slab.fd, layout)
         except OSError:
             self._counters.read_errors += 1
-            if not self._io.health.usable:
+            if self._may_get_better(slab):
                 return False
             table = b""  # its blocks can't be told apart any more
         lengths = array("I", [0]) * layout.slot_count
@@ -243,12 +251,15 @@ class SlabFiles:
 
     async def _cant_open(self, slab: Slab, error: OSError) -> bool:
         """Give the slab up, unless it may be that only the disk is sick."""
-        if error.errno == errno.EIO:
-            self._failed_opens[slab.slab_id] += 1
-            if not self._io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS:
-                return False
+        if error.errno == errno.EIO and self._may_get_better(slab):
+            return False
         await self._lose(slab, error)
         return True
+
+    def _may_get_better(self, slab: Slab) -> bool:
+        """Whether an error in opening may be the disk's, and not this file's."""
+        self._failed_opens[slab.slab_id] += 1
+        return not self._io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS
 
     async def _lose(self, slab: Slab, error: OSError) -> None:
         """The slab's file can't be opened. Its blocks are dropped as they are asked for."""
