@@ -3,17 +3,27 @@
 A listing fills a `Snapshot` page by page while it binds names in the inode table. When it has
 ended well, names that it didn't show are unbound and its row in the table says that the
 directory is complete; from then on, until the TTL ends, absent names need no request.
+
+During an outage of the origin a directory that was ever listed completely is shown as it is
+known; a listing that fails goes on with the names that are known and have not come.
 """
 
 import logging
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 
 import trio
 
-from cachefs.errors import CachefsError, NotFoundError, OriginError
+from cachefs.errors import (
+    CachefsError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+)
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
+from cachefs.namespace.outage import Outage
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.origin.base import Origin
 from cachefs.types import Entry
@@ -42,47 +52,71 @@ class Listings:
         nursery: trio.Nursery,
         clock: Clock,
         list_ttl_ns: float,
+        outage: Outage,
     ) -> None:
         self._table = table
         self._origin = origin
         self._nursery = nursery
         self._clock = clock
         self._list_ttl_ns = list_ttl_ns
+        self._outage = outage
         self._running: dict[int, Snapshot] = {}
+        self._stale: dict[int, Snapshot] = {}
+        """Filled from the table during an outage, beside a listing that may be running."""
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
         self._newest: dict[int, int] = {}
         self._kept_names = 0
         self._next_generation = 1
 
-    def remaining_ns(self, ino: int) -> float:
-        """How much longer the directory's complete listing is fresh; <= 0 if it is not."""
+    def remaining_ns(self, ino: int) -> float | None:
+        """How much longer the directory's complete listing is fresh; <= 0 if it has expired, None
+        if there was none."""
         listing = self._table.listing(ino)
         if listing is None:
-            return 0
+            return None
         return self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
 
     def open(self, directory: Inode) -> Snapshot:
         """The snapshot for a reader who begins now: running, kept or newly begun."""
         ino = directory.ino
-        if ino in self._running:
-            self._running[ino].max_pages = None
-            return self._running[ino]
-        fresh = self.remaining_ns(ino) > 0
         listing = self._table.listing(ino)
-        if fresh and listing is not None:
-            generation = self._newest.get(ino, 0)
-            kept = self._kept.get((ino, generation))
-            if kept is not None and kept.as_of_ns == listing.listed_at_ns:
-                self._kept.move_to_end((ino, generation))
+        if listing is not None and self._outage.is_on and self._may_show(listing):
+            return self._kept_of(ino, listing) or self._begin_stale(directory, listing)
+        if ino in self._running:
+            return self._running[ino].joined()
+        fresh = (self.remaining_ns(ino) or 0) > 0
+        if listing is not None and fresh:
+            kept = self._kept_of(ino, listing)
+            if kept is not None:
                 return kept
-        return self._begin(directory, listing if fresh else None)
+        return self._begin(directory, listing if fresh else None).joined()
+
+    def _may_show(self, listing: Listing) -> bool:
+        """Whether it stands in for one that can't be had, and notes it if it is stale."""
+        remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
+        if remaining_ns > 0:
+            return True
+        if not self._outage.may_show(remaining_ns):
+            return False
+        self._outage.note_shown()
+        return True
+
+    def _kept_of(self, ino: int, listing: Listing) -> Snapshot | None:
+        """The finished snapshot of this listing."""
+        key = (ino, self._newest.get(ino, 0))
+        kept = self._kept.get(key)
+        if kept is None or kept.as_of_ns != listing.listed_at_ns:
+            return None
+        self._kept.move_to_end(key)
+        return kept
 
     def resume(self, directory: Inode, generation: int) -> Snapshot:
         """The snapshot that a reader began with, by its generation. If that is gone (dozens of
         larger directories were read since) the current one continues at the same position."""
-        running = self._running.get(directory.ino)
-        if running is not None and running.generation == generation:
-            return running
+        for under_way in (self._running, self._stale):
+            snapshot = under_way.get(directory.ino)
+            if snapshot is not None and snapshot.generation == generation:
+                return snapshot
         kept = self._kept.get((directory.ino, generation))
         if kept is None:
             return self.open(directory)
@@ -102,19 +136,38 @@ class Listings:
 
     def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
         as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
-        snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
-        self._next_generation += 1
+        snapshot = self._new_snapshot(as_of_ns)
         self._running[directory.ino] = snapshot
-        self._nursery.start_soon(self._run, directory, fresh, snapshot)
+        self._nursery.start_soon(self._run, directory, fresh, snapshot, self._running)
         return snapshot
 
-    async def _run(self, directory: Inode, fresh: Listing | None, snapshot: Snapshot) -> None:
+    def _begin_stale(self, directory: Inode, listing: Listing) -> Snapshot:
+        if directory.ino not in self._stale:
+            snapshot = self._new_snapshot(listing.listed_at_ns)
+            self._stale[directory.ino] = snapshot
+            self._nursery.start_soon(self._run, directory, listing, snapshot, self._stale)
+        return self._stale[directory.ino]
+
+    def _new_snapshot(self, as_of_ns: int) -> Snapshot:
+        snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
+        self._next_generation += 1
+        return snapshot
+
+    async def _run(
+        self,
+        directory: Inode,
+        known: Listing | None,
+        snapshot: Snapshot,
+        under_way: dict[int, Snapshot],
+    ) -> None:
+        """Fill the snapshot, from the table if the directory is `known`. Until it has ended it
+        stands in `under_way`."""
         ino = directory.ino
         try:
-            if fresh is not None:
+            if known is not None:
                 await self._fill(ino, snapshot)
             else:
-                await self._list(directory, snapshot)
+                await self._list_or_show_stale(directory, snapshot)
             snapshot.end()
             self._keep(ino, snapshot)
         except _TooLongError:
@@ -126,18 +179,30 @@ class Listings:
             log.exception("bug while listing inode %d", ino)
             snapshot.end(OriginError("internal error; see the log"))
         finally:
-            del self._running[ino]
+            del under_way[ino]
             if not snapshot.ended:
                 snapshot.end(OriginError("the mount is shutting down"))
 
+    async def _list_or_show_stale(self, directory: Inode, snapshot: Snapshot) -> None:
+        try:
+            await self._list(directory, snapshot)
+        except OriginUnavailableError:
+            listing = self._table.listing(directory.ino)
+            if listing is None or not snapshot.has_readers or not self._may_show(listing):
+                raise
+            snapshot.as_of_ns = listing.listed_at_ns
+            await self._fill(directory.ino, snapshot)
+
     async def _fill(self, ino: int, snapshot: Snapshot) -> None:
         """From the table, in name order: positions in it are names, so changes between two
-        chunks neither repeat nor skip an entry."""
+        chunks neither repeat nor skip an entry. What the snapshot has already is left out."""
+        had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
         after: bytes | None = None
         while True:
             count = 0
             for name, dirent in self._table.dirents(ino, after):
-                snapshot.append(name, dirent.ino)
+                if name not in had:
+                    snapshot.append(name, dirent.ino)
                 after = name
                 count += 1
                 if count == _FILL_CHUNK:
@@ -154,23 +219,32 @@ class Listings:
         changed = False
         found_before = self._table.found_count
         knew_names = next(self._table.dirents(ino), None) is not None
-        pages = 0
+        pages = self._origin.list_dir(self._table.path(directory))
+        page_count = 0
         try:
-            async for page in self._origin.list_dir(self._table.path(directory)):
-                if snapshot.max_pages is not None and pages >= snapshot.max_pages:
+            while (page := await self._next_page(ino, pages)) is not None:
+                if snapshot.max_pages is not None and page_count >= snapshot.max_pages:
                     raise _TooLongError
-                pages += 1
+                page_count += 1
                 changed |= self._bind_page(ino, page, began_ns, snapshot, seen)
                 snapshot.wake()
-        except NotFoundError:
-            if ino != ROOT_INO:
-                raise
-        # The first listing of a large directory need not look through all of it again.
-        if knew_names or self._table.found_count != found_before:
-            changed |= self._sweep(ino, began_ns, seen)
-        self._table.finish_listing(ino, Listing(began_ns, len(seen)))
-        if changed:
-            self._table.touch(ino, self._clock.now_ns())
+            # The first listing of a large directory need not look through all of it again.
+            if knew_names or self._table.found_count != found_before:
+                changed |= self._sweep(ino, began_ns, seen)
+            self._table.finish_listing(ino, Listing(began_ns, len(seen)))
+        finally:
+            # What a failed listing has found is shown, too.
+            if changed and self._table.listing(ino) is not None:
+                self._table.touch(ino, self._clock.now_ns())
+
+    async def _next_page(self, ino: int, pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+        with self._outage.asking():
+            try:
+                return await anext(pages, None)
+            except NotFoundError:
+                if ino != ROOT_INO:
+                    raise
+                return None
 
     def _bind_page(
         self, ino: int, page: list[Entry], began_ns: int, snapshot: Snapshot, seen: set[bytes]

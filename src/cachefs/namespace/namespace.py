@@ -2,10 +2,12 @@
 
 What the origin said is believed for a TTL and then asked again, never forgotten: an unchanged
 version keeps its inode and its cached bytes. The kernel is given only what remains of a TTL, so
-that no change stays unseen for longer than one TTL.
+that no change stays unseen for longer than one TTL. While the origin can't be asked, what was
+known goes on being shown (`outage.py`).
 """
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,12 +16,19 @@ from dataclasses import dataclass
 import trio
 
 from cachefs.db import Database
-from cachefs.errors import CachefsError, NotADirError, NotFoundError, ObjectChangedError
+from cachefs.errors import (
+    CachefsError,
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginUnavailableError,
+)
 from cachefs.format.inode_record import Dirent, Inode
 from cachefs.format.object_id import object_id
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
 from cachefs.namespace.listings import Listings
+from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.origin.base import Origin
 from cachefs.types import ObjectMeta, ObjectRef
@@ -38,12 +47,16 @@ _HEAD_COUNTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Ttls:
-    """How long answers of the origin are believed, in seconds; `inf` is for ever."""
+    """How long answers of the origin are believed, in seconds; `inf` is for ever.
+
+    `stale_if_error_s` is for how much longer they are shown while the origin can't be asked.
+    """
 
     attr_s: float
     entry_s: float
     negative_s: float
     list_s: float
+    stale_if_error_s: float = 0.0
 
 
 class _Asking:
@@ -80,7 +93,10 @@ class Namespace:
         self._ttls = ttls
         self._entry_ttl_ns = ttls.entry_s * NS
         self._negative_ttl_ns = ttls.negative_s * NS
-        self._listings = Listings(self.table, origin, nursery, self._clock, ttls.list_s * NS)
+        self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
+        self._listings = Listings(
+            self.table, origin, nursery, self._clock, ttls.list_s * NS, self._outage
+        )
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._heads_since_listing: dict[int, int] = {}
@@ -97,6 +113,11 @@ class Namespace:
     @property
     def attr_ttl_s(self) -> float:
         return self._ttls.attr_s
+
+    @property
+    def stale_state(self) -> StaleState:
+        """Whether, and since when, stale answers are given for want of an origin."""
+        return self._outage.state
 
     def object_ref(self, inode: Inode) -> ObjectRef:
         """What the cache needs to read this file version."""
@@ -116,9 +137,17 @@ class Namespace:
         Raises `NotFoundError` (see `negative_ttl_s`) or what the origin raised.
         """
         known = self._known(parent, name)
+        if known is None and self._outage.is_on:
+            known = self._stale(parent, name)
         if known is not None:
             return known
-        inode = await self._ask(parent, name)
+        try:
+            inode = await self._ask(parent, name)
+        except OriginUnavailableError:
+            known = self._known(parent, name) or self._stale(parent, name)
+            if known is None:
+                raise
+            return known
         # A listing may have bound the name anew since: then nobody may believe this for long.
         dirent = self.table.dirent(parent, name)
         if dirent is None or dirent.ino != inode.ino:
@@ -134,18 +163,54 @@ class Namespace:
                 return None
             inode = self.table.get(dirent.ino)
             return None if inode is None else (inode, remaining_ns / NS)
-        if self.negative_ttl_s(parent, name) > 0:
+        if (self._absence_remaining_ns(parent, name) or 0) > 0:
             raise NotFoundError("no such file or directory")
         return None
 
+    def _stale(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
+        """The answer for an outage, if something is known that may still be shown. Raises
+        `NotFoundError` for known absence: a stale listing is shown, and must not be belied."""
+        dirent = self.table.dirent(parent, name)
+        if dirent is not None:
+            inode = self.table.get(dirent.ino)
+            if inode is None or not self._outage.may_show(
+                self._dirent_remaining_ns(parent, dirent)
+            ):
+                return None
+            self._outage.note_shown()
+            return inode, self._stale_ttl_s(self._ttls.entry_s)
+        remaining_ns = self._absence_remaining_ns(parent, name)
+        if remaining_ns is None or not self._outage.may_show(remaining_ns):
+            return None
+        self._outage.note_shown()
+        raise NotFoundError("no such file or directory")
+
+    def _stale_ttl_s(self, ttl_s: float) -> float:
+        return min(STALE_TTL_S, ttl_s)
+
     def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
+        """Less than 0 for how long it has expired."""
         remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._entry_ttl_ns)
         if remaining_ns > 0:
             return remaining_ns
         listing = self.table.listing(parent)
         if listing is None:
-            return 0
-        return self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
+            return remaining_ns
+        listed_ns = self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
+        return max(remaining_ns, listed_ns)
+
+    def _absence_remaining_ns(self, parent: int, name: bytes) -> float | None:
+        """The same for a name that stands for nothing; None if it may never have been asked."""
+        since_ns = self._negatives.get((parent, name))
+        listed_ns = self._listings.remaining_ns(parent)
+        if since_ns is None and listed_ns is None:
+            return None
+        remaining_ns = -math.inf
+        if since_ns is not None:
+            remaining_ns = self._clock.remaining_ns(since_ns, self._negative_ttl_ns)
+        if listed_ns is not None:
+            remaining_ns = max(remaining_ns, min(listed_ns, self._negative_ttl_ns))
+        return remaining_ns
 
     def entry_ttl_s(self, parent: int, name: bytes) -> float:
         """For how many seconds more the name stands for its inode; 0 if that must be asked."""
@@ -155,8 +220,17 @@ class Namespace:
         return max(0.0, self._dirent_remaining_ns(parent, dirent) / NS)
 
     def snapshot_ttl_s(self, snapshot: Snapshot) -> float:
-        """The same for every name that a snapshot gives by `listed_ino`."""
-        return max(0.0, self._clock.remaining_ns(snapshot.as_of_ns, self._entry_ttl_ns) / NS)
+        """For how many seconds more the kernel may believe the names that a snapshot gives by
+        `listed_ino`."""
+        remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._entry_ttl_ns)
+        return self._shown_s(remaining_ns, self._ttls.entry_s)
+
+    def _shown_s(self, remaining_ns: float, ttl_s: float) -> float:
+        if remaining_ns > 0:
+            return remaining_ns / NS
+        if self._outage.is_on and self._outage.may_show(remaining_ns):
+            return self._stale_ttl_s(ttl_s)
+        return 0.0
 
     def listed_ino(self, parent: int, name: bytes, ino: int, snapshot: Snapshot) -> int | None:
         """What the name of a snapshot's entry stands for now; None if for nothing any more.
@@ -170,15 +244,11 @@ class Namespace:
         return None if dirent is None else dirent.ino
 
     def negative_ttl_s(self, parent: int, name: bytes) -> float:
-        """For how many seconds more the name is known not to exist; 0 if it may exist."""
+        """For how many seconds more the name is taken not to exist; 0 if it may exist."""
         if self.table.dirent(parent, name) is not None:
             return 0.0
-        since_ns = self._negatives.get((parent, name))
-        remaining_ns = 0.0
-        if since_ns is not None:
-            remaining_ns = self._clock.remaining_ns(since_ns, self._negative_ttl_ns)
-        listed_ns = min(self._listings.remaining_ns(parent), self._negative_ttl_ns)
-        return max(0.0, remaining_ns, listed_ns) / NS
+        remaining_ns = self._absence_remaining_ns(parent, name)
+        return 0.0 if remaining_ns is None else self._shown_s(remaining_ns, self._ttls.negative_s)
 
     async def _ask(self, parent: int, name: bytes) -> Inode:
         """Ask the origin, once for all who want to know, and whoever of them gives up."""
@@ -215,7 +285,8 @@ class Namespace:
         self._list_if_cheaper(directory)
         observed_ns = self._clock.now_ns()
         try:
-            meta = await self._origin.stat(join(self.table.path(directory), name))
+            with self._outage.asking():
+                meta = await self._origin.stat(join(self.table.path(directory), name))
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
             raise

@@ -23,6 +23,7 @@ class Snapshot:
         "ended",
         "error",
         "generation",
+        "has_readers",
         "max_pages",
         "unbound_count",
     )
@@ -33,6 +34,7 @@ class Snapshot:
         self.generation = generation
         self.max_pages: int | None = None
         """How many pages the listing may cost before it is given up; None once it has readers."""
+        self.has_readers = False
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
         self.ended = False
@@ -44,6 +46,12 @@ class Snapshot:
 
     def __len__(self) -> int:
         return len(self._inos)
+
+    def joined(self) -> "Snapshot":
+        """Note that it has a reader."""
+        self.max_pages = None
+        self.has_readers = True
+        return self
 
     def append(self, name: bytes, ino: int) -> None:
         self._names += name
