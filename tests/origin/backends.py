@@ -134,6 +134,11 @@ class S3(Backend):
         self.prefix = "many"
 
 
+class Oss(S3):
+    name = "oss"
+    scheme = "oss"
+
+
 class S3fs(S3):
     name = "s3fs"
     conditional_reads = False

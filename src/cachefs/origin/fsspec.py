@@ -11,7 +11,7 @@ import contextlib
 import getpass
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from cachefs.errors import (
     NotADirError,
     NotFoundError,
     ObjectChangedError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     UsageError,
@@ -34,6 +35,7 @@ from cachefs.errors import (
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3_config import S3Target, new_session, resolve_target
 from cachefs.types import Buffer, Entry, ObjectMeta
 
@@ -47,6 +49,7 @@ _MTIME_MS_KEY = "modificationTime"
 """WebHDFS; in milliseconds."""
 _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
+_BUSY_STATUS = (429, 503)
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 
 
@@ -88,6 +91,8 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         ) from None
     if protocol in _WEBHDFS_PROTOCOLS:
         _set_timeouts(fs.session, options)
+    if hasattr(fs, "retries"):
+        fs.retries = 1  # s3fs counts the first try; `resilience` does the others
     return FsspecOrigin(fs, root, shown, identity, options)
 
 
@@ -104,7 +109,7 @@ def _set_timeouts(session: Any, options: OriginOptions) -> None:
 
     class Adapter(HTTPAdapter):  # type: ignore[misc, unused-ignore]
         def send(self, *args: Any, **kwargs: Any) -> Any:
-            kwargs["timeout"] = (options.connect_timeout_s, options.request_timeout_s)
+            kwargs["timeout"] = (options.connect_timeout_s, options.idle_timeout_s)
             return super().send(*args, **kwargs)
 
     for scheme in ("http://", "https://"):
@@ -115,8 +120,8 @@ def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
     """`OriginOptions` in the words of s3fs."""
     config: dict[str, Any] = {
         "connect_timeout": options.connect_timeout_s,
-        "read_timeout": options.request_timeout_s,
-        "retries": {"max_attempts": 2},
+        "read_timeout": options.idle_timeout_s,
+        "retries": {"max_attempts": 0},
     }
     if options.addressing != "auto":
         config["s3"] = {"addressing_style": options.addressing}
@@ -125,7 +130,7 @@ def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
         "config_kwargs": config,
         "client_kwargs": {"region_name": target.region},
     }
-    if not target.is_aws:
+    if not target.owns_names:
         settings["endpoint_url"] = target.endpoint
     if options.profile:
         settings["profile"] = options.profile
@@ -134,6 +139,8 @@ def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
 
 class FsspecOrigin(Origin):
     """A directory of an fsspec file system."""
+
+    lists_in_one_piece = True
 
     def __init__(self, fs: Any, root: str, url: str, identity: str, options: OriginOptions) -> None:
         self.url = url if url.endswith("://") else url.rstrip("/")
@@ -344,4 +351,23 @@ def _map_error(subject: str, error: Exception) -> OriginError:
         return AccessDeniedError(f"access denied to {subject} ({kind}): check the credentials")
     if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == "403":
         return AccessDeniedError(f"access denied to {subject}: check the credentials")
+    status, headers = _http_answer(error)
+    if status in _BUSY_STATUS:
+        return OriginBusyError(
+            f"{subject} can't be read (HTTP {status})",
+            parse_retry_after(headers.get("retry-after")),
+        )
     return OriginUnavailableError(f"{subject} can't be read ({kind})")
+
+
+def _http_answer(error: BaseException) -> tuple[int | None, Mapping[str, str]]:
+    """Status and headers of the HTTP answer behind an error of botocore (which s3fs wraps),
+    requests or aiohttp; None if there is none."""
+    found: Any = error.__cause__ if isinstance(error.__cause__, ClientError) else error
+    if isinstance(found, ClientError):
+        metadata: dict[str, Any] = found.response.get("ResponseMetadata", {})
+        return metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
+    answer = getattr(found, "response", None)  # of requests
+    source = found if answer is None else answer
+    status = getattr(source, "status_code", getattr(source, "status", None))
+    return status, getattr(source, "headers", None) or {}

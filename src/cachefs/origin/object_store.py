@@ -1,4 +1,4 @@
-"""S3 and what speaks like it: objects through obstore, listings through `s3_listing`.
+"""S3, OSS and what else speaks like them: objects through obstore, listings through `s3_listing`.
 
 A path is a key below the mounted prefix. An object version is its ETag; every GET carries it as
 If-Match, and the ETag of the answer is compared too, so that a server which ignores the header
@@ -20,20 +20,16 @@ from cachefs.errors import (
     NotFoundError,
     ObjectChangedError,
     OriginError,
-    OriginUnavailableError,
 )
 from cachefs.origin import s3_errors
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.credential_files import choose_source
 from cachefs.origin.names import Pages, TwinMerger, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.oss import oss_credentials, resolve_oss
 from cachefs.origin.prefetch import Prefetch
-from cachefs.origin.s3_config import (
-    Credentials,
-    S3Target,
-    new_session,
-    read_ca_file,
-    resolve_target,
-)
+from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolve_target
+from cachefs.origin.s3_credentials import BotocoreSource, Credentials
 from cachefs.origin.s3_listing import (
     PAGE_KEYS,
     Page,
@@ -47,7 +43,6 @@ from cachefs.workers import Workers
 
 T = TypeVar("T")
 
-_LIST_RETRY_DELAYS_S = (0.1, 0.4)
 _KEY_MAX_BYTES = 1024
 _NS_PER_S = 1_000_000_000
 
@@ -56,11 +51,17 @@ def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
     """The origin for `BUCKET[/PREFIX]`; sends no request. Raises `UsageError`."""
     session = new_session(options.profile)
     target = resolve_target(location, options, session)
-    return ObjectStoreOrigin(target, Credentials(session, options.anonymous), options)
+    source = choose_source(options, lambda _: BotocoreSource(session))
+    return ObjectStoreOrigin(target, Credentials(source), options)
+
+
+def open_oss(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
+    """The same in OSS."""
+    return ObjectStoreOrigin(resolve_oss(location, options), oss_credentials(options), options)
 
 
 class ObjectStoreOrigin(Origin):
-    """One prefix of one S3 bucket."""
+    """One prefix of one bucket."""
 
     def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
         self.url = target.url
@@ -134,7 +135,7 @@ class ObjectStoreOrigin(Origin):
         return self._target.prefix + path
 
     def _subject(self, path: str) -> str:
-        return f"s3://{self._target.bucket}/{self._key(path)}"
+        return self._target.subject(path)
 
     def _checked_key(self, path: str) -> str:
         """The key of `path`. Raises `NotFoundError`, without a request, if no key can be so."""
@@ -171,7 +172,7 @@ class ObjectStoreOrigin(Origin):
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`: one LIST of one key."""
-        body = await self.fetch_page(self.start_page(prefix, None, 1, ""), prefix, None, 1, "")
+        body = await self.fetch_page(self.start_page(prefix, None, 1, ""))
         return parse_page(body, prefix).keys > 0
 
     def start_page(
@@ -181,30 +182,15 @@ class ObjectStoreOrigin(Origin):
         self.counters.lists += 1
         return Prefetch(partial(self._lister.fetch, prefix, token, max_keys, delimiter))
 
-    async def fetch_page(
-        self,
-        started: Prefetch[bytes],
-        prefix: str,
-        token: str | None,
-        max_keys: int,
-        delimiter: str,
-    ) -> bytes:
-        """The answer to a LIST, sent again a few times if the server was unavailable."""
-        for delay_s in (*_LIST_RETRY_DELAYS_S, None):
-            try:
-                return await started.get()
-            except OriginUnavailableError:
-                self.counters.errors += 1
-                if delay_s is None:
-                    raise
-                await trio.sleep(delay_s)
-                started = self.start_page(prefix, token, max_keys, delimiter)
-            except NotFoundError:
-                raise
-            except OriginError:
-                self.counters.errors += 1
-                raise
-        raise AssertionError("unreachable")
+    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+        """The answer to a LIST. Raises `OriginError`."""
+        try:
+            return await started.get()
+        except NotFoundError:
+            raise
+        except OriginError:
+            self.counters.errors += 1
+            raise
 
     async def no_such_dir(self, path: str) -> OriginError:
         """Why a listing came back without a single key."""
@@ -216,7 +202,8 @@ class ObjectStoreOrigin(Origin):
 
 
 class _Listing:
-    """The state of one `list_dir`: the next page is on its way while this one is parsed."""
+    """The state of one `list_dir`: the next page is on its way while this one is parsed. A page
+    that fails, or is given up, is asked for again by the next call."""
 
     def __init__(self, origin: ObjectStoreOrigin, path: str) -> None:
         self._origin = origin
@@ -226,41 +213,44 @@ class _Listing:
         self._started: Prefetch[bytes] | None = None
         self._merger = TwinMerger()
         self._keys = 0
+        self._fetched_all = False
         self._ended = False
 
     async def next_page(self) -> list[Entry] | None:
         """Decided entries of the next page that has any, or None at the end."""
-        if self._started is None and not self._ended:
-            if self._path:
-                self._prefix = self._origin._checked_key(self._path) + "/"
-            else:
-                self._prefix = self._origin._target.prefix
-            self._start()
+        if self._path:
+            self._prefix = self._origin._checked_key(self._path) + "/"
+        else:
+            self._prefix = self._origin._target.prefix
         while not self._ended:
-            page = await self._parse(await self._fetch())
-            self._keys += page.keys
-            self._origin.counters.skipped_keys += page.skipped
-            entries = self._merger.feed(page.entries)
-            if self._started is None:
+            entries: list[Entry] = []
+            if not self._fetched_all:
+                entries = await self._next_fetched()
+            if self._fetched_all:
+                if not self._keys and self._path:
+                    raise await self._origin.no_such_dir(self._path)
                 self._ended = True
                 entries += self._merger.finish()
-            if not self._keys and self._ended and self._path:
-                raise await self._origin.no_such_dir(self._path)
             if entries:
                 return entries
         return None
 
-    def _start(self) -> None:
-        self._started = self._origin.start_page(self._prefix, self._token, PAGE_KEYS, "/")
+    async def _next_fetched(self) -> list[Entry]:
+        """The entries of the next page. Changes nothing but `_started` unless it succeeds."""
+        started, self._started = self._started or self._start(), None
+        body = await self._origin.fetch_page(started)
+        token = next_token(body)
+        # Asked for before this page is parsed, and given up if it turns out to be no listing.
+        following = self._start(token) if token else None
+        page = await self._parse(body)
+        self._started, self._token = following, token
+        self._fetched_all = token is None
+        self._keys += page.keys
+        self._origin.counters.skipped_keys += page.skipped
+        return self._merger.feed(page.entries)
 
-    async def _fetch(self) -> bytes:
-        started, self._started = self._started, None
-        assert started is not None
-        body = await self._origin.fetch_page(started, self._prefix, self._token, PAGE_KEYS, "/")
-        self._token = next_token(body)
-        if self._token:
-            self._start()
-        return body
+    def _start(self, token: str | None = None) -> Prefetch[bytes]:
+        return self._origin.start_page(self._prefix, token or self._token, PAGE_KEYS, "/")
 
     async def _parse(self, body: bytes) -> Page:
         work = partial(parse_page, body, self._prefix)
@@ -272,6 +262,7 @@ def _open_store(target: S3Target, credentials: Credentials, options: OriginOptio
         "allow_http": target.endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
         "timeout": timedelta(seconds=options.request_timeout_s),
+        "read_timeout": timedelta(seconds=options.idle_timeout_s),
     }
     ca_pem = read_ca_file(target)
     if ca_pem and target.endpoint.startswith("https://"):
@@ -283,15 +274,8 @@ def _open_store(target: S3Target, credentials: Credentials, options: OriginOptio
         "virtual_hosted_style_request": True,
         "region": target.region,
         "client_options": client,
-        "retry_config": {
-            "max_retries": 2,
-            "retry_timeout": timedelta(seconds=4),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=100),
-                "max_backoff": timedelta(seconds=1),
-                "base": 2,
-            },
-        },
+        # `resilience` retries.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     }
     if credentials.anonymous:
         config["skip_signature"] = True

@@ -28,6 +28,10 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
         from cachefs.origin.object_store import open_s3
 
         return open_s3(rest, options)
+    if scheme == "oss" and options.oss_driver == "native":
+        from cachefs.origin.object_store import open_oss
+
+        return open_oss(rest, options)
     if scheme == "hdfs" and options.hdfs_driver == "native":
         from cachefs.origin.hdfs import open_hdfs
 

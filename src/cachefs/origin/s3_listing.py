@@ -13,7 +13,7 @@ import re
 from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
 from botocore.auth import S3SigV4Auth
@@ -26,7 +26,9 @@ from cachefs.errors import BadDataError
 from cachefs.origin import s3_errors
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3_config import Credentials, S3Target
+from cachefs.origin.retry_after import parse_retry_after
+from cachefs.origin.s3_config import S3Target
+from cachefs.origin.s3_credentials import Credentials
 from cachefs.types import Entry, ObjectMeta
 
 PAGE_KEYS = 1000
@@ -74,10 +76,12 @@ class S3Lister:
     def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
         self._target = target
         self._credentials = credentials
+        # Sent through a proxy as it is written here, so it must have a path.
+        self._url = target.base_url + ("" if urlsplit(target.base_url).path else "/")
         self._http = URLLib3Session(
             verify=target.ca_file or True,
             proxies=get_environ_proxies(target.base_url),
-            timeout=(options.connect_timeout_s, options.request_timeout_s),
+            timeout=(options.connect_timeout_s, options.idle_timeout_s),
             max_pool_connections=options.max_downloads,
         )
 
@@ -93,11 +97,11 @@ class S3Lister:
         }
         # In sorted order and strictly quoted, so that what is sent is what is signed.
         text = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in query.items() if v)
-        request = AWSRequest("GET", f"{self._target.base_url}?{text}")
+        request = AWSRequest("GET", f"{self._url}?{text}")
         frozen = self._credentials.current()
         if frozen is not None:
             S3SigV4Auth(frozen, "s3", self._target.region).add_auth(request)
-        subject = f"s3://{self._target.bucket}/{prefix}"
+        subject = f"{self._target.scheme}://{self._target.bucket}/{prefix}"
         try:
             answer = self._http.send(request.prepare())
             body: bytes = answer.content
@@ -106,7 +110,10 @@ class S3Lister:
         if answer.status_code != 200:
             code = s3_errors.error_code(body)
             region = answer.headers.get("x-amz-bucket-region")
-            raise s3_errors.from_status(self._target, subject, answer.status_code, code, region)
+            retry_after_s = parse_retry_after(answer.headers.get("retry-after"))
+            raise s3_errors.from_status(
+                self._target, subject, answer.status_code, code, region, retry_after_s
+            )
         return body
 
     def close(self) -> None:

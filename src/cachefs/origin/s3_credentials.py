@@ -1,0 +1,152 @@
+"""Who asks: credentials for the signer of listings and for obstore alike.
+
+They come from one `Source`: botocore's chain (environment, shared files, profiles, container
+and instance roles), a few named variables, or a directory of files. The values themselves stand
+in no message and no `repr`.
+"""
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cachefs.errors import AccessDeniedError
+
+_OBSTORE_KEEPS = timedelta(minutes=5)
+"""obstore asks for credentials again (at most every 100 ms) when they end within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One set of credentials. `may_change`: ask the source again before long."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    token: str | None = field(repr=False)
+    may_change: bool = False
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether they fit into headers; libraries quote what doesn't in their errors."""
+        texts = [self.access_key, self.secret_key, self.token or "none"]
+        return all(t and t.isascii() and t.isprintable() and " " not in t for t in texts)
+
+
+class Source(ABC):
+    """Where credentials come from."""
+
+    @abstractmethod
+    def find(self) -> Keys | None:
+        """The keys as they are now, or None if there are none. May block, in a worker thread.
+
+        Raises `AccessDeniedError` when they can't be loaded.
+        """
+
+    @property
+    @abstractmethod
+    def advice(self) -> str:
+        """What to do when there are none, or unusable ones."""
+
+
+class BotocoreSource(Source):
+    """botocore's chain, which renews temporary credentials before they end."""
+
+    advice = (
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give a profile, or ask for anonymous "
+        "access"
+    )
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._found: Any = None
+
+    def find(self) -> Keys | None:
+        try:
+            with self._lock:
+                if self._found is None:
+                    self._found = self._session.get_credentials()
+            frozen = self._found and self._found.get_frozen_credentials()
+        except (BotoCoreError, ClientError, OSError, ValueError) as error:
+            raise AccessDeniedError(
+                f"AWS credentials can't be loaded ({type(error).__name__}): check the profile, "
+                "the role and AWS_ACCESS_KEY_ID"
+            ) from None
+        if not frozen or not frozen.access_key or not frozen.secret_key:
+            return None
+        renewed = hasattr(self._found, "refresh_needed")
+        return Keys(frozen.access_key, frozen.secret_key, frozen.token, renewed)
+
+
+class VariableSource(Source):
+    """The first pair of variables that is set: names of id, secret and token."""
+
+    def __init__(self, names: tuple[tuple[str, str, str], ...], environ: Mapping[str, str]) -> None:
+        self._names = names
+        self._environ = environ
+
+    def find(self) -> Keys | None:
+        for id_name, secret_name, token_name in self._names:
+            access_key, secret = self._environ.get(id_name), self._environ.get(secret_name)
+            if access_key and secret:
+                return Keys(access_key, secret, self._environ.get(token_name) or None)
+        return None
+
+    @property
+    def advice(self) -> str:
+        id_name, secret_name, _ = self._names[0]
+        return f"set {id_name} and {secret_name}, name a --credentials-dir, or use --anonymous"
+
+
+class Credentials:
+    """What an origin signs its requests with. `source` is None for anonymous access."""
+
+    def __init__(self, source: Source | None) -> None:
+        self.anonymous = source is None
+        self._source = source
+
+    def current(self) -> ReadOnlyCredentials | None:
+        """The keys in botocore's form, or None for anonymous access.
+
+        Blocks while a role is looked up or renewed: call it in a worker thread. Raises
+        `AccessDeniedError` when there are none.
+        """
+        if self._source is None:
+            return None
+        keys = self._keys(self._source)
+        return ReadOnlyCredentials(keys.access_key, keys.secret_key, keys.token)
+
+    def for_obstore(self) -> dict[str, Any]:
+        """The callback that obstore asks for credentials."""
+        assert self._source is not None
+        keys = self._keys(self._source)
+        ends = datetime.now(UTC) + _OBSTORE_KEEPS if keys.may_change else None
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": ends,
+        }
+
+    @staticmethod
+    def _keys(source: Source) -> Keys:
+        keys = source.find()
+        if keys is None:
+            raise AccessDeniedError(f"no credentials found: {source.advice}")
+        if not keys.is_sane:
+            raise AccessDeniedError(
+                "the credentials have spaces, line ends or other characters that no key has: "
+                f"{source.advice}"
+            )
+        return keys
+
+
+def environment(names: tuple[tuple[str, str, str], ...]) -> VariableSource:
+    """Credentials from variables of this process."""
+    return VariableSource(names, os.environ)
