@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
 from bench import sandbox
 
-CASES = ("herd", "cached", "cold", "large", "directory")
+CASES = ("herd", "cached", "cold", "large", "directory", "hdfs")
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case is begun when more than this share of the time is gone."""
@@ -89,8 +89,8 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     return int(arguments.strict and any(row.passed is False for row in rows))
 
 
-def _cases(only: list[str] | None) -> "list[tuple[str, Callable]]":
-    from bench import large_directory, large_file, small_files
+def _cases(only: list[str] | None) -> "list[tuple[str, Callable[[Bench], list[Row]]]]":
+    from bench import hdfs, large_directory, large_file, small_files
 
     cases = {
         "herd": small_files.herd,
@@ -98,6 +98,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable]]":
         "cold": small_files.cold,
         "large": large_file.large_file,
         "directory": large_directory.large_directory,
+        "hdfs": hdfs.hdfs,
     }
     return [(name, cases[name]) for name in only or CASES]
 

@@ -21,7 +21,7 @@ def get_all(store: Any, keys: Sequence[str], in_flight: int) -> Reading:
     def get(key: str) -> int:
         return len(obstore.get(store, key).bytes())
 
-    return _timed(get, keys, in_flight, len(keys))
+    return timed(get, keys, in_flight, len(keys))
 
 
 def get_ranges(store: Any, key: str, size_bytes: int, in_flight: int) -> Reading:
@@ -32,7 +32,7 @@ def get_ranges(store: Any, key: str, size_bytes: int, in_flight: int) -> Reading
         length = min(_RANGE_BYTES, size_bytes - start)
         return len(obstore.get_range(store, key, start=start, length=length))
 
-    return _timed(get, range(0, size_bytes, _RANGE_BYTES), in_flight, 1)
+    return timed(get, range(0, size_bytes, _RANGE_BYTES), in_flight, 1)
 
 
 def list_with_obstore(store: Any, prefix: str) -> tuple[int, float]:
@@ -86,7 +86,8 @@ def _page(
     return body
 
 
-def _timed(get: Any, items: Sequence[Any], in_flight: int, files: int) -> Reading:
+def timed(get: Any, items: Sequence[Any], in_flight: int, files: int) -> Reading:
+    """`get` of all items with `in_flight` threads; it returns bytes."""
     with ThreadPoolExecutor(in_flight) as pool:
         list(pool.map(time.sleep, [0.01] * in_flight))  # all threads are there before the clock
         began = time.monotonic()

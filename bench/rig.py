@@ -118,7 +118,7 @@ class Mount:
         base: Path,
         source: str,
         environment: Mapping[str, str],
-        endpoint: str,
+        endpoint: str | None,
         options: Sequence[str] = (),
     ) -> None:
         """Everything of it stands below `base`: `mnt`, `cache` and `daemon.log`."""
@@ -130,8 +130,7 @@ class Mount:
             "mount",
             source,
             str(self.path),
-            "--endpoint",
-            endpoint,
+            *(["--endpoint", endpoint] if endpoint else []),
             "--cache-dir",
             str(self.cache_dir),
             "--log-file",

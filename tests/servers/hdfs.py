@@ -28,7 +28,7 @@ from tests.servers.ports import free_ports, wait_until
 START_TIMEOUT_S = 90
 DOWNLOAD_TIMEOUT_S = 500
 
-POM = Path(__file__).with_name("hdfs") / "pom.xml"
+POM = Path(__file__).with_name("hadoop") / "pom.xml"
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _JVM = [
