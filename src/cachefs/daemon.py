@@ -143,10 +143,17 @@ class _Mount:
 
     async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:
         config = self._config
-        ttls = Ttls(config.attr_ttl, config.entry_ttl, config.negative_ttl, config.list_ttl)
+        ttls = Ttls(
+            config.attr_ttl,
+            config.entry_ttl,
+            config.negative_ttl,
+            config.list_ttl,
+            config.stale_if_error,
+        )
         namespace = Namespace(
             self._db, self._origin, nursery, ttls, on_unbound=session.forget_entry
         )
+        self._namespace = namespace
         namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.
         await self._db.commit()
@@ -170,6 +177,7 @@ class _Mount:
         """What `cachefs status` shows. No secrets: the URL has none."""
         tiers = self._cache.status()
         reads, origin = self._cache.counters, self._origin.counters
+        stale = self._namespace.stale_state
         return {
             "version": __version__,
             "mountpoint": str(self._config.mountpoint),
@@ -177,6 +185,8 @@ class _Mount:
             "pid": os.getpid(),
             "started_at": self._started_at,
             "policy": self._config.cache_eviction,
+            "stale": stale.is_stale,
+            "stale_since": None if stale.since_ns is None else stale.since_ns / 1e9,
             "cache": cache_report(tiers),
             "tiers": [tier_report(tier) for tier in tiers],
             "reads": {

@@ -213,6 +213,8 @@ REPORT: dict[str, Any] = {
     "pid": 42,
     "version": "1",
     "policy": "epoch",
+    "stale": False,
+    "stale_since": None,
     "tiers": [tier_of("MEM", "/m"), tier_of("SSD", "/s:1", hits=7), tier_of("SSD", "/s2")],
     "cache": {"capacity_bytes": 100 << 30, "used_bytes": 3 << 29, "blocks": 9, "dirs": ["/c"]},
     "reads": {"hits": 3, "misses": 1, "hit_bytes": 5, "fetched_bytes": 6},
@@ -327,6 +329,16 @@ def test_a_sick_tier_catches_the_eye(
     overview = lines_of("status")
     for notice in notices:
         assert f"/mnt/a: {notice}" in overview
+
+
+def test_stale_names_catch_the_eye(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPORT, "stale", True)
+    monkeypatch.setitem(REPORT, "stale_since", time.time() - 3700)
+    notice = "the origin does not answer: names are shown as last known, for 1h 1m now"
+    assert lines_of("status", "/mnt/a")[-1] == notice
+    assert f"/mnt/a: {notice}" in lines_of("status")
 
 
 def test_status_of_one_mount_tells_by_its_code(machine: dict[str, Any]) -> None:

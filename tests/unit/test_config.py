@@ -1,4 +1,5 @@
 import math
+import math
 import os
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def test_defaults() -> None:
     assert (config.cache_high, config.cache_low, config.free_space_ratio) == (0.97, 0.92, 0.1)
     assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (600, 600, 600)
     assert config.negative_ttl == 60
+    assert config.stale_if_error == math.inf, "the mount is read-only"
     assert (config.file_mode, config.dir_mode) == (0o644, 0o755)
     assert (config.buffer_size, config.readahead) == (300 << 20, 64 << 20)
     assert (config.uid, config.gid) == (os.getuid(), os.getgid())

@@ -4,6 +4,7 @@ Two tables, so that both fit 80 columns beside a path of usual length.
 """
 
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cachefs.units import format_bytes
+from cachefs.units import format_bytes, format_duration
 
 HEALTHY = "normal"
 
@@ -52,6 +53,9 @@ def print_tiers(out: Console, report: dict[str, Any]) -> None:
 def notices(report: dict[str, Any]) -> list[str]:
     """A line for whatever a user should know of, none if all is well."""
     lines = []
+    if report.get("stale"):
+        lasts = format_duration(max(0.0, time.time() - report["stale_since"]))
+        lines.append(f"the origin does not answer: names are shown as last known, for {lasts} now")
     for tier in report["tiers"]:
         where = f"{tier['medium']} {tier['path']}"
         if tier["health"] != HEALTHY:

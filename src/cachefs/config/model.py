@@ -1,5 +1,6 @@
 """`MountConfig`: what a daemon is built from, and what `cachefs mount --help` is made of."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -192,6 +193,13 @@ class MountConfig(BaseModel):
         DURATION,
         Flag(("--negative-ttl", "--negative-entry-cache"), metavar="TIME", group=Group.METADATA),
     ] = Field(60.0, description="How long the absence of a name is believed.")
+    stale_if_error: Annotated[
+        float, DURATION, Flag(("--stale-if-error",), metavar="TIME", group=Group.METADATA)
+    ] = Field(
+        math.inf,
+        description="How long beyond these times names, attributes and listings are still shown "
+        "while the origin does not answer; 0 is not at all.",
+    )
 
     buffer_size: Annotated[
         int, size(8 << 20), Flag(("--buffer-size",), metavar="SIZE", group=Group.READING)

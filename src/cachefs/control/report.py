@@ -63,7 +63,8 @@ class OriginStatus(TypedDict):
 
 class StatusReport(TypedDict):
     """`started_at` is seconds since the epoch; `policy` decides what is evicted; `tiers` are
-    sorted by medium, the fastest first."""
+    sorted by medium, the fastest first. `stale` while the origin does not answer and what was last
+    known is shown instead, since `stale_since` (seconds since the epoch)."""
 
     mountpoint: str
     source: str
@@ -71,6 +72,8 @@ class StatusReport(TypedDict):
     started_at: float
     version: str
     policy: str
+    stale: bool
+    stale_since: float | None
     cache: CacheStatus
     tiers: list[TierReport]
     reads: ReadStatus
