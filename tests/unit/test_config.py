@@ -1,5 +1,4 @@
 import math
-import math
 import os
 from pathlib import Path
 
