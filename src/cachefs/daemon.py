@@ -30,9 +30,9 @@ from cachefs.fuse.xattrs import Xattrs
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
-from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
 
@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 20.0
 _NAMESPACE_MAP_BYTES = 1 << 38
+_MOST_THREADS = 4096
+"""For requests to the origin. `ResilientOrigin` says how many are wanted at a time; a silent server
+holds threads that nobody waits for any more, and they must not be missing elsewhere."""
+_LARGE_BODY_S = 10.0
+"""What the largest body may take on top of everything else."""
 _OPEN_FILES = 1 << 17
 """One descriptor a slab: 64 MiB times this is 8 TiB of cache."""
 
@@ -59,7 +64,8 @@ def run(config: MountConfig, on_ready: Callable[[], None]) -> None:
 async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
     mountpoint = str(config.mountpoint)
     await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
-    origin = open_origin(config.source, _origin_options(config))
+    inner = open_origin(config.source, _origin_options(config))
+    origin = ResilientOrigin(inner, _resilience(config))
     try:
         await origin.check()
         tiers = _open_tiers(origin.identity, *config.tiers)
@@ -77,7 +83,7 @@ class _Mount:
     """One mount: what has to live exactly as long as it. `tiers` is kept up to date with those that
     come and go at run time."""
 
-    def __init__(self, config: MountConfig, origin: Origin, tiers: list[Tier]) -> None:
+    def __init__(self, config: MountConfig, origin: ResilientOrigin, tiers: list[Tier]) -> None:
         self._config = config
         self._origin = origin
         self._started_at = time.time()
@@ -116,6 +122,7 @@ class _Mount:
     async def _serve(
         self, nursery: trio.Nursery, mountpoint: str, on_ready: Callable[[], None]
     ) -> None:
+        await nursery.start(self._origin.run)
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
@@ -226,8 +233,21 @@ def _origin_options(config: MountConfig) -> OriginOptions:
         addressing=config.addressing,
         anonymous=config.anonymous,
         profile=config.profile,
-        max_downloads=config.max_downloads,
+        max_downloads=_MOST_THREADS,
+        connect_timeout_s=config.request_timeout,
+        idle_timeout_s=config.request_timeout,
+        request_timeout_s=config.read_timeout + _LARGE_BODY_S,
         hdfs_driver=config.hdfs_driver,
+    )
+
+
+def _resilience(config: MountConfig) -> Resilience:
+    return Resilience(
+        read_timeout_s=config.read_timeout,
+        request_timeout_s=config.request_timeout,
+        max_downloads=config.max_downloads,
+        download_limit=config.download_limit or None,
+        hedge=config.hedge,
     )
 
 

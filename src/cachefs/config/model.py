@@ -100,6 +100,29 @@ class MountConfig(BaseModel):
         count(1, 4096),
         Flag(("--max-downloads",), metavar="N", group=Group.ORIGIN),
     ] = Field(64, description="Most requests to the origin at one time.")
+    download_limit: Annotated[
+        int,
+        size(64 << 10, or_zero=True),
+        Flag(("--download-limit",), metavar="SIZE", group=Group.ORIGIN),
+    ] = Field(0, description="Most bytes per second to read from the origin; 0 for no limit.")
+    read_timeout: Annotated[
+        float, DURATION, Flag(("--read-timeout",), metavar="TIME", group=Group.ORIGIN)
+    ] = Field(
+        5.0,
+        description="When a read that needs the origin fails at the latest, while the origin "
+        "serves nobody.",
+    )
+    request_timeout: Annotated[
+        float, DURATION, Flag(("--request-timeout",), metavar="TIME", group=Group.ORIGIN)
+    ] = Field(
+        2.0,
+        description="How long one request may stay without an answer before it is sent again; "
+        "below half of the read timeout, or there is no time for that.",
+    )
+    hedge: Annotated[bool, SWITCH, Flag(("--hedge/--no-hedge",), group=Group.ORIGIN)] = Field(
+        False,
+        description="Send a second request when one takes longer than 95% of those before it.",
+    )
 
     cache_dirs: Annotated[
         tuple[Path, ...],
@@ -275,6 +298,13 @@ class MountConfig(BaseModel):
                 "(AWS_ACCESS_KEY_ID, ...) or from ~/.aws/credentials"
             )
         return source
+
+    @field_validator("read_timeout", "request_timeout")
+    @classmethod
+    def _check_timeout(cls, timeout_s: float) -> float:
+        if not 0.1 <= timeout_s <= 86_400:
+            raise ValueError("a timeout is at least 0.1s and at most 1d")
+        return timeout_s
 
     @field_validator("read_only")
     @classmethod

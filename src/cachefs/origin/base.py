@@ -40,6 +40,9 @@ class Origin(ABC):
 
     counters: OriginCounters
 
+    lists_in_one_piece = False
+    """The first page of a directory takes as long as all of it."""
+
     @abstractmethod
     async def check(self) -> None:
         """Prove once, at mount time, that the source exists and may be read.
@@ -63,6 +66,9 @@ class Origin(ABC):
         Keys that are not names are left out and counted in `counters.skipped_keys`; the rule
         for a key that is both object and prefix is that of `stat`. Raises `NotFoundError` when
         there is no such directory, `NotADirError` when it is an object with nothing below it.
+
+        After an `OriginUnavailableError` or a cancellation the iterator can be asked again, and
+        asks for the same page again; only `resilience` makes use of that, nobody else retries.
         """
 
     @abstractmethod

@@ -193,7 +193,12 @@ class HdfsOrigin(Origin):
                     return result
                 except trio.TooSlowError:
                     failure = None
-                except (trio.Cancelled, KeyboardInterrupt, SystemExit, UsageError):
+                except trio.Cancelled:
+                    # Somebody with less patience gave up: his next try begins with another one.
+                    if self._active == index:
+                        self._active = (index + 1) % len(self._servers)
+                    raise
+                except (KeyboardInterrupt, SystemExit, UsageError):
                     raise
                 except BaseException as error:  # a panic in Rust is no Exception
                     failure = from_hdfs_native(self._subject(path), error)
@@ -243,16 +248,25 @@ class HdfsOrigin(Origin):
 
 
 class _Listing:
-    """The state of one `list_dir`."""
+    """The state of one `list_dir`. After a failure it begins anew, behind what was given already:
+    a NameNode lists by name."""
 
     def __init__(self, origin: HdfsOrigin, path: str) -> None:
         self._origin = origin
         self._path = path
+        self._given_up_to: bytes = b""
         self._statuses: Iterator[FileStatus] | None = None
         self._started: Prefetch[list[Entry]] | None = None
 
     async def next_page(self) -> list[Entry] | None:
         """The entries of the next page that has any, or None at the end."""
+        try:
+            return await self._next_page()
+        except BaseException:
+            self._statuses = self._started = None
+            raise
+
+    async def _next_page(self) -> list[Entry] | None:
         if self._statuses is None:
             self._statuses = await self._origin.start_listing(self._path)
             self._start(self._statuses)
@@ -261,14 +275,20 @@ class _Listing:
             page = await self._origin.finish_page(self._path, started)
             if len(page) == _PAGE_ENTRIES:
                 self._start(self._statuses)
-            entries = [entry for entry in page if is_name(entry.name)]
-            self._origin.counters.skipped_keys += len(page) - len(entries)
+            new = [entry for entry in page if _name_bytes(entry) > self._given_up_to]
+            entries = [entry for entry in new if is_name(entry.name)]
+            self._origin.counters.skipped_keys += len(new) - len(entries)
             if entries:
+                self._given_up_to = _name_bytes(entries[-1])
                 return entries
         return None
 
     def _start(self, statuses: Iterator[FileStatus]) -> None:
         self._started = self._origin.start_page(self._path, statuses)
+
+
+def _name_bytes(entry: Entry) -> bytes:
+    return entry.name.encode("utf-8", "surrogateescape")
 
 
 def _get_file_info(client: Client, full: str) -> FileStatus:

@@ -9,12 +9,14 @@ import re
 from cachefs.errors import (
     AccessDeniedError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
 )
 
 _KIND = re.compile(r'^(\w+)\("?([\w.$]+(?:Exception|Error))?')
 _DENIED = ("AccessControlException", "AuthorizationException", "AuthenticationException")
+_BUSY = ("RetriableException", "ServerTooBusyException")
 _SECURITY = ("SASLError", "GSSAPIError", "NoSASLMechanism")
 
 
@@ -42,6 +44,8 @@ def from_hdfs_native(subject: str, error: BaseException) -> OriginError:
             f"access denied to {subject} ({java}): check the user (HADOOP_USER_NAME or Kerberos) "
             "and the permissions"
         )
+    if java in _BUSY:
+        return OriginBusyError(f"{subject} can't be read ({java})")
     if kind in _SECURITY:
         return AccessDeniedError(
             f"can't log in to read {subject} ({kind}): check the Kerberos ticket (klist) and "

@@ -10,6 +10,7 @@ from cachefs.errors import (
     AccessDeniedError,
     NotFoundError,
     ObjectChangedError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
 )
@@ -19,6 +20,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _OBSTORE_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+_BUSY_STATUS = (429, 503)
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
@@ -29,7 +31,12 @@ def error_code(body: bytes) -> str:
 
 
 def from_status(
-    target: S3Target, subject: str, status: int, code: str, region: str | None = None
+    target: S3Target,
+    subject: str,
+    status: int,
+    code: str,
+    region: str | None = None,
+    retry_after_s: float | None = None,
 ) -> OriginError:
     """The exception for an answer that is not a success. `subject` is what was asked for."""
     place = f"{subject} at {target.endpoint}"
@@ -47,6 +54,8 @@ def from_status(
         return NotFoundError(f"{place} does not exist")
     if status in (412, 416):
         return ObjectChangedError(f"{place} has changed since it was listed")
+    if status in _BUSY_STATUS:
+        return OriginBusyError(f"{place} can't be read ({reason})", retry_after_s)
     return OriginUnavailableError(f"{place} can't be read ({reason})")
 
 

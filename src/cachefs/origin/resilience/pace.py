@@ -1,0 +1,47 @@
+"""How fast bodies have come lately: what a large one may take, and which request is a straggler."""
+
+from collections import deque
+
+_MIB = 1 << 20
+_FACTOR = 8
+_LEAST_S_PER_MIB, _MOST_S_PER_MIB = 0.1, 1.0
+_WEIGHT = 0.1
+_MEASURED_BYTES = 256 << 10
+"""What is smaller measures the latency, not the rate."""
+_SAMPLES = 200
+_ENOUGH_SAMPLES = 50
+_QUANTILE = 0.95
+_RENEW_EVERY = 20
+_LEAST_DELAY_S = 0.005
+
+
+class Pace:
+    """Learns from the reads that succeed."""
+
+    def __init__(self) -> None:
+        self._s_per_mib = 2 * _LEAST_S_PER_MIB / _FACTOR
+        self._latencies_s: deque[float] = deque(maxlen=_SAMPLES)
+        self._since_renewal = 0
+        self._straggler_s: float | None = None
+
+    def note(self, size_bytes: int, took_s: float) -> None:
+        """A read of `size_bytes` has succeeded."""
+        if size_bytes >= _MEASURED_BYTES:
+            self._s_per_mib += _WEIGHT * (took_s * _MIB / size_bytes - self._s_per_mib)
+        if size_bytes > _MIB:
+            return
+        self._latencies_s.append(took_s)
+        self._since_renewal += 1
+        if self._since_renewal >= _RENEW_EVERY and len(self._latencies_s) >= _ENOUGH_SAMPLES:
+            self._since_renewal = 0
+            ordered = sorted(self._latencies_s)
+            self._straggler_s = max(_LEAST_DELAY_S, ordered[int(len(ordered) * _QUANTILE)])
+
+    def allowance_s(self, size_bytes: int) -> float:
+        """What a body of this size may take on top of what any request may."""
+        s_per_mib = self._s_per_mib * _FACTOR
+        return min(max(s_per_mib, _LEAST_S_PER_MIB), _MOST_S_PER_MIB) * size_bytes / _MIB
+
+    def straggler_s(self, size_bytes: int) -> float | None:
+        """After how long a read is among the slowest twentieth; None if nobody knows."""
+        return None if size_bytes > _MIB else self._straggler_s

@@ -1,0 +1,444 @@
+"""`ResilientOrigin`: any origin, asked with deadlines, retries, limits and a circuit breaker.
+
+**Deadlines.** A call fails after `Resilience.patience_s`, whatever its requests do; a single
+request is given up sooner, so that there is time for another. Large bodies may take longer, in
+proportion to how fast others came lately. Time in a queue (for a slot, for the end of a
+Retry-After) counts only while the origin serves nobody: an origin at work must not turn load into
+errors. What a bandwidth limit costs never counts.
+
+**Retries** of all that may be better next time, with full jitter. Definite answers (absent, denied,
+changed) are passed on at once.
+
+**Too much to do** (429, 503) and requests that time out while others are served lower the number of
+requests under way (`limiter.py`).
+
+**Away.** When the breaker is open new calls fail at once; those that were under way wait for the
+origin to come back as long as their deadline lets them. Probes find out when it does.
+"""
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict, TypeVar
+
+import trio
+
+from cachefs.errors import (
+    BadDataError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.base import Origin
+from cachefs.origin.names import Pages, join
+from cachefs.origin.resilience.bandwidth import TokenBucket
+from cachefs.origin.resilience.breaker import Breaker
+from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
+from cachefs.origin.resilience.pace import Pace
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_DELAY_S = 0.05
+_MOST_DELAY_S = 1.0
+_PROBE_INTERVAL_S = (0.3, 0.7)
+_CHECK_TRIES = 3
+_WHOLE_LISTING_S = 120.0
+"""For origins that give a directory in one piece, however large it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    """`read_timeout_s` is when a reader has its error at the latest, `request_timeout_s` what one
+    request may take until the body comes. `download_limit` is bytes per second."""
+
+    read_timeout_s: float = 5.0
+    request_timeout_s: float = 2.0
+    max_downloads: int = 64
+    download_limit: float | None = None
+    hedge: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """The rest of `read_timeout_s` is for the way back."""
+        return 0.9 * self.read_timeout_s
+
+
+class OriginHealth(TypedDict):
+    """For `status`. `down_since` is seconds since the epoch, None while the origin answers;
+    `limit` is how many requests may be under way now."""
+
+    down_since: float | None
+    problem: str | None
+    limit: int
+    in_flight: int
+    queued: int
+    retries: int
+    busy_answers: int
+    failed_calls: int
+    hedges: int
+
+
+class ResilientOrigin(Origin):
+    """Wraps `inner`. While `run` runs, the breaker works; without it, it never opens."""
+
+    def __init__(
+        self, inner: Origin, settings: Resilience, rng: random.Random | None = None
+    ) -> None:
+        self.url = inner.url
+        self.identity = inner.identity
+        self.counters = inner.counters
+        self.read_at = float("-inf")
+        """When `read` last succeeded or was held back by the bandwidth limit, on trio's clock."""
+        self._inner = inner
+        self._settings = settings
+        self._random = rng or random.Random()
+        self._slots = Slots(AdaptiveLimit(settings.max_downloads))
+        self._bucket = TokenBucket(settings.download_limit)
+        self._pace = Pace()
+        self._breaker = Breaker(settings.patience_s)
+        self._answered_at = float("-inf")
+        self._back = trio.Event()
+        """Set when a run of failures has ended; a new one for every run."""
+        self._down_since: float | None = None
+        self._nursery: trio.Nursery | None = None
+        self._watching = False
+        self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
+
+    # -- settings and state --------------------------------------------------------------------
+
+    @property
+    def is_down(self) -> bool:
+        """The breaker is open: all calls fail at once."""
+        return self._breaker.is_open
+
+    @property
+    def max_downloads(self) -> int:
+        return self._slots.limit.most
+
+    @max_downloads.setter
+    def max_downloads(self, most: int) -> None:
+        self._slots.limit.most = most
+        self._slots.grant()
+
+    @property
+    def download_limit(self) -> float | None:
+        """Bytes per second; None is no limit."""
+        return self._bucket.bytes_per_s
+
+    @download_limit.setter
+    def download_limit(self, bytes_per_s: float | None) -> None:
+        self._bucket.set_rate(bytes_per_s, trio.current_time())
+
+    def health(self) -> OriginHealth:
+        """For `status`."""
+        return {
+            "down_since": self._down_since,
+            "problem": self._breaker.reason if self.is_down else None,
+            "limit": self._slots.limit.now,
+            "in_flight": self._slots.in_flight,
+            "queued": self._slots.queued,
+            "retries": self._retries,
+            "busy_answers": self._busy_answers,
+            "failed_calls": self._failed_calls,
+            "hedges": self._hedges,
+        }
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send probes when they are needed, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    # -- Origin --------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """`Origin.check`, a few times."""
+        await self._call("", self._inner.check, most_tries=_CHECK_TRIES)
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """`Origin.stat`."""
+        return await self._call(path, partial(self._inner.stat, path))
+
+    def list_dir(self, path: str) -> Pages:
+        """`Origin.list_dir`; each page has a deadline of its own."""
+        pages = aiter(self._inner.list_dir(path))
+        request_s = _WHOLE_LISTING_S if self._inner.lists_in_one_piece else None
+        return Pages(partial(self._call, path, partial(_next_page, pages), request_s=request_s))
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """`Origin.read`, not sooner than the bandwidth limit allows."""
+        self._refuse_if_down()
+        await self._hold_back(length)
+        attempt = partial(self._read_once, path, meta, offset, length)
+        data = await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
+        self.read_at = trio.current_time()
+        return data
+
+    async def aclose(self) -> None:
+        """Close `inner`."""
+        await self._inner.aclose()
+
+    # -- one call ------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        path: str,
+        attempt: Callable[[], Awaitable[T]],
+        extra_s: float = 0.0,
+        request_s: float | None = None,
+        most_tries: int | None = None,
+    ) -> T:
+        """Try until there is an answer. Raises `OriginError`.
+
+        `extra_s` is what the body may take on top. With `request_s` each request may take so
+        long, but none is begun after the deadline.
+        """
+        self._refuse_if_down()
+        deadline = trio.current_time() + self._settings.patience_s + extra_s
+        tries = 0
+        failure: OriginError | None = None
+        try:
+            while True:
+                deadline = await self._take_slot(path, deadline, failure)
+                try:
+                    timeout_s = request_s or self._request_s(deadline, extra_s)
+                    return await self._try(path, attempt, timeout_s)
+                except (OriginUnavailableError, BadDataError) as error:
+                    failure = error
+                tries += 1
+                if most_tries is not None and tries >= most_tries:
+                    raise failure
+                deadline = await self._back_off(tries, failure, deadline)
+                self._retries += 1
+        except (OriginUnavailableError, BadDataError):
+            self._failed_calls += 1
+            raise
+
+    def _request_s(self, deadline: float, extra_s: float) -> float:
+        """What one request may take. What would be too short for another is added to the last."""
+        left_s = deadline - trio.current_time()
+        full_s = self._settings.request_timeout_s + extra_s
+        return full_s if left_s >= full_s + self._settings.request_timeout_s else left_s
+
+    async def _try(self, path: str, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+        """One request in a slot that is given back here. Every outcome is noted."""
+        began_at = trio.current_time()
+        try:
+            with trio.move_on_after(timeout_s):
+                result = await attempt()
+                self._note_answer()
+                return result
+            self.counters.errors += 1
+            if self._answered_at > began_at:  # too much for it rather than away
+                self._note_refusal(began_at)
+            raise OriginUnavailableError(
+                f"{self._subject(path)} can't be read: no answer within {timeout_s:.1f} s"
+            )
+        except OriginBusyError:
+            self._busy_answers += 1
+            self._note_refusal(began_at)
+            raise
+        except OriginUnavailableError as error:
+            self._note_failure(began_at, str(error), path)
+            raise
+        except OriginError:
+            self._note_answer()
+            raise
+        finally:
+            self._slots.release()
+
+    def _note_answer(self) -> None:
+        self._answered_at = trio.current_time()
+        self._slots.limit.served(self._slots.in_flight)
+        self._end_of_run()
+
+    def _note_refusal(self, began_at: float) -> None:
+        self._slots.limit.refused(began_at, trio.current_time(), self._slots.in_flight)
+
+    async def _take_slot(self, path: str, deadline: float, failure: OriginError | None) -> float:
+        """Wait for a slot, and while the breaker is open. Returns the deadline, put off by the
+        time that doesn't count. Raises `failure` (or says that the queue was too long)."""
+        if self.is_down:
+            assert failure is not None
+            deadline = await self._wait(self._back, deadline, failure)
+        if self._slots.try_take():
+            return deadline
+        granted = self._slots.ask()
+        try:
+            return await self._wait(granted, deadline, failure or self._queue_too_long(path))
+        except BaseException:
+            self._slots.withdraw(granted)
+            raise
+
+    async def _back_off(self, tries: int, failure: OriginError, deadline: float) -> float:
+        """Sleep before the next try. Returns the deadline, put off by what doesn't count. Raises
+        `failure` if there is no time for another try."""
+        longest_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
+        delay_s = self._random.uniform(0, longest_s)
+        began_at = trio.current_time()
+        if not isinstance(failure, OriginBusyError):
+            if began_at + delay_s >= deadline:
+                raise failure
+            await trio.sleep(delay_s)
+            return deadline
+        until = began_at + delay_s + (failure.retry_after_s or 0.0)
+        left_s = deadline - began_at
+        while (now := trio.current_time()) < until:
+            if now >= deadline:
+                raise failure
+            await trio.sleep_until(min(until, deadline))
+            deadline = self._put_off(began_at, left_s)
+        return deadline
+
+    async def _wait(self, event: trio.Event, deadline: float, failure: OriginError) -> float:
+        """Wait for `event`; see `_take_slot`."""
+        began_at = trio.current_time()
+        left_s = deadline - began_at
+        while not event.is_set():
+            with trio.move_on_at(deadline):
+                await event.wait()
+            deadline = self._put_off(began_at, left_s)
+            if trio.current_time() >= deadline and not event.is_set():
+                raise failure
+        return deadline
+
+    def _put_off(self, began_at: float, left_s: float) -> float:
+        """The deadline of who had `left_s` when he began to wait."""
+        return max(began_at, self._answered_at) + left_s
+
+    async def _hold_back(self, size_bytes: int) -> None:
+        """Wait as the bandwidth limit says."""
+        until = trio.current_time()
+        until += self._bucket.reserve(size_bytes, until)
+        while (left_s := until - trio.current_time()) > 0:
+            self.read_at = trio.current_time()  # readers know that it is not the origin's fault
+            await trio.sleep(min(left_s, 1.0))
+
+    # -- hedged reads --------------------------------------------------------------------------
+
+    async def _read_once(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        began_at = trio.current_time()
+        read = partial(self._inner.read, path, meta, offset, length)
+        straggler_s = self._pace.straggler_s(length) if self._settings.hedge else None
+        data = await (read() if straggler_s is None else self._hedged(read, straggler_s))
+        self._pace.note(length, trio.current_time() - began_at)
+        return data
+
+    async def _hedged(self, read: Callable[[], Awaitable[Buffer]], after_s: float) -> Buffer:
+        """The answer of `read`, or of a second one begun after a while if there is a slot for it:
+        whichever is the first. If all fail, the error of the first to fail is raised."""
+        results: list[Buffer] = []
+        errors: list[OriginError] = []
+        one_failed = trio.Event()
+
+        async def ask() -> None:
+            try:
+                results.append(await read())
+                nursery.cancel_scope.cancel()
+            except OriginError as error:
+                errors.append(error)
+                one_failed.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            with trio.move_on_after(after_s):
+                await one_failed.wait()
+            if not errors and self._slots.try_take():
+                try:
+                    self._hedges += 1
+                    await ask()
+                finally:
+                    self._slots.release()
+        if results:
+            return results[0]
+        raise errors[0]
+
+    # -- the breaker ---------------------------------------------------------------------------
+
+    def _refuse_if_down(self) -> None:
+        if self._down_since is not None:
+            self._failed_calls += 1
+            since = time.strftime("%H:%M:%S", time.localtime(self._down_since))
+            raise OriginUnavailableError(
+                f"{self.url} does not answer (since {since}): {self._breaker.reason}"
+            )
+
+    def _note_failure(self, began_at: float, reason: str, path: str) -> None:
+        now = trio.current_time()
+        self._breaker.failed(began_at, now, reason)
+        if self._nursery is not None and not self._watching and self._breaker.is_suspect(now):
+            self._watching = True
+            self._back = trio.Event()
+            self._nursery.start_soon(self._watch, path)
+
+    async def _watch(self, path: str) -> None:
+        """Probe until the run of failures has ended, and open the breaker when it is time."""
+        try:
+            async with trio.open_nursery() as probes:
+                while self._breaker.is_failing:
+                    if self._back.is_set():  # one run has ended, and another begun at once
+                        self._back = trio.Event()
+                    # A silent origin holds each probe for a while: the next doesn't wait for it.
+                    probes.start_soon(self._probe, path)
+                    with trio.move_on_after(self._random.uniform(*_PROBE_INTERVAL_S)):
+                        await self._back.wait()
+                    if self._breaker.try_to_open(trio.current_time()):
+                        self._down_since = time.time() - self._settings.patience_s
+                        log.warning(
+                            "%s does not answer; what is not cached fails at once now: %s",
+                            self.url,
+                            self._breaker.reason,
+                        )
+                probes.cancel_scope.cancel()
+        finally:
+            self._watching = False
+
+    async def _probe(self, path: str) -> None:
+        """Ask for what failed; anything that the origin says about it is an answer."""
+        answered = False
+        with trio.move_on_after(self._settings.request_timeout_s):
+            try:
+                await (self._inner.stat(path) if path else self._inner.check())
+                answered = True
+            except OriginError as error:
+                busy = isinstance(error, OriginBusyError)
+                answered = busy or not isinstance(error, OriginUnavailableError)
+        if answered:
+            self._end_of_run()
+        else:
+            self._breaker.probe_failed()
+
+    def _end_of_run(self) -> None:
+        if not self._breaker.is_failing:
+            return
+        if self._breaker.answered() and self._down_since is not None:
+            lasted_s = time.time() - self._down_since
+            self._down_since = None
+            log.warning("%s answers again, after %.0f s", self.url, lasted_s)
+        self._back.set()
+
+    def _queue_too_long(self, path: str) -> OriginError:
+        return OriginUnavailableError(
+            f"{self._subject(path)} can't be read: the origin answered none of the requests before "
+            "it in time"
+        )
+
+    def _subject(self, path: str) -> str:
+        return join(self.url.rstrip("/"), path)
+
+
+async def _next_page(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+    with suppress(StopAsyncIteration):
+        return await anext(pages)
+    return None

@@ -1,0 +1,17 @@
+"""The HTTP header Retry-After."""
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+
+def parse_retry_after(value: str | None) -> float | None:
+    """Seconds from now, from a number or a date; None for anything else."""
+    text = (value or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        when = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    aware = when if when.tzinfo else when.replace(tzinfo=UTC)
+    return max(0.0, (aware - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,206 @@
+"""`ResilientOrigin` over an origin in memory, on a clock that jumps."""
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import Buffer, Entry, ObjectMeta
+
+DOWN = OriginUnavailableError("down")
+OPENS = "does not answer; what is not cached fails at once"
+CLOSES = "answers again"
+
+
+class Store(MemoryOrigin):
+    """`state` decides what every request meets; None: nothing unusual."""
+
+    def __init__(self) -> None:
+        super().__init__(delay_s=0.01)
+        self.state: Callable[[], Awaitable[None]] | None = None
+        self.requests = 0
+        self.meta = self.put("f", b"data")
+
+    async def _request(self) -> None:
+        self.requests += 1
+        if self.state is not None:
+            await self.state()
+        await super()._request()
+
+    async def refuse(self) -> None:
+        raise DOWN
+
+    async def be_silent(self) -> None:
+        await trio.sleep_forever()
+
+
+def resilient(store: Store, **settings: float) -> ResilientOrigin:
+    return ResilientOrigin(store, Resilience(**settings), random.Random(1))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(store: Store, **settings: float) -> AsyncIterator[ResilientOrigin]:
+    origin = resilient(store, **settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(origin.run)
+        yield origin
+        nursery.cancel_scope.cancel()
+
+
+async def read(origin: ResilientOrigin, store: Store) -> Buffer:
+    return await origin.read("f", store.meta, 0, 4)
+
+
+async def seconds_to_fail(origin: ResilientOrigin, store: Store, match: str | None = None) -> float:
+    began_at = trio.current_time()
+    with pytest.raises(OriginUnavailableError, match=match):
+        await read(origin, store)
+    return trio.current_time() - began_at
+
+
+@pytest.mark.parametrize("error", [DOWN, BadDataError("short"), OriginBusyError("busy")])
+async def test_a_few_failures_are_not_seen(error: OriginError, autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+    store.fail_next(3, error)
+    assert await read(origin, store) == b"data"
+    store.fail_next(3, error)
+    assert await origin.stat("f") == store.meta
+    assert origin.health()["retries"] == 6
+    assert origin.health()["failed_calls"] == 0
+
+
+@pytest.mark.parametrize("kind", [NotFoundError, AccessDeniedError, ObjectChangedError])
+async def test_definite_answers_are_final(
+    kind: type[OriginError], autojump_clock: MockClock
+) -> None:
+    store = Store()
+    origin = resilient(store)
+    store.fail_next(1, kind("no"))
+    with pytest.raises(kind):
+        await read(origin, store)
+    assert store.requests == 1
+
+
+async def test_one_silence_costs_one_request(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+
+    async def be_silent_once() -> None:
+        store.state = None
+        await trio.sleep_forever()
+
+    store.state = be_silent_once
+    began_at = trio.current_time()
+    assert await read(origin, store) == b"data"
+    assert trio.current_time() - began_at < 3
+
+
+@pytest.mark.parametrize("state", ["refuse", "be_silent"])
+async def test_a_call_ends_within_the_read_timeout(state: str, autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+    store.state = getattr(store, state)
+    for timeout_s in (5.0, 5.0):
+        assert 3 < await seconds_to_fail(origin, store) <= timeout_s
+    began_at = trio.current_time()
+    with pytest.raises(OriginUnavailableError):
+        await origin.stat("f")
+    assert trio.current_time() - began_at <= 5
+    began_at = trio.current_time()
+    with pytest.raises(OriginUnavailableError):
+        [page async for page in origin.list_dir("")]
+    assert trio.current_time() - began_at <= 5
+
+
+async def test_a_page_is_asked_for_again_not_the_listing(autojump_clock: MockClock) -> None:
+    store = Store()
+    store.page_size = 2
+    for index in range(6):
+        store.put(f"d/{index}", b"")
+    origin = resilient(store)
+    names: list[str] = []
+    async for page in origin.list_dir("d"):
+        names += [entry.name for entry in page]
+        store.fail_next(2, DOWN)
+    assert names == list("012345")
+    assert store.counters.lists == 3 + 2 * 2
+
+
+@pytest.mark.expect_log(OPENS)
+@pytest.mark.expect_log(CLOSES)
+@pytest.mark.parametrize("state", ["refuse", "be_silent"])
+async def test_an_outage(state: str, autojump_clock: MockClock) -> None:
+    store = Store()
+    async with running(store) as origin:
+        store.state = getattr(store, state)
+        assert await seconds_to_fail(origin, store) > 3
+        await trio.sleep(1.5)
+        assert origin.is_down
+        for _ in range(10):
+            assert await seconds_to_fail(origin, store, "does not answer .since") == 0
+            await trio.sleep(10)
+        assert origin.health()["down_since"] is not None
+        store.state = None
+        await trio.sleep(1.2)
+        assert not origin.is_down
+        assert await read(origin, store) == b"data"
+        requests = store.requests
+        await trio.sleep(60)
+        assert store.requests == requests  # no probe when all is well
+
+
+async def test_a_short_outage_is_waited_out(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with running(store) as origin:
+        store.state = store.refuse
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(read, origin, store)
+            await trio.sleep(3.0)
+            store.state = None
+        assert origin.health()["failed_calls"] == 0
+
+
+async def test_one_bad_object_does_not_open_the_breaker(autojump_clock: MockClock) -> None:
+    store = Store()
+    store.put("good", b"good")
+
+    async with running(store) as origin:
+        read_well = store.read
+
+        async def read_badly(path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+            if path == "f":
+                raise DOWN
+            return await read_well(path, meta, offset, length)
+
+        store.read = read_badly  # type: ignore[method-assign]
+        for _ in range(5):
+            assert await seconds_to_fail(origin, store, "down") > 3
+            assert not origin.is_down
+
+
+async def test_a_whole_listing_may_take_long(autojump_clock: MockClock) -> None:
+    class Slow(Store):
+        lists_in_one_piece = True
+
+        async def _request(self) -> None:
+            await trio.sleep(30)
+
+    store = Slow()
+    pages = [page async for page in resilient(store).list_dir("")]
+    assert pages == [[Entry("f", store.meta)]]
