@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import trio
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -17,11 +16,13 @@ from cachefs.errors import (
     NotADirError,
     NotFoundError,
     ObjectChangedError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     UsageError,
 )
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import ObjectMeta
 from tests.origin.listing import list_all
 
@@ -438,11 +439,15 @@ async def test_range_beyond_the_end_means_changed(fake) -> None:
 
 async def test_server_errors(fake) -> None:
     fake.answers = [(503, {}, b"<Error><Code>SlowDown</Code></Error>")]
-    with trio.fail_after(5), pytest.raises(OriginUnavailableError):
+    with pytest.raises(OriginBusyError):
         await fake.origin.read("f", META, 0, 4)
-    with trio.fail_after(5), pytest.raises(OriginUnavailableError, match="503 SlowDown"):
+    fake.answers = [(503, {"Retry-After": "7"}, b"<Error><Code>SlowDown</Code></Error>")]
+    with pytest.raises(OriginBusyError, match="503 SlowDown") as caught:
         await list_all(fake.origin)
-    assert fake.origin.counters.lists == 3
+    assert caught.value.retry_after_s == 7
+    # Whoever wants more tries wraps the origin (`resilience`).
+    assert (fake.origin.counters.gets, fake.origin.counters.lists) == (1, 1)
+    assert len(fake.seen) == 2
 
 
 async def test_listing_survives_one_server_error(fake) -> None:
@@ -452,8 +457,8 @@ async def test_listing_survives_one_server_error(fake) -> None:
         b"<Contents><Key>f</Key><Size>4</Size><ETag>one</ETag>"
         b"<LastModified>2026-11-02T10:00:00.123Z</LastModified></Contents>",
     )
-    fake.answers = [(500, {}, b""), (200, {}, page)]
-    assert (await list_all(fake.origin))["f"].meta == META
+    fake.answers = [(500, {}, b""), (200, {}, b"<html>"), (200, {}, page)]
+    assert (await list_all(ResilientOrigin(fake.origin, Resilience())))["f"].meta == META
 
 
 async def test_listing_that_is_none(fake) -> None:
@@ -467,3 +472,83 @@ async def test_bucket_in_another_region(fake) -> None:
     fake.answers = [(301, {"x-amz-bucket-region": "eu-west-3"}, b"<Error/>")]
     with pytest.raises(OriginUnavailableError, match="eu-west-3"):
         await fake.origin.check()
+
+
+# Digests
+
+
+GOOD_MD5 = '"8d777f385d3dfec8815d20f7496026dc"'  # of b"data"
+DIGESTED = ObjectMeta(4, META.mtime_ns, GOOD_MD5)
+
+
+@pytest.mark.parametrize("e_tag", [GOOD_MD5, GOOD_MD5.upper()])
+async def test_wrong_bytes_never_come_through(fake, e_tag) -> None:
+    meta = ObjectMeta(4, META.mtime_ns, e_tag)
+    fake.answers = [(200, DATE | {"ETag": e_tag}, b"data")]
+    assert bytes(await fake.origin.read("f", meta, 0, 4)) == b"data"
+    assert len(fake.seen) == 1
+    fake.answers = [(200, DATE | {"ETag": e_tag}, b"dada")]
+    for _ in range(3):
+        with pytest.raises(BadDataError, match="--verify-origin off"):
+            await fake.origin.read("f", meta, 0, 4)
+    assert fake.origin.counters.errors == 3
+    fake.answers = [(206, DATE | {"ETag": e_tag, "Content-Range": "bytes 0-2/4"}, b"dad")]
+    assert bytes(await fake.origin.read("f", meta, 0, 3)) == b"dad", "a part has no digest"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-amz-server-side-encryption": "aws:kms"},
+        {"x-amz-server-side-encryption": "aws:kms:dsse"},
+        {"x-amz-server-side-encryption-customer-algorithm": "AES256"},
+        {"x-oss-object-type": "Appendable"},
+        {"x-oss-request-id": "1", "Content-MD5": "CY9rzUYh03PK3k6DJie09g=="},
+    ],
+)
+async def test_e_tags_that_are_no_digests(fake, headers) -> None:
+    fake.answers = [(200, DATE | {"ETag": GOOD_MD5} | headers, b"dada")]
+    for _ in range(3):
+        assert bytes(await fake.origin.read("f", DIGESTED, 0, 4)) == b"dada"
+    assert len(fake.seen) == 4, "asked once"
+    assert fake.origin.counters.errors == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-amz-server-side-encryption": "AES256"},
+        {"x-oss-request-id": "1", "Content-MD5": "jXd/OF09/siBXSD3SWAm3A=="},
+    ],
+)
+async def test_e_tags_that_are_digests_all_the_same(fake, headers) -> None:
+    fake.answers = [(200, DATE | {"ETag": GOOD_MD5} | headers, b"dada")]
+    with pytest.raises(BadDataError):
+        await fake.origin.read("f", DIGESTED, 0, 4)
+
+
+@pytest.mark.parametrize("e_tag", [GOOD_MD5[:-1] + '-2"', '"not hex"', f"W/{GOOD_MD5}"])
+async def test_e_tags_that_look_like_no_digest(fake, e_tag) -> None:
+    fake.answers = [(200, DATE | {"ETag": e_tag}, b"dada")]
+    meta = await fake.origin.stat("f")
+    assert bytes(await fake.origin.read("f", meta, 0, 4)) == b"dada"
+
+
+async def test_comparing_can_be_switched_off(fake) -> None:
+    fake.answers = [(200, DATE | {"ETag": GOOD_MD5}, b"dada")]
+    endpoint = fake.origin._target.endpoint
+    origin = open_origin("s3://b", OriginOptions(endpoint, anonymous=True, verify_origin="off"))
+    assert bytes(await origin.read("f", DIGESTED, 0, 4)) == b"dada"
+    await origin.aclose()
+
+
+async def test_digest_of_a_real_object_with_an_odd_key(weed) -> None:
+    weed.make_bucket("digested")
+    weed.put("digested", "sp ace/é%41+#", b"data")
+    origin = open_origin("s3://digested")
+    meta = await origin.stat("sp ace/é%41+#")
+    assert meta.version == GOOD_MD5
+    assert bytes(await origin.read("sp ace/é%41+#", meta, 0, 4)) == b"data"
+    headers = origin._lister.head("sp ace/é%41+#")
+    assert headers["etag"] == GOOD_MD5
+    await origin.aclose()

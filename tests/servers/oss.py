@@ -1,7 +1,7 @@
 """SeaweedFS addressed as OSS is: the bucket in the host name, as in bucket.localhost:8333.
 
-Names below `localhost` are resolved on few machines. So clients are told that the server is
-their HTTP proxy too, which needs no resolving: requests arrive with the whole URL in the first line.
+Names below `localhost` are resolved on few machines. So clients are told that the server is their
+HTTP proxy too, which needs no resolving: requests come with the whole URL in the first line.
 """
 
 from pathlib import Path

@@ -89,22 +89,26 @@ class FileSource(Source):
             return self._keys
 
     def _look(self) -> None:
+        gone: FileNotFoundError | None = None
         for _ in range(_TRIES):
-            files = _files(self._dir)
             try:
+                files = _files(self._dir)
                 before = _fingerprint(files)
                 if self._keys is not None and before == self._print:
                     return
                 texts = {word: _value(file) for word, file in files.items()}
                 after = _fingerprint(_files(self._dir))
-            except FileNotFoundError:
-                continue  # swapped under us
+            except FileNotFoundError as error:
+                gone = error  # swapped under us, perhaps
+                continue
             if before == after:
                 keys = self._keys_from(texts)
                 if self._keys is not None and keys != self._keys:
                     log.info("the credentials in %s have changed", self._dir)
                 self._keys, self._print = keys, before
                 return
+        if gone is not None:
+            raise gone
         raise AccessDeniedError(f"the files in {self._dir} change faster than they can be read")
 
     def _keys_from(self, texts: dict[str, str]) -> Keys:

@@ -5,6 +5,7 @@ If-Match, and the ETag of the answer is compared too, so that a server which ign
 can't slip in other bytes.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,7 +22,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginError,
 )
-from cachefs.origin import s3_errors
+from cachefs.origin import digest, s3_errors
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.credential_files import choose_source
 from cachefs.origin.names import Pages, TwinMerger, is_key_name
@@ -42,6 +43,8 @@ from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
 _NS_PER_S = 1_000_000_000
@@ -70,6 +73,7 @@ class ObjectStoreOrigin(Origin):
         self._target = target
         self._credentials = credentials
         self._max_downloads = options.max_downloads
+        self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
@@ -111,8 +115,13 @@ class ObjectStoreOrigin(Origin):
             options["if_match"] = meta.version
         if (offset, length) != (0, meta.size_bytes):
             options["range"] = (offset, offset + length)
+        md5 = None
+        if self._verifies and "range" not in options:
+            md5 = digest.md5_in(meta.version, self._target.bucket)
         self.counters.gets += 1
-        found, data = await self._in_thread(path, partial(_get, self._store, key, options))
+        found, data, as_told = await self._in_thread(
+            path, partial(_get, self._store, key, options, md5)
+        )
         view = memoryview(data)
         self.counters.get_bytes += view.nbytes
         if _meta_from(found).version != meta.version:
@@ -122,7 +131,24 @@ class ObjectStoreOrigin(Origin):
             raise BadDataError(
                 f"{self._subject(path)}: got {view.nbytes} bytes instead of {length}"
             )
+        if md5 is not None and not as_told:
+            await self._explain_mismatch(path, key, md5)
         return view
+
+    async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
+        """Raises `BadDataError` unless the ETag is something else than an MD5. Then nothing is
+        compared any more: a bucket is encrypted as a whole, as a rule."""
+        self.counters.heads += 1
+        headers = await self._in_thread(path, partial(self._lister.head, key))
+        if digest.is_no_md5(headers, md5):
+            self._verifies = False
+            log.info("ETags in %s are no MD5s: what is read is not compared with them", self.url)
+            return
+        self.counters.errors += 1
+        raise BadDataError(
+            f"{self._subject(path)}: the bytes are not those of its ETag (if this store's ETags "
+            "are no MD5s: --verify-origin off)"
+        )
 
     async def aclose(self) -> None:
         """Close the connections for listings; obstore closes its own when dropped."""
@@ -288,9 +314,11 @@ def _head(store: S3Store, key: str) -> Any:
     return obstore.head(store, key)
 
 
-def _get(store: S3Store, key: str, options: Any) -> tuple[Any, Buffer]:
+def _get(store: S3Store, key: str, options: Any, md5: bytes | None) -> tuple[Any, Buffer, bool]:
+    """What was found, its bytes, and whether they have that MD5."""
     result = obstore.get(store, key, options=options)
-    return result.meta, result.bytes()
+    data = result.bytes()
+    return result.meta, data, md5 is None or digest.has_md5(data, md5)
 
 
 def _meta_from(found: Any) -> ObjectMeta:

@@ -14,9 +14,9 @@ _FSSPEC_PREFIX = "fsspec+"
 def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     """The origin for `url`; sends no request.
 
-    `s3://BUCKET[/PREFIX]` opens the object store, `hdfs://` a NameNode or a nameservice; any
-    other URL goes to fsspec, and `fsspec+s3://...` forces that. Raises `UsageError` for a URL
-    that nothing can open and for options that contradict each other.
+    `s3://BUCKET[/PREFIX]` and `oss://` open an object store, `hdfs://` a NameNode or a
+    nameservice; any other URL goes to fsspec, and `fsspec+s3://...` forces that. Raises
+    `UsageError` for a URL that nothing can open and for options that contradict each other.
     """
     options = options or OriginOptions()
     if options.max_downloads < 1:
@@ -24,6 +24,8 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     scheme, separator, rest = url.partition("://")
     if not separator or not scheme:
         raise UsageError(f"source {url!r} is no URL: write s3://BUCKET/PREFIX or file:///DIR")
+    if options.credentials_dir is not None and scheme not in ("s3", "oss"):
+        raise UsageError(f"--credentials-dir is for s3:// and oss://, not for {scheme}://")
     if scheme == "s3":
         from cachefs.origin.object_store import open_s3
 

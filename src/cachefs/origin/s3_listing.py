@@ -71,7 +71,7 @@ class Page:
 
 
 class S3Lister:
-    """Sends signed listing requests for one bucket."""
+    """Sends signed requests for one bucket: listings, and HEADs that show all headers."""
 
     def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
         self._target = target
@@ -97,11 +97,19 @@ class S3Lister:
         }
         # In sorted order and strictly quoted, so that what is sent is what is signed.
         text = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in query.items() if v)
-        request = AWSRequest("GET", f"{self._url}?{text}")
+        return self._send("GET", f"{self._url}?{text}", prefix)[1]
+
+    def head(self, key: str) -> dict[str, str]:
+        """All headers of an object, by lower-case names. Raises `OriginError`."""
+        url = f"{self._target.base_url}/{quote(key, safe='/-_.~')}"
+        return self._send("HEAD", url, key)[0]
+
+    def _send(self, method: str, url: str, key: str) -> tuple[dict[str, str], bytes]:
+        request = AWSRequest(method, url)
         frozen = self._credentials.current()
         if frozen is not None:
             S3SigV4Auth(frozen, "s3", self._target.region).add_auth(request)
-        subject = f"{self._target.scheme}://{self._target.bucket}/{prefix}"
+        subject = f"{self._target.scheme}://{self._target.bucket}/{key}"
         try:
             answer = self._http.send(request.prepare())
             body: bytes = answer.content
@@ -114,7 +122,7 @@ class S3Lister:
             raise s3_errors.from_status(
                 self._target, subject, answer.status_code, code, region, retry_after_s
             )
-        return body
+        return {name.lower(): value for name, value in answer.headers.items()}, body
 
     def close(self) -> None:
         """Drop idle connections."""
