@@ -1,0 +1,144 @@
+"""A mount of a real S3 server, with a proxy between them that spoils answers."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mount.harness import Site
+from tests.mount.outage import (
+    EIO_S,
+    KILLED_S,
+    PATIENCE_S,
+    SHORT_TTLS,
+    TROUBLE,
+    Outage,
+    objects,
+)
+from tests.servers.fault_proxy import Fault, FaultProxy
+from tests.servers.seaweedfs import SeaweedFS
+
+UNSEEN = [f"unseen/{number:02}" for number in range(30)]
+"""Directories that nobody has looked into, with one file each."""
+
+OUTAGES = list(Fault)
+ANSWERS_WRONG = {Fault.CUT, Fault.SHORT, Fault.FLIP, Fault.RESET}
+"""The server is there: look-ups go through, and it need not be left alone."""
+
+BUFFERED = "os.read(fd, 100)"
+RANDOM = "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM); os.pread(fd, 100, 50_000)"
+MAPPED = "import mmap; mmap.mmap(fd, 0, prot=mmap.PROT_READ)[20_000]"
+
+
+@pytest.fixture(scope="module")
+def bucket(seaweedfs: SeaweedFS) -> str:
+    bucket = seaweedfs.make_bucket("outage")
+    seaweedfs.put_many(bucket, objects())
+    seaweedfs.put_many(bucket, {f"{name}/file": name.encode() for name in UNSEEN})
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def proxy(seaweedfs: SeaweedFS) -> Iterator[FaultProxy]:
+    with FaultProxy(seaweedfs.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def mounted(
+    tmp_path_factory: pytest.TempPathFactory,
+    seaweedfs: SeaweedFS,
+    proxy: FaultProxy,
+    bucket: str,
+) -> Iterator[Outage]:
+    site = Site(tmp_path_factory.mktemp("outage"), f"s3://{bucket}")
+    site.environment = seaweedfs.environment | {"AWS_ENDPOINT_URL": proxy.endpoint}
+    site.expected_trouble = TROUBLE
+    site.mount(*SHORT_TTLS)
+    outage = Outage(site)
+    try:
+        outage.prepare()
+        assert outage.ls("unseen") == [os.path.basename(name) for name in UNSEEN]
+        yield outage
+    finally:
+        proxy.clear()
+        site.tear_down()
+
+
+@pytest.fixture
+def outage(mounted: Outage, proxy: FaultProxy) -> Iterator[Outage]:
+    """A mount whose origin works; so it does again afterwards."""
+    mounted.settle()
+    yield mounted
+    proxy.clear()
+
+
+@pytest.mark.parametrize("fault", OUTAGES)
+def test_an_outage_costs_only_what_is_not_cached(
+    outage: Outage, proxy: FaultProxy, fault: Fault
+) -> None:
+    with outage.cold_reader(fault) as reader:
+        proxy.fault(fault)
+        reader.go()
+        outage.check_cached(fault)
+    if fault not in ANSWERS_WRONG:
+        outage.check_fails_at_once(fault)
+    proxy.clear()
+    outage.check_recovery(fault)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_single_fault_is_invisible(outage: Outage, proxy: FaultProxy, fault: Fault) -> None:
+    before = proxy.counts().faults
+    name = outage.next_cold()
+    proxy.fault(fault, times=1, objects_only=True)
+    failure, seconds = outage.read(name)
+    print(f"{fault}, once: {os.strerror(failure)} after {seconds:.2f} s")
+    assert failure == 0
+    assert seconds < EIO_S
+    assert proxy.counts().faults == before + 1
+    if fault is Fault.FLIP:
+        gets = proxy.counts().objects
+        assert outage.read(name)[0] == 0, "what is cached is right too"
+        assert proxy.counts().objects == gets
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.FLIP])
+def test_a_single_fault_of_a_listing_is_invisible(
+    outage: Outage, proxy: FaultProxy, fault: Fault
+) -> None:
+    before = proxy.counts().faults
+    proxy.fault(fault, times=1)
+    began = time.monotonic()
+    assert outage.ls(UNSEEN[OUTAGES.index(fault)]) == ["file"]
+    print(f"{fault}, once: listed after {time.monotonic() - began:.2f} s")
+    assert proxy.counts().faults == before + 1
+
+
+@pytest.mark.parametrize("how", [BUFFERED, RANDOM, MAPPED], ids=["read", "random", "mmap"])
+def test_a_reader_that_waits_for_a_silent_origin_can_be_killed(
+    outage: Outage, proxy: FaultProxy, how: str
+) -> None:
+    path = outage.root / outage.next_cold()
+    script = f"import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); print(); {how}"
+    asked = proxy.counts().objects
+    proxy.fault(Fault.SILENCE, objects_only=True)
+    reader = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-u", "-c", script, path], stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while proxy.counts().objects == asked:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        began = time.monotonic()
+        reader.kill()
+        reader.wait(PATIENCE_S)
+    seconds = time.monotonic() - began
+    print(f"killed: gone after {seconds:.2f} s")
+    assert reader.returncode == -9, "it waited"
+    assert seconds < KILLED_S
