@@ -99,6 +99,7 @@ class _Mount:
             config.buffer_size,
             verify_full=config.verify == "full",
             scrub_interval_s=config.scrub_interval,
+            patience_s=_resilience(config).patience_s,
         )
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home

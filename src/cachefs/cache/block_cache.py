@@ -9,6 +9,7 @@ Flights belong to the cache's own nursery. A reader that gives up ends its own w
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
+_FAILURE_S = 1.0
+"""How long a block that could not be had, after many tries, is not tried again."""
+_FAILURES = 4096
 _SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
 
@@ -43,9 +47,11 @@ class BlockCache:
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         verify_full: bool = False,
         scrub_interval_s: float = 0.0,
+        patience_s: float = math.inf,
     ) -> None:
         """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then.
 
+        A reader is told that the origin failed when for `patience_s` nothing has come from it.
         For `policy_name`, `verify_full` and `scrub_interval_s` see `CacheOptions`.
         """
         self.counters = CacheCounters()
@@ -66,6 +72,9 @@ class BlockCache:
         self._flights: dict[BlockKey, Flight] = {}
         self._admitting: dict[BlockKey, memoryview] = {}
         self._budget = Budget(buffer_bytes)
+        self._patience_s = patience_s
+        self._failed: dict[BlockKey, Flight] = {}
+        self._landed_at = self._settled_at = -math.inf
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
@@ -159,12 +168,38 @@ class BlockCache:
         if fetched is not None:  # it came while a tier was being asked
             self._count_hit(len(fetched))
             return fetched
-        flight = self._flights.get(key)
+        flight = self._flights.get(key) or self._failed_lately(key)
         if flight is None:
             flight = self._start_flight(ref, key.block_index, 1)
         self.counters.misses += 1
-        await flight.done.wait()
+        await self._wait_for(flight)
         return flight.block(key.block_index)
+
+    def _failed_lately(self, key: BlockKey) -> Flight | None:
+        """The flight in which the block was sought in vain a moment ago. The kernel asks for a page
+        once more when reading ahead has failed, and its reader has no patience left for that."""
+        failed = self._failed.get(key)
+        if failed is None:
+            return None
+        if trio.current_time() < failed.ended_at + _FAILURE_S:
+            return failed
+        del self._failed[key]
+        return None
+
+    async def _wait_for(self, flight: Flight) -> None:
+        """Until it is over. A queue of requests or of blocks to store costs no reader his patience
+        as long as it moves. Raises `OriginUnavailableError` when it doesn't."""
+        while not flight.done.is_set():
+            moved_at = max(flight.began_at, self._landed_at, self._origin.held_back_at)
+            if not flight.has_room:
+                moved_at = max(moved_at, self._settled_at)
+            if moved_at + self._patience_s <= trio.current_time():
+                raise OriginUnavailableError(
+                    f"{flight.ref.path} can't be read: nothing has come from the origin for "
+                    f"{self._patience_s:.1f} s"
+                )
+            with trio.move_on_at(moved_at + self._patience_s):
+                await flight.done.wait()
 
     def _count_hit(self, length: int) -> None:
         self.counters.hits += 1
@@ -227,7 +262,7 @@ class BlockCache:
         reserved = False
         try:
             await self._budget.reserve(length)
-            reserved = True
+            reserved = flight.has_room = True
             flight.data = await self._get(flight, length)
         except BaseException as error:
             flight.error = error
@@ -241,9 +276,15 @@ class BlockCache:
             for key in flight.block_keys():
                 del self._flights[key]
             if flight.data is not None:
+                self._landed_at = trio.current_time()
                 self._admit(flight)
             elif reserved:
                 self._budget.release(length)
+            flight.ended_at = trio.current_time()
+            if flight.failed_slowly:
+                if len(self._failed) > _FAILURES:
+                    self._failed.clear()
+                self._failed.update(dict.fromkeys(flight.block_keys(), flight))
             flight.done.set()
 
     async def _get(self, flight: Flight, length: int) -> memoryview:
@@ -291,6 +332,7 @@ class BlockCache:
             self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
+        self._settled_at = trio.current_time()
         self._admitting.pop(candidate.key, None)
         flight = candidate.flight
         if flight is not None and flight.settle_block():

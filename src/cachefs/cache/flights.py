@@ -1,23 +1,41 @@
 """Blocks on their way from the origin: one flight per block, and a bound on their memory."""
 
+import math
 from collections import deque
 
 import trio
 
-from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
+from cachefs.errors import BadDataError, CachefsError, OriginError, OriginUnavailableError
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+
+_SLOWLY_S = 0.5
 
 
 class Flight:
     """One GET of a contiguous run of blocks. Over when `done` is set: `data` or `error` then."""
 
-    __slots__ = ("_open_blocks", "block_count", "data", "done", "error", "first_block", "ref")
+    __slots__ = (
+        "_open_blocks",
+        "began_at",
+        "block_count",
+        "data",
+        "done",
+        "ended_at",
+        "error",
+        "first_block",
+        "has_room",
+        "ref",
+    )
 
     def __init__(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         self.ref = ref
         self.first_block = first_block
         self.block_count = block_count
+        self.began_at = trio.current_time()
+        self.ended_at = math.inf
         self.done = trio.Event()
+        self.has_room = False
+        """False while it waits for memory (`Budget`)."""
         self.data: memoryview | None = None
         self.error: BaseException | None = None
         self._open_blocks = block_count
@@ -30,6 +48,12 @@ class Flight:
     def length(self) -> int:
         last = self.first_block + self.block_count - 1
         return last * BLOCK_BYTES + self.ref.block_length(last) - self.offset
+
+    @property
+    def failed_slowly(self) -> bool:
+        """It is over, and whoever waited for it in vain did so for a while."""
+        slowly = self.ended_at - self.began_at > _SLOWLY_S
+        return slowly and isinstance(self.error, OriginUnavailableError | BadDataError)
 
     def block_keys(self) -> list[BlockKey]:
         first = self.first_block

@@ -40,6 +40,9 @@ class Origin(ABC):
 
     counters: OriginCounters
 
+    held_back_at = float("-inf")
+    """When a read was last kept waiting on purpose (a bandwidth limit), on trio's clock."""
+
     lists_in_one_piece = False
     """The first page of a directory takes as long as all of it."""
 

@@ -94,8 +94,6 @@ class ResilientOrigin(Origin):
         self.url = inner.url
         self.identity = inner.identity
         self.counters = inner.counters
-        self.read_at = float("-inf")
-        """When `read` last succeeded or was held back by the bandwidth limit, on trio's clock."""
         self._inner = inner
         self._settings = settings
         self._random = rng or random.Random()
@@ -181,9 +179,7 @@ class ResilientOrigin(Origin):
         self._refuse_if_down()
         await self._hold_back(length)
         attempt = partial(self._read_once, path, meta, offset, length)
-        data = await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
-        self.read_at = trio.current_time()
-        return data
+        return await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
 
     async def aclose(self) -> None:
         """Close `inner`."""
@@ -322,7 +318,7 @@ class ResilientOrigin(Origin):
         until = trio.current_time()
         until += self._bucket.reserve(size_bytes, until)
         while (left_s := until - trio.current_time()) > 0:
-            self.read_at = trio.current_time()  # readers know that it is not the origin's fault
+            self.held_back_at = trio.current_time()
             await trio.sleep(min(left_s, 1.0))
 
     # -- hedged reads --------------------------------------------------------------------------
