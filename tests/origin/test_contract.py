@@ -1,5 +1,6 @@
 """What every origin promises, held against every origin (see `cachefs.origin.base`)."""
 
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -168,6 +169,18 @@ async def test_ranges(backend, origin) -> None:
             if start < end:
                 got = await origin.read("f", meta, start, end - start)
                 assert bytes(got) == data[start:end], (start, end)
+
+
+async def test_ranges_around_what_stores_cut_at(backend, origin) -> None:
+    """Checksum chunks of 512 bytes, packets of 64 KiB, blocks of 1 MiB."""
+    data = random.Random(1).randbytes((2 << 20) + 5)
+    backend.put("f", data)
+    meta = await origin.stat("f")
+    for cut in (512, 64 << 10, 1 << 20, 2 << 20):
+        for start, length in [(cut - 1, 1), (cut - 1, 2), (cut, 1), (cut, 5), (0, cut), (1, cut)]:
+            got = await origin.read("f", meta, start, length)
+            assert bytes(got) == data[start : start + length], (start, length)
+    assert await read(origin, "f") == data
 
 
 async def test_result_is_a_buffer(backend, origin) -> None:

@@ -4,6 +4,7 @@ The libraries behind the origins take up to a second to import, so they are impo
 use: `cachefs --help` does not pay for them.
 """
 
+from cachefs.config.source_url import refuse_secrets, shown
 from cachefs.errors import UsageError
 from cachefs.origin.base import Origin
 from cachefs.origin.options import OriginOptions
@@ -23,7 +24,13 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
         raise UsageError(f"max downloads is {options.max_downloads}: give a number of 1 or more")
     scheme, separator, rest = url.partition("://")
     if not separator or not scheme:
-        raise UsageError(f"source {url!r} is no URL: write s3://BUCKET/PREFIX or file:///DIR")
+        raise UsageError(
+            f"source {shown(url)!r} is no URL: write s3://BUCKET/PREFIX or file:///DIR"
+        )
+    try:
+        refuse_secrets(url)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if options.credentials_dir is not None and scheme not in ("s3", "oss"):
         raise UsageError(f"--credentials-dir is for s3:// and oss://, not for {scheme}://")
     if scheme == "s3":

@@ -18,7 +18,6 @@ from xml.etree import ElementTree
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
 from botocore.utils import get_environ_proxies
 
@@ -107,13 +106,13 @@ class S3Lister:
     def _send(self, method: str, url: str, key: str) -> tuple[dict[str, str], bytes]:
         request = AWSRequest(method, url)
         frozen = self._credentials.current()
-        if frozen is not None:
-            S3SigV4Auth(frozen, "s3", self._target.region).add_auth(request)
         subject = f"{self._target.scheme}://{self._target.bucket}/{key}"
         try:
+            if frozen is not None:
+                S3SigV4Auth(frozen, "s3", self._target.region).add_auth(request)
             answer = self._http.send(request.prepare())
             body: bytes = answer.content
-        except BotoCoreError:
+        except Exception:  # also of the libraries below botocore, whose texts may quote headers
             raise s3_errors.unreachable(self._target, subject) from None
         if answer.status_code != 200:
             code = s3_errors.error_code(body)
