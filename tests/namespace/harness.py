@@ -7,6 +7,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.db import Database
+from cachefs.errors import CachefsError
 from cachefs.format.inode_record import TABLES, Inode
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
@@ -38,13 +39,28 @@ class WallClock(Clock):
 
 class ScriptedOrigin(MemoryOrigin):
     """`requests` is what was asked, in order. `after_stat(path)` is awaited when the answer is
-    known and not yet given, `before_page(path, number)` before each page of a listing."""
+    known and not yet given, `before_page(path, number)` before each page of a listing.
+
+    While `down` is set every request fails with it, `silence_s` after it was sent."""
 
     def __init__(self, page_size: int = 1000) -> None:
         super().__init__(page_size=page_size)
         self.requests: list[tuple] = []
         self.after_stat: Callable[[str], Awaitable[None]] | None = None
         self.before_page: Callable[[str, int], Awaitable[None]] | None = None
+        self.down: CachefsError | None = None
+        self.silence_s = 0.0
+
+    async def _request(self) -> None:
+        if self.down is not None:
+            error = self.down
+            await trio.sleep(self.silence_s)
+            raise type(error)(str(error))
+        await super()._request()
+
+    async def check(self) -> None:
+        self.requests.append(("check", ""))
+        await super().check()
 
     async def stat(self, path: str) -> ObjectMeta | None:
         self.requests.append(("stat", path))
