@@ -19,6 +19,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import server as control_server
 from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
 from cachefs.db import Database
 from cachefs.errors import CacheDirError, CachefsError
@@ -26,6 +27,7 @@ from cachefs.format import inode_record
 from cachefs.fuse import session
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
+from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
@@ -101,6 +103,8 @@ class _Mount:
             scrub_interval_s=config.scrub_interval,
             patience_s=_resilience(config).patience_s,
         )
+        self._limits = UidLimits(config.limit_uid)
+        self._set_verb = SetVerb(origin, self._limits)
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home
         )
@@ -128,6 +132,7 @@ class _Mount:
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
         handlers = {"status": self._answer_status, **self._tier_verbs.handlers()}
+        handlers |= self._set_verb.handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             socket = socket_path(Path(mountpoint))
@@ -176,6 +181,7 @@ class _Mount:
             Xattrs(namespace, self._cache),
             AttrBuilder(ownership),
             on_init,
+            self._limits,
         )
 
     async def _answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
@@ -210,6 +216,8 @@ class _Mount:
                 "get_bytes": origin.get_bytes,
                 "errors": origin.errors,
             },
+            "origin_health": self._origin.health(),
+            "limits": self._set_verb.settings(),
         }
 
 

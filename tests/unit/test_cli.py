@@ -219,6 +219,18 @@ REPORT: dict[str, Any] = {
     "cache": {"capacity_bytes": 100 << 30, "used_bytes": 3 << 29, "blocks": 9, "dirs": ["/c"]},
     "reads": {"hits": 3, "misses": 1, "hit_bytes": 5, "fetched_bytes": 6},
     "origin": {"gets": 10, "heads": 2, "lists": 4, "get_bytes": 6, "errors": 0},
+    "origin_health": {
+        "down_since": None,
+        "problem": None,
+        "limit": 12,
+        "in_flight": 3,
+        "queued": 0,
+        "retries": 5,
+        "busy_answers": 2,
+        "failed_calls": 1,
+        "hedges": 0,
+    },
+    "limits": {"max_downloads": 64, "download_limit": 0, "limit_uid": {"1000": 50 << 20}},
 }
 
 
@@ -293,6 +305,9 @@ def test_status_of_one_mount_shows_its_tiers(machine: dict[str, Any]) -> None:
     assert lines[5] == "CACHED 1.5 GiB of 100 GiB"
     assert lines[10:] == [
         "EVICTION epoch",
+        "REQUESTS 3 under way of at most 64, held at 12 by its answers",
+        "TROUBLE 5 retried, 2 times too busy, 1 given up",
+        "LIMIT 50 MiB/s for uid 1000",
         "",
         "TIER PATH HEALTH USED HIGH/LOW",
         "MEM /m normal 1.5 GiB of 100 GiB 95%/85%",

@@ -204,3 +204,163 @@ async def test_a_whole_listing_may_take_long(autojump_clock: MockClock) -> None:
     store = Slow()
     pages = [page async for page in resilient(store).list_dir("")]
     assert pages == [[Entry("f", store.meta)]]
+
+
+# Load
+
+
+class Small(Store):
+    """Serves `CAPACITY` at a time, 0.1 s each, and sends everybody else away."""
+
+    CAPACITY = 4
+
+    def __init__(self, retry_after_s: float | None = None) -> None:
+        super().__init__()
+        self.delay_s = 0.1
+        self._retry_after_s = retry_after_s
+        self._serving = 0
+
+    async def _request(self) -> None:
+        if self._serving >= self.CAPACITY:
+            self.requests += 1
+            raise OriginBusyError("busy", self._retry_after_s)
+        self._serving += 1
+        try:
+            await super()._request()
+        finally:
+            self._serving -= 1
+
+
+@pytest.mark.parametrize("retry_after_s", [None, 1.0])
+async def test_a_storm_becomes_a_queue(
+    retry_after_s: float | None, autojump_clock: MockClock
+) -> None:
+    store = Small(retry_after_s)
+    async with running(store) as origin:
+        began_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(400):
+                nursery.start_soon(read, origin, store)
+        took_s = trio.current_time() - began_at
+        assert origin.health()["failed_calls"] == 0
+        assert not origin.is_down
+    assert took_s < 1.4 * 400 * 0.1 / store.CAPACITY, "the origin was kept busy"
+    assert took_s > 5, "queueing costs nobody his deadline"
+    assert store.requests < 1.4 * 400
+
+
+async def test_an_origin_that_is_always_busy(autojump_clock: MockClock) -> None:
+    store = Store()
+
+    async def be_busy() -> None:
+        raise OriginBusyError("busy", 60.0)
+
+    async with running(store) as origin:
+        store.state = be_busy
+        for _ in range(3):
+            assert await seconds_to_fail(origin, store, "busy") <= 5
+            assert not origin.is_down
+        store.state = None
+        assert await read(origin, store) == b"data"
+
+
+async def test_retry_after_is_kept(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+    store.fail_next(1, OriginBusyError("busy", 3.0))
+    began_at = trio.current_time()
+    await read(origin, store)
+    assert 3 <= trio.current_time() - began_at < 4
+
+
+async def test_a_silent_server_does_not_use_up_the_slots(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with running(store, max_downloads=2) as origin:
+        store.state = store.be_silent
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(seconds_to_fail, origin, store)
+            await trio.sleep(4)
+            store.state = None
+            began_at = trio.current_time()
+            nursery.cancel_scope.cancel()
+        await read(origin, store)
+        assert trio.current_time() - began_at < 2
+        assert origin.health()["in_flight"] == 0
+
+
+async def test_at_most_so_many_at_a_time_changeable(autojump_clock: MockClock) -> None:
+    store = Store()
+    store.delay_s = 1
+    origin = resilient(store, max_downloads=2)
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(read, origin, store)
+        await trio.sleep(0.5)
+        assert (origin.health()["in_flight"], origin.health()["queued"]) == (2, 6)
+        origin.max_downloads = 5
+        assert (origin.health()["in_flight"], origin.health()["queued"]) == (5, 3)
+
+
+async def test_the_download_limit(autojump_clock: MockClock) -> None:
+    store = Store()
+    meta = store.put("big", bytes(1 << 20))
+    origin = resilient(store, download_limit=1 << 20)
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(21):
+            nursery.start_soon(origin.read, "big", meta, 0, 1 << 20)
+    assert trio.current_time() - began_at == pytest.approx(20, rel=0.05)
+    assert trio.current_time() - origin.held_back_at < 2
+
+
+# Hedged reads
+
+
+async def hedging(store: Store, **settings: float) -> ResilientOrigin:
+    """An origin that knows how long reads take: 0.01 s."""
+    origin = resilient(store, hedge=True, **settings)
+    for _ in range(60):
+        await read(origin, store)
+    return origin
+
+
+async def test_a_second_request_overtakes_a_straggler(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = await hedging(store)
+
+    async def straggle_once() -> None:
+        store.state = None
+        await trio.sleep(1.5)
+
+    store.state = straggle_once
+    began_at = trio.current_time()
+    assert await read(origin, store) == b"data"
+    assert trio.current_time() - began_at < 0.1
+    assert origin.health()["hedges"] == 1
+    assert origin.health()["in_flight"] == 0
+
+
+async def test_no_second_request_without_a_slot_or_when_all_is_quick(
+    autojump_clock: MockClock,
+) -> None:
+    store = Store()
+    origin = await hedging(store, max_downloads=1)
+    assert origin.health()["hedges"] == 0
+
+    async def straggle() -> None:
+        await trio.sleep(0.5)
+
+    store.state = straggle
+    assert await read(origin, store) == b"data"
+    assert origin.health()["hedges"] == 0
+
+
+async def test_a_hedged_read_that_fails(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = await hedging(store)
+    store.fail_next(1, DOWN)
+    assert await read(origin, store) == b"data"
+    store.fail_next(1, ObjectChangedError("changed"))
+    with pytest.raises(ObjectChangedError):
+        await read(origin, store)

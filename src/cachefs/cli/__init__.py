@@ -17,6 +17,7 @@ from cachefs.errors import CachefsError, UsageError
 _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
+    "set": "Change limits of a running mount.",
     "status": "Show what is mounted and how its cache does.",
     "tier": "Show or change the cache tiers of a running mount.",
     "umount": "Unmount, and wait until the daemon has ended.",

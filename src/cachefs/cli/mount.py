@@ -86,6 +86,7 @@ def _option(name: str, flag: Flag) -> click.Option:
         [*flag.names, name],
         metavar=flag.metavar,
         is_flag=flag.metavar is None,
+        multiple=flag.multiple,
         default=None,
         help=text if default is None else f"{text} [{default}]",
     )
@@ -123,7 +124,7 @@ def _mount(
     **options: Any,
 ) -> None:
     fields = parse_mount_words(",".join(words))
-    fields |= {name: value for name, value in options.items() if value is not None}
+    fields |= {name: value for name, value in options.items() if value not in (None, ())}
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")
     config = _load(source, mountpoint, fields, config_file)

@@ -126,10 +126,31 @@ def _print_one(row: dict[str, Any]) -> None:
     for title, cell in zip(_TITLES, _cells(row), strict=True):
         console.print(f"{title:<14} {cell}", soft_wrap=True)
     if row["state"] == SERVING:
-        console.print(f"{'EVICTION':<14} {row['policy']}\n")
+        console.print(f"{'EVICTION':<14} {row['policy']}")
+        for title, line in _origin_lines(row):
+            console.print(f"{title:<14} {line}", soft_wrap=True)
+        console.print()
         tier_table.print_tiers(console, row)
     elif row["problem"]:
         console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
+
+
+def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """How requests to the origin fare, and what they are limited to."""
+    health, limits = row["origin_health"], row["limits"]
+    most = limits["max_downloads"]
+    held = f", held at {health['limit']} by its answers" if health["limit"] < most else ""
+    trouble = f"{health['retries']} retried, {health['busy_answers']} times too busy"
+    lines = [
+        ("REQUESTS", f"{health['in_flight']} under way of at most {most}{held}"),
+        ("TROUBLE", f"{trouble}, {health['failed_calls']} given up"),
+    ]
+    rates = {"all downloads": limits["download_limit"]}
+    rates |= {f"uid {uid}": rate for uid, rate in limits["limit_uid"].items()}
+    for who, bytes_per_s in rates.items():
+        if bytes_per_s:
+            lines.append(("LIMIT", f"{format_bytes(bytes_per_s)}/s for {who}"))
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

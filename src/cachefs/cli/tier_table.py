@@ -53,6 +53,10 @@ def print_tiers(out: Console, report: dict[str, Any]) -> None:
 def notices(report: dict[str, Any]) -> list[str]:
     """A line for whatever a user should know of, none if all is well."""
     lines = []
+    health = report["origin_health"]
+    if health["down_since"] is not None:
+        lasts = format_duration(max(0.0, time.time() - health["down_since"]))
+        lines.append(f"the origin is DOWN, for {lasts} now: {health['problem']}")
     if report.get("stale"):
         lasts = format_duration(max(0.0, time.time() - report["stale_since"]))
         lines.append(f"the origin does not answer: names are shown as last known, for {lasts} now")

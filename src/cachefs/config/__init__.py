@@ -1,5 +1,6 @@
 """Every option of a mount: name, default, check, help; file and command line merged."""
 
+from cachefs.config.changes import Changes, load_changes
 from cachefs.config.fields import Flag, Group, absolute_path, user_mem_home
 from cachefs.config.load import flags, load_mount_config, load_tier
 from cachefs.config.model import MountConfig
@@ -7,12 +8,14 @@ from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 
 __all__ = [
     "MIN_CACHE_DIR_BYTES",
+    "Changes",
     "Flag",
     "Group",
     "MountConfig",
     "TierConfig",
     "absolute_path",
     "flags",
+    "load_changes",
     "load_mount_config",
     "load_tier",
     "user_mem_home",

@@ -9,7 +9,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -38,13 +38,14 @@ class Flag:
     """How a field appears on the command line. No `metavar`: a switch without a value.
 
     `name` may hold the negative form after a slash: `--x/--no-x`. `shown_default` stands in the
-    help for a default that depends on the machine.
+    help for a default that depends on the machine. `multiple`: it may be given several times.
     """
 
     names: tuple[str, ...]
     group: Group
     metavar: str | None = None
     shown_default: str | None = None
+    multiple: bool = False
 
     @property
     def option(self) -> str:
@@ -128,6 +129,10 @@ def _check_ratio(value: object) -> float:
 
 def count(least: int, most: int) -> BeforeValidator:
     """A whole number within bounds, both included."""
+    return BeforeValidator(_whole_number(least, most))
+
+
+def _whole_number(least: int, most: int) -> Callable[[object], int]:
     wanted = f"a whole number from {least} to {most}"
 
     def check(value: object) -> int:
@@ -137,7 +142,7 @@ def count(least: int, most: int) -> BeforeValidator:
             raise _refuse(value, wanted)
         return value
 
-    return BeforeValidator(check)
+    return check
 
 
 def _check_mode(value: object) -> int:
@@ -163,6 +168,44 @@ def choice(*allowed: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+_LEAST_RATE = 64 << 10
+_MOST_UID = 2**32 - 2
+_LIMIT_FORM = 'UID=SIZE, such as "1000=50MiB/s"'
+
+
+def _check_rate(value: object) -> int:
+    """Bytes per second, 0 for no limit."""
+    if isinstance(value, str):
+        value = value.strip().removesuffix("/s")
+    bytes_per_s = check_size(value)
+    if 0 < bytes_per_s < _LEAST_RATE:
+        raise ValueError(
+            f"{show(value)} is too slow; the least is {units.format_bytes(_LEAST_RATE)} per "
+            "second, or 0 for no limit"
+        )
+    return bytes_per_s
+
+
+def _check_limits(value: object) -> dict[int, int]:
+    """Bytes per second by uid: from a table, or from one or several texts `UID=SIZE`."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = []
+        for text in list(value) if isinstance(value, list | tuple) else [value]:
+            if not isinstance(text, str) or "=" not in text:
+                raise _refuse(text, f"a limit of a user; write {_LIMIT_FORM}")
+            who, _, rate = text.partition("=")
+            pairs.append((who, rate))
+    limits: dict[int, int] = {}
+    for who, rate in pairs:
+        uid = _UID(who)
+        if uid in limits:
+            raise ValueError(f"uid {uid} is given twice")
+        limits[uid] = _check_rate(rate)
+    return limits
 
 
 def _check_medium(value: object) -> Medium:
@@ -211,6 +254,10 @@ def _paths(separators: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_UID = _whole_number(0, _MOST_UID)
+MAX_DOWNLOADS = count(1, 4096)
+RATE = BeforeValidator(_check_rate)
+LIMITS = BeforeValidator(_check_limits)
 DURATION = BeforeValidator(_check_duration)
 RATIO = BeforeValidator(_check_ratio)
 MODE = BeforeValidator(_check_mode)

@@ -63,7 +63,7 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
         for path in tier.paths:
             refuse_below_mountpoint("cache directory", path, config.mountpoint)
     except ValidationError as error:
-        raise UsageError(": ".join(filter(None, _explain(error, {})))) from error
+        raise UsageError(": ".join(filter(None, explain(error, {})))) from error
     except ValueError as error:
         raise UsageError(str(error)) from error
     return tier
@@ -71,14 +71,15 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
 
 def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | None) -> str:
     """The first error: where it is, and what the check said about it."""
-    where, text = _explain(error, names)
+    where, text = explain(error, names)
     if not where:
         return text if file is None else f"{text} (options come from {file} too)"
     return f"{where}: {text}"
 
 
-def _explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]:
-    """Where the first error is ("" for all together), and what the check said about it."""
+def explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]:
+    """Where the first error is, in words of `names` (by field; "" for all together), and what the
+    check said about it."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     text = (

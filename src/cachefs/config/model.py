@@ -18,10 +18,13 @@ from pydantic import (
 
 from cachefs.config.fields import (
     DURATION,
+    LIMITS,
+    MAX_DOWNLOADS,
     MODE,
     OPTIONAL_PATH,
     PATH,
     PATHS,
+    RATE,
     RATIO,
     SWITCH,
     TEXT,
@@ -97,12 +100,12 @@ class MountConfig(BaseModel):
     )
     max_downloads: Annotated[
         int,
-        count(1, 4096),
+        MAX_DOWNLOADS,
         Flag(("--max-downloads",), metavar="N", group=Group.ORIGIN),
     ] = Field(64, description="Most requests to the origin at one time.")
     download_limit: Annotated[
         int,
-        size(64 << 10, or_zero=True),
+        RATE,
         Flag(("--download-limit",), metavar="SIZE", group=Group.ORIGIN),
     ] = Field(0, description="Most bytes per second to read from the origin; 0 for no limit.")
     read_timeout: Annotated[
@@ -121,7 +124,8 @@ class MountConfig(BaseModel):
     )
     hedge: Annotated[bool, SWITCH, Flag(("--hedge/--no-hedge",), group=Group.ORIGIN)] = Field(
         False,
-        description="Send a second request when one takes longer than 95% of those before it.",
+        description="Send a second request for a block when the first takes longer than 95% of "
+        "those before it.",
     )
 
     cache_dirs: Annotated[
@@ -259,6 +263,21 @@ class MountConfig(BaseModel):
         ),
     ] = Field(
         default_factory=lambda: os.geteuid() == 0, description="Let other users read the mount."
+    )
+    limit_uid: Annotated[
+        dict[int, int],
+        LIMITS,
+        Flag(
+            ("--limit-uid",),
+            metavar="UID=SIZE",
+            group=Group.ACCESS,
+            shown_default="no limits",
+            multiple=True,
+        ),
+    ] = Field(
+        {},
+        description="Most bytes per second for the readers of a user, cached or not; may be given "
+        "several times.",
     )
     nonempty: Annotated[bool, SWITCH, Flag(("--nonempty",), group=Group.ACCESS)] = Field(
         False, description="Mount over a directory that has entries; they are hidden meanwhile."

@@ -3,6 +3,7 @@
 from typing import TypedDict
 
 from cachefs.cache.counters import TierStatus
+from cachefs.origin.resilience import OriginHealth
 
 
 class CacheStatus(TypedDict):
@@ -61,6 +62,14 @@ class OriginStatus(TypedDict):
     errors: int
 
 
+class LimitStatus(TypedDict):
+    """What `cachefs set` can change. Rates are bytes per second, 0 for no limit."""
+
+    max_downloads: int
+    download_limit: int
+    limit_uid: dict[str, int]
+
+
 class StatusReport(TypedDict):
     """`started_at` is seconds since the epoch; `policy` decides what is evicted; `tiers` are
     sorted by medium, the fastest first. `stale` while the origin does not answer and what was last
@@ -78,6 +87,8 @@ class StatusReport(TypedDict):
     tiers: list[TierReport]
     reads: ReadStatus
     origin: OriginStatus
+    origin_health: OriginHealth
+    limits: LimitStatus
 
 
 def cache_report(tiers: list[TierStatus]) -> CacheStatus:

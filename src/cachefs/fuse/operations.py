@@ -2,6 +2,7 @@
 
 Read-only. `fh` of an open file or directory is its inode number and there is no state per open,
 so that a data path which sends no OPEN at all (DESIGN: the zero-message path) needs no other code.
+Only files that a user with a limit has opened have more in it (`uid_limits.py`).
 A directory position is `generation << 32 | index` in the snapshot that the reader began with.
 
 Where a reply uses the cache's shared buffer, no await may come between `read_now` and the return:
@@ -19,6 +20,7 @@ import pyfuse3
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
+from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import PREFIX, Xattrs
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import FileReader, Readers
@@ -80,6 +82,7 @@ class Operations(pyfuse3.Operations):
         xattrs: Xattrs,
         attrs: AttrBuilder,
         on_init: Callable[[], None],
+        limits: UidLimits,
     ) -> None:
         super().__init__()
         self._namespace = namespace
@@ -87,6 +90,7 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self._attrs = attrs
         self._on_init = on_init
+        self._limits = limits
         # Filled anew for every directory entry: pyfuse3 copies it into the reply at once.
         self._dir_entry = attrs.template()
 
@@ -119,12 +123,14 @@ class Operations(pyfuse3.Operations):
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         # A file inode never changes its content, so the kernel may always keep its pages.
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+        return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
 
     async def read(  # type: ignore[override] # pyfuse3 takes any buffer, says bytes
         self, fh: int, off: int, size: int
     ) -> Buffer:
         # Not wrapped by `translated`: a hit shall cost nothing but the hit.
+        if UidLimits.is_limited(fh):
+            return await self._read_limited(fh, off, size)
         try:
             reader = self._readers.get(fh)
             data = reader.read_now(off, size)
@@ -136,6 +142,16 @@ class Operations(pyfuse3.Operations):
             _report_bug("read", error)
             raise pyfuse3.FUSEError(errno.EIO) from None
         return await self._read_slowly(reader, off, size)
+
+    @translated
+    async def _read_limited(self, fh: int, off: int, size: int) -> Buffer:
+        ino = UidLimits.ino(fh)
+        left = self._readers.get(ino).ref.meta.size_bytes - off
+        await self._limits.wait(fh, max(0, min(size, left)))
+        # Anew, now that nothing is awaited any more between the look at the cache and the reply.
+        reader = self._readers.get(ino)
+        data = reader.read_now(off, size)
+        return await self._readers.read(reader, off, size) if data is None else data
 
     @translated
     async def _read_slowly(self, reader: FileReader, off: int, size: int) -> Buffer:

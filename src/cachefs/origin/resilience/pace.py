@@ -35,7 +35,10 @@ class Pace:
         if self._since_renewal >= _RENEW_EVERY and len(self._latencies_s) >= _ENOUGH_SAMPLES:
             self._since_renewal = 0
             ordered = sorted(self._latencies_s)
-            self._straggler_s = max(_LEAST_DELAY_S, ordered[int(len(ordered) * _QUANTILE)])
+            # Where all are alike, the slowest twentieth is no slower than the others.
+            twice_median_s = 2 * ordered[len(ordered) // 2]
+            slow_s = ordered[int(len(ordered) * _QUANTILE)]
+            self._straggler_s = max(_LEAST_DELAY_S, slow_s, twice_median_s)
 
     def allowance_s(self, size_bytes: int) -> float:
         """What a body of this size may take on top of what any request may."""
@@ -43,5 +46,5 @@ class Pace:
         return min(max(s_per_mib, _LEAST_S_PER_MIB), _MOST_S_PER_MIB) * size_bytes / _MIB
 
     def straggler_s(self, size_bytes: int) -> float | None:
-        """After how long a read is among the slowest twentieth; None if nobody knows."""
+        """After how long a read is a straggler; None if nobody knows."""
         return None if size_bytes > _MIB else self._straggler_s

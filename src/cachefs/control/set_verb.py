@@ -1,0 +1,52 @@
+"""`set`: limits of a running mount."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from cachefs.config import load_changes
+from cachefs.control.report import LimitStatus
+from cachefs.control.server import Handler
+from cachefs.errors import UsageError
+from cachefs.fuse.uid_limits import UidLimits
+from cachefs.origin.resilience import ResilientOrigin
+
+log = logging.getLogger(__name__)
+
+
+class SetVerb:
+    """Changes last until the daemon ends."""
+
+    def __init__(self, origin: ResilientOrigin, limits: UidLimits) -> None:
+        self._origin = origin
+        self._limits = limits
+
+    def handlers(self) -> dict[str, Handler]:
+        """By verb. They raise `CachefsError`s."""
+        return {"set": self.set}
+
+    async def set(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """Any fields of `config.Changes`. Answers `before` and `after`: all of them."""
+        changes = load_changes(arguments)
+        before = self.settings()
+        try:
+            for uid, bytes_per_s in changes.limit_uid.items():
+                self._limits.set(uid, bytes_per_s)
+        except ValueError as error:
+            raise UsageError(f"limit-uid: {error}") from error
+        if changes.max_downloads is not None:
+            self._origin.max_downloads = changes.max_downloads
+        if changes.download_limit is not None:
+            self._origin.download_limit = changes.download_limit or None
+        after = self.settings()
+        log.info("settings were changed: %s", after)
+        return {"before": before, "after": after}
+
+    def settings(self) -> LimitStatus:
+        """All that can be set, as it is now."""
+        limits = self._limits.by_uid()
+        return {
+            "max_downloads": self._origin.max_downloads,
+            "download_limit": int(self._origin.download_limit or 0),
+            "limit_uid": {str(uid): limits[uid] for uid in sorted(limits)},
+        }
