@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 64
 _BATCH_BYTES = 8 << 20
+_FINISH_BLOCKS = 8
+"""Committed without letting the loop run: some 50 us each."""
 _GATHER_S = 0.02
 _FAILURE_PAUSE_S = 1.0
 _STALL_S = 3.0
@@ -236,15 +238,20 @@ class Admission:
                 return None
 
     async def _flush(self, writes: list[_Write]) -> None:
-        """Write, then commit. The thread can't be cancelled, and after it comes no await: a slot
-        that was written is always either committed or aborted."""
+        """Write, then commit. Neither can be cancelled: a slot that was written is always either
+        committed or aborted."""
         if not writes:
             return
         size_bytes = max(len(write.candidate.data) for write in writes)
         store = self._store
         self._progress_s = time.monotonic()
         results = await store.io.write_in_steps(size_bytes, _write_all, store.tier.disk, writes)
-        self._finish(writes, results)
+        with trio.CancelScope(shield=True):
+            for first in range(0, len(writes), _FINISH_BLOCKS):
+                last = first + _FINISH_BLOCKS
+                self._finish(writes[first:last], results[first:last])
+                if last < len(writes):
+                    await trio.lowlevel.checkpoint()
         writes.clear()
 
     def _finish(self, writes: list[_Write], results: list[int | OSError]) -> None:

@@ -207,13 +207,12 @@ class BlockCache:
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
         """Whether fetching the block ahead would be a waste."""
-        return (
-            key in self._admitting
-            or key in self._flights
-            or any(
-                active.store.index.find(key) is not None for active in self._tiers if active.usable
-            )
-        )
+        if key in self._admitting or key in self._flights:
+            return True
+        for active in self._tiers:
+            if active.usable and active.store.index.find(key) is not None:
+                return True
+        return False
 
     def fetch(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
@@ -319,6 +318,10 @@ class BlockCache:
 
     def _entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
         tiers = self._tiers
+        if len(tiers) == 1:
+            (only,) = tiers
+            takes = first_level == 0 and only.usable and only.admission.takes(length)
+            return only if takes else None
         number = self._placement.entry(
             key,
             lambda number: tiers[number].usable,

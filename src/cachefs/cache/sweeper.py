@@ -18,7 +18,7 @@ _STEP_SLOTS = 512
 _PIN_PATIENCE_S = 2.0
 """How long an emptied slab may stay pinned by readers before the step is given up."""
 _MOVE_BLOCKS = 64
-"""Blocks moved to a slower tier at a time."""
+"""Blocks dropped or moved to a slower tier at a time, without letting the loop run."""
 
 Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
 """Moves blocks to slower tiers; the answer is what should be dropped instead."""
@@ -31,6 +31,8 @@ class Sweeper:
         self._store = store
         self._slabs = store.slabs
         self._policy = store.policy
+        self._looked_at = 0
+        """Slots since the loop last ran."""
         self.demote: Demote | None = None
         """Set while there is a slower tier."""
 
@@ -47,7 +49,10 @@ class Sweeper:
                 return
             victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
             if not victims:
-                await trio.lowlevel.checkpoint()
+                self._looked_at += min(_STEP_SLOTS, slab.slot_count - first)
+                if self._looked_at >= _STEP_SLOTS:
+                    self._looked_at = 0
+                    await trio.lowlevel.checkpoint()
                 continue
             await self._evict_slots(slab, victims, first, enough)
             if enough():
@@ -61,20 +66,22 @@ class Sweeper:
         table = await self._read_table(slab, first)
         if slab.layout is not layout:
             return
-        # Until the next await nothing changes. A slot whose tick has moved was used, or given to
-        # another block that this table may not know yet.
+        # A slot whose tick has moved was used, or given to another block that this table may not
+        # know yet.
         picks = [
             Pick(slot, tick, entry_at(table, slot - first))
             for slot, tick in zip(victims, chosen_at, strict=True)
             if slab.holds(slot) and slab.ticks[slot] == tick
         ]
-        if self.demote is None:
-            self._drop(slab, picks, enough)
-            return
         for start in range(0, len(picks), _MOVE_BLOCKS):
             if enough() or slab.layout is not layout:
                 return
-            await self._give_away(slab, picks[start : start + _MOVE_BLOCKS], enough)
+            some = picks[start : start + _MOVE_BLOCKS]
+            if self.demote is None:
+                self._drop(slab, some, enough)
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._give_away(slab, some, enough)
 
     async def _give_away(
         self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]
@@ -86,11 +93,17 @@ class Sweeper:
         if slab.layout is layout:
             self._drop(slab, unwanted, enough)
 
-    def _drop(self, slab: Slab, picks: Sequence[Pick], enough: Callable[[], bool]) -> None:
+    def _drop(
+        self,
+        slab: Slab,
+        picks: Sequence[Pick],
+        enough: Callable[[], bool] | None = None,
+    ) -> None:
+        """With `enough` until then, and only what was not used since it was picked."""
         for slot, tick, entry in picks:
-            if enough() or self._store.retired:  # closing: the slower tier may have gone first
-                break
-            if slab.holds(slot) and slab.ticks[slot] == tick:
+            if self._store.retired or (enough is not None and enough()):
+                break  # retired, we are closing: a slower tier may have gone first
+            if slab.holds(slot) and (enough is None or slab.ticks[slot] == tick):
                 self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
 
@@ -124,9 +137,13 @@ class Sweeper:
             table = await self._read_table(slab, first)
             if self._store.retired:
                 return False
-            for slot in list(slab.used_slots(first, first + _STEP_SLOTS)):
-                self._store.evict(slab, slot, entry_at(table, slot - first))
-            self._store.put_row(slab)
+            picks = [
+                Pick(slot, slab.ticks[slot], entry_at(table, slot - first))
+                for slot in slab.used_slots(first, first + _STEP_SLOTS)
+            ]
+            for start in range(0, len(picks), _MOVE_BLOCKS):
+                self._drop(slab, picks[start : start + _MOVE_BLOCKS])
+                await trio.lowlevel.checkpoint()
         with trio.move_on_after(_PIN_PATIENCE_S):
             while not slab.is_empty():  # noqa: ASYNC110 - slabs know nothing of trio
                 await trio.sleep(0.005)
