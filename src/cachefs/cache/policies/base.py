@@ -75,12 +75,15 @@ class EvictionPolicy:
         """Reads since the block was last used."""
         return (self._history.now - slab.ticks[slot]) & CLOCK_MASK
 
-    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
         """How to give up about `fraction` (at least one) of all blocks of `slabs`.
 
-        The answer is for `victims`. None: nothing may go.
+        The answer is for `victims`. None: nothing may go. Looks at `sample_blocks`, about 1.5 us
+        each.
         """
-        ages = self._oldest_first(slabs)
+        ages = self._oldest_first(slabs, sample_blocks)
         return ages[rank_of(ages, fraction)] if ages else None
 
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from cachefs.cache.policies.base import CLOCK_MASK, EvictionPolicy, History, rank_of
+from cachefs.cache.policies.base import CLOCK_MASK, SAMPLE_BLOCKS, EvictionPolicy, History, rank_of
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey
 
@@ -127,12 +127,14 @@ class EpochPolicy(EvictionPolicy):
         slab.ticks[slot] = now
 
     @override
-    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
         """The oldest go first, and none that isn't expired."""
         expiry = self._history.expiry()
         if expiry is None:
             return None
-        ages = self._oldest_first(slabs)
+        ages = self._oldest_first(slabs, sample_blocks)
         if not ages or ages[0] < expiry:
             return None
         return max(expiry, ages[rank_of(ages, fraction)])

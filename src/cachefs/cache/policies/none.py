@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from cachefs.cache.policies.base import EvictionPolicy
+from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy
 from cachefs.tiers.slabs import Slab
 
 
@@ -15,5 +15,7 @@ class NoReplacement(EvictionPolicy):
     replaces = False
 
     @override
-    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
         return None

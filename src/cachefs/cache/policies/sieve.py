@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from cachefs.cache.policies.base import EvictionPolicy, History
+from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy, History
 from cachefs.tiers.slabs import Slab
 
 _ORDER_MASK = 0x7FFFFFFF
@@ -53,9 +53,13 @@ class SievePolicy(EvictionPolicy):
         return (self._history.now - (slab.ticks[slot] >> 1)) & _ORDER_MASK
 
     @override
-    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
         self._hand = (self._hand + self._step) & _ORDER_MASK
-        sample = sorted(self._distance(slab.ticks[slot]) for slab, slot in self._sample(slabs))
+        sample = sorted(
+            self._distance(slab.ticks[slot]) for slab, slot in self._sample(slabs, sample_blocks)
+        )
         if not sample:
             self._step = 0
             return None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from cachefs.cache.policies.base import EvictionPolicy
+from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy
 from cachefs.tiers.slabs import Slab
 
 
@@ -14,7 +14,9 @@ class TwoRandomPolicy(EvictionPolicy):
     name = "2-random"
 
     @override
-    def plan(self, slabs: Sequence[Slab], fraction: float) -> float | None:
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
         total = sum(slab.used_count for slab in slabs)
         return max(fraction, 1 / total) if total else None
 
