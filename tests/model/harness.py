@@ -16,7 +16,12 @@ import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.db import Database
-from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
+from cachefs.errors import (
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginUnavailableError,
+)
 from cachefs.format.inode_record import TABLES, Inode
 from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
 from cachefs.namespace.reader import Readers
@@ -138,7 +143,8 @@ class Model:
         """A crash loses what was not committed; with both stores in one process, the cache is
         closed in order all the same (tests/crash is about its crashes)."""
         with trio.fail_after(30):
-            while self.namespace._asking or self.namespace._listings._running:
+            listings = self.namespace._listings
+            while self.namespace._asking or listings._running or listings._stale:
                 await trio.testing.wait_all_tasks_blocked()
         await self.cache.aclose()
         if crash:
@@ -216,6 +222,15 @@ class Model:
         """The next request fails."""
         self.origin.fail_next(1, ObjectChangedError("on demand"))
 
+    async def do_outage(self, down: bool) -> None:
+        """From now on every request fails, or none. Names may be stale until the mount has found
+        out (a second at least, so in practice until it is restarted)."""
+        self.origin.down = OriginUnavailableError("on demand") if down else None
+
+    def _since_ns(self, since_ns: float) -> float:
+        """When an answer must have been right, if this is so for one that isn't stale."""
+        return 0 if self.namespace._outage.is_on else since_ns
+
     def _judge_error(self, error: Exception) -> None:
         assert str(error) == "on demand", repr(error)
 
@@ -235,7 +250,7 @@ class Model:
             except NotFoundError:
                 self._judge_absence(parent, walked, began_ns)
                 return None
-            except ObjectChangedError as error:
+            except (ObjectChangedError, OriginUnavailableError) as error:
                 self._judge_error(error)
                 return None
             self._judge_presence(inode, walked, ttl_s, began_ns)
@@ -263,13 +278,13 @@ class Model:
             states = self.history.between(path, began_ns, self.clock.now_ns())
             assert any(state != DIRECTORY for state in states), f"{path!r} was there all along"
             return
-        except ObjectChangedError as error:
+        except (ObjectChangedError, OriginUnavailableError) as error:
             self._judge_error(error)
             return
         if len(shown) == limit:
             return
         now_ns = self.clock.now_ns()
-        oldest_ns = began_ns - self._ttls.list_s * NS - SLACK_NS
+        oldest_ns = self._since_ns(began_ns - self._ttls.list_s * NS - SLACK_NS)
         assert is_shared or snapshot.as_of_ns >= oldest_ns
         for name in set(NAMES) - shown:
             child = f"{path}/{name}" if path else name
@@ -308,7 +323,7 @@ class Model:
         self._judge_state(inode, path, since_ns, now_ns)
 
     def _judge_state(self, inode: Inode, path: str, since_ns: float, now_ns: int) -> None:
-        states = self.history.between(path, since_ns - SLACK_NS, now_ns)
+        states = self.history.between(path, self._since_ns(since_ns) - SLACK_NS, now_ns)
         if inode.is_dir:
             assert DIRECTORY in states, f"{path!r} was no directory: {states}"
             return
@@ -325,7 +340,7 @@ class Model:
         bound_s = max(self._ttls.negative_s, self._ttls.list_s)
         assert 0 <= ttl_s <= bound_s
         since_ns = min(began_ns, now_ns + (ttl_s - bound_s) * NS) - SLACK_NS
-        states = self.history.between(path, since_ns, now_ns)
+        states = self.history.between(path, self._since_ns(since_ns), now_ns)
         assert ABSENT in states, f"{path!r} was there all along: {states}"
 
     def _judge_owner(self, inode: Inode, path: str) -> None:
@@ -348,7 +363,7 @@ class Model:
             data = reader.read_now(offset, size)
             if data is None:
                 data = await self.readers.read(reader, offset, size)
-        except ObjectChangedError as error:
+        except (ObjectChangedError, OriginUnavailableError) as error:
             if "on demand" in str(error):
                 return
             states = self.history.between(handle.path, began_ns, self.clock.now_ns())

@@ -4,6 +4,7 @@ The examples are the same in every run (`derandomize`), so that CI fails for the
 something. `CACHEFS_MODEL_EXAMPLES=5000 pytest tests/model` looks further, at random.
 """
 
+import math
 import os
 
 import pytest
@@ -54,7 +55,8 @@ operations = st.lists(
     | st.tuples(
         st.tuples(st.just("restart"), st.booleans())
         | st.tuples(st.just("commit"))
-        | st.tuples(st.just("fail")),
+        | st.tuples(st.just("fail"))
+        | st.tuples(st.just("outage"), st.booleans()),
         st.just([]),
     ),
     min_size=12,
@@ -66,9 +68,11 @@ ttls = st.builds(
     entry_s=st.sampled_from([10.0, 3.0, 0.0]),
     negative_s=st.sampled_from([3.0, 10.0, 0.0]),
     list_s=st.sampled_from([10.0, 30.0, 0.0]),
+    stale_if_error_s=st.sampled_from([0.0, 5.0, math.inf]),
 )
 
 
+@pytest.mark.expect_log("the origin does not answer", required=False)
 @given(operations=operations, ttls=ttls, page_size=st.sampled_from([1, 2, 1000]))
 @settings(
     max_examples=EXAMPLES or 400,
