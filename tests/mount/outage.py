@@ -25,6 +25,8 @@ SHORT_TTLS = [
 ]
 EIO_S = 8
 """Promised: 5 s."""
+NOTICED_S = 0.7
+"""By then an outage that has cost a reader his patience is known as one."""
 AT_ONCE_S = 2
 RECOVERY_S = 5
 """Promised: 2 s."""
@@ -207,6 +209,7 @@ class Outage:
 
     def check_fails_at_once(self, what: str) -> None:
         """After a run of failures nobody waits any more."""
+        time.sleep(NOTICED_S)
         readers = [Reader(self.root, self.next_cold()) for _ in range(12)]
         for reader in readers:
             reader.go()

@@ -371,8 +371,8 @@ async def _send_spoilt(
         await _send(writer, whole)
         step = int(TRICKLE_BYTES_PER_S * _TRICKLE_STEP_S)
         for start in range(0, len(data), step):
-            await _send(writer, data[start : start + step])
             await asyncio.sleep(_TRICKLE_STEP_S)
+            await _send(writer, data[start : start + step])
     else:
         await _send(writer, whole + data[:half])
         await asyncio.sleep(_TRICKLE_STEP_S)  # what was sent shall arrive
