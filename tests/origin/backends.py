@@ -139,6 +139,21 @@ class Oss(S3):
     scheme = "oss"
 
 
+class Ossfs(S3):
+    """The server behind OSS's own dialect."""
+
+    name = "ossfs"
+    conditional_reads = False
+
+    def __init__(self, server: S3Server, endpoint: str) -> None:
+        super().__init__(server)
+        self.endpoint = endpoint
+
+    def open(self) -> Origin:
+        options = OriginOptions(self.endpoint, oss_driver="ossfs")
+        return open_origin(f"oss://{BUCKET}/{self.prefix}", options)
+
+
 class S3fs(S3):
     name = "s3fs"
     conditional_reads = False

@@ -1,6 +1,8 @@
 """What every origin promises, held against every origin (see `cachefs.origin.base`)."""
 
+import importlib
 import random
+import warnings
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +15,7 @@ from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
 from tests.servers.oss import SeaweedOss
+from tests.servers.oss_dialect import OssDialect
 
 FIRST_START = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 BACKENDS = [
@@ -22,6 +25,7 @@ BACKENDS = [
     "s3",
     "s3fs",
     "oss",
+    "ossfs",
     pytest.param("hdfs", marks=FIRST_START),
     pytest.param("webhdfs", marks=FIRST_START),
 ]
@@ -62,6 +66,15 @@ def contract_bucket(seaweedfs, tmp_path_factory):  # seaweedfs: for its skip
 
 
 @pytest.fixture(scope="session")
+def contract_ossfs(contract_bucket):
+    with warnings.catch_warnings():  # Python warns of escapes in oss2, whenever it compiles that
+        warnings.simplefilter("ignore")
+        importlib.import_module("ossfs")
+    with OssDialect(contract_bucket) as dialect:
+        yield dialect
+
+
+@pytest.fixture(scope="session")
 def contract_hdfs(hdfs):
     hdfs.make_empty_files(f"/many/dir/f{i:05}" for i in range(MANY))
     return hdfs
@@ -77,6 +90,11 @@ def backend(request, tmp_path, monkeypatch) -> Backend:
         return backends.File(root)
     if request.param == "fsspec-memory":
         return backends.FsspecMemory()
+    if request.param == "ossfs":
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", "AKIDOSS")
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "secret")
+        dialect = request.getfixturevalue("contract_ossfs")
+        return backends.Ossfs(request.getfixturevalue("contract_bucket"), dialect.endpoint)
     kind, server_name = {
         "s3": (backends.S3, "contract_bucket"),
         "s3fs": (backends.S3fs, "contract_bucket"),

@@ -1,6 +1,7 @@
 """Where OSS is and who asks. What reading does is in the contract suite, over OSS addressing."""
 
 import os
+import sys
 
 import pytest
 
@@ -117,3 +118,10 @@ async def test_credentials(monkeypatch) -> None:
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s")
     assert credentials.current()[:3] == ("id", "s", None)
     assert opened(region="cn-hangzhou", anonymous=True)._credentials.current() is None
+
+
+async def test_ossfs_that_is_not_installed(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ossfs", None)
+    monkeypatch.setitem(sys.modules, "oss2", None)
+    with pytest.raises(UsageError, match=r"pip install 'cachefs\[ossfs\]'"):
+        opened(region="cn-hangzhou", oss_driver="ossfs")

@@ -37,10 +37,8 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
         from cachefs.origin.object_store import open_s3
 
         return open_s3(rest, options)
-    if scheme == "oss" and options.oss_driver == "native":
-        from cachefs.origin.object_store import open_oss
-
-        return open_oss(rest, options)
+    if scheme == "oss":
+        return _open_oss(rest, options)
     if scheme == "hdfs" and options.hdfs_driver == "native":
         from cachefs.origin.hdfs import open_hdfs
 
@@ -48,6 +46,16 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     from cachefs.origin.fsspec import open_fsspec
 
     return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)
+
+
+def _open_oss(location: str, options: OriginOptions) -> Origin:
+    if options.oss_driver == "ossfs":
+        from cachefs.origin.ossfs import open_ossfs
+
+        return open_ossfs(location, options)
+    from cachefs.origin.object_store import open_oss
+
+    return open_oss(location, options)
 
 
 __all__ = ["OriginOptions", "open_origin"]

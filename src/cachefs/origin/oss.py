@@ -7,7 +7,6 @@ credentials have variables of their own.
 
 import os
 import re
-from typing import Any
 
 from cachefs.errors import UsageError
 from cachefs.origin.credential_files import choose_source
@@ -78,9 +77,3 @@ def _endpoint(given: str | None, region: str | None) -> str:
             "--region cn-hangzhou"
         )
     return f"https://oss-{region}{_PROVIDER}"
-
-
-def ossfs_settings(location: str, options: OriginOptions) -> tuple[S3Target, dict[str, Any]]:
-    """The target, and the same in the words of ossfs. Raises `UsageError`."""
-    target = resolve_oss(location, options)
-    return target, {"endpoint": target.endpoint, "credentials": oss_credentials(options)}
