@@ -127,6 +127,14 @@ async def test_a_call_ends_within_the_read_timeout(state: str, autojump_clock: M
     assert trio.current_time() - began_at <= 5
 
 
+async def test_answers_that_are_always_wrong(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with running(store) as origin:
+        store.fail_next(1000, BadDataError("3 bytes"))
+        assert 3 < await seconds_to_fail(origin, store, "3 bytes, each time it was asked") <= 5
+        assert not origin.is_down
+
+
 async def test_a_page_is_asked_for_again_not_the_listing(autojump_clock: MockClock) -> None:
     store = Store()
     store.page_size = 2

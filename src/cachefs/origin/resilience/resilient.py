@@ -21,9 +21,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -37,8 +36,10 @@ from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, join
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
+from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
 from cachefs.origin.resilience.pace import Pace
+from cachefs.origin.resilience.settings import OriginHealth, Resilience
 from cachefs.types import Buffer, Entry, ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -51,38 +52,6 @@ _PROBE_INTERVAL_S = (0.3, 0.7)
 _CHECK_TRIES = 3
 _WHOLE_LISTING_S = 120.0
 """For origins that give a directory in one piece, however large it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resilience:
-    """`read_timeout_s` is when a reader has its error at the latest, `request_timeout_s` what one
-    request may take until the body comes. `download_limit` is bytes per second."""
-
-    read_timeout_s: float = 5.0
-    request_timeout_s: float = 2.0
-    max_downloads: int = 64
-    download_limit: float | None = None
-    hedge: bool = False
-
-    @property
-    def patience_s(self) -> float:
-        """The rest of `read_timeout_s` is for the way back."""
-        return 0.9 * self.read_timeout_s
-
-
-class OriginHealth(TypedDict):
-    """For `status`. `down_since` is seconds since the epoch, None while the origin answers;
-    `limit` is how many requests may be under way now."""
-
-    down_since: float | None
-    problem: str | None
-    limit: int
-    in_flight: int
-    queued: int
-    retries: int
-    busy_answers: int
-    failed_calls: int
-    hedges: int
 
 
 class ResilientOrigin(Origin):
@@ -177,7 +146,8 @@ class ResilientOrigin(Origin):
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """`Origin.read`, not sooner than the bandwidth limit allows."""
         self._refuse_if_down()
-        await self._hold_back(length)
+        if self._bucket.bytes_per_s:
+            await self._hold_back(length)
         attempt = partial(self._read_once, path, meta, offset, length)
         return await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
 
@@ -206,10 +176,12 @@ class ResilientOrigin(Origin):
         failure: OriginError | None = None
         try:
             while True:
-                deadline = await self._take_slot(path, deadline, failure)
+                if self.is_down or not self._slots.try_take():
+                    deadline = await self._take_slot(path, deadline, failure)
+                now = trio.current_time()
                 try:
-                    timeout_s = request_s or self._request_s(deadline, extra_s)
-                    return await self._try(path, attempt, timeout_s)
+                    timeout_s = request_s or self._request_s(deadline - now, extra_s)
+                    return await self._try(path, attempt, now, timeout_s)
                 except (OriginUnavailableError, BadDataError) as error:
                     failure = error
                 tries += 1
@@ -217,21 +189,24 @@ class ResilientOrigin(Origin):
                     raise failure
                 deadline = await self._back_off(tries, failure, deadline)
                 self._retries += 1
-        except (OriginUnavailableError, BadDataError):
+        except BadDataError as error:
+            self._failed_calls += 1
+            raise OriginUnavailableError(f"{error}, each time it was asked") from error
+        except OriginUnavailableError:
             self._failed_calls += 1
             raise
 
-    def _request_s(self, deadline: float, extra_s: float) -> float:
+    def _request_s(self, left_s: float, extra_s: float) -> float:
         """What one request may take. What would be too short for another is added to the last."""
-        left_s = deadline - trio.current_time()
         full_s = self._settings.request_timeout_s + extra_s
         return full_s if left_s >= full_s + self._settings.request_timeout_s else left_s
 
-    async def _try(self, path: str, attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    async def _try(
+        self, path: str, attempt: Callable[[], Awaitable[T]], began_at: float, timeout_s: float
+    ) -> T:
         """One request in a slot that is given back here. Every outcome is noted."""
-        began_at = trio.current_time()
         try:
-            with trio.move_on_after(timeout_s):
+            with trio.move_on_at(began_at + timeout_s):
                 result = await attempt()
                 self._note_answer()
                 return result
@@ -321,44 +296,19 @@ class ResilientOrigin(Origin):
             self.held_back_at = trio.current_time()
             await trio.sleep(min(left_s, 1.0))
 
-    # -- hedged reads --------------------------------------------------------------------------
-
     async def _read_once(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         began_at = trio.current_time()
         read = partial(self._inner.read, path, meta, offset, length)
         straggler_s = self._pace.straggler_s(length) if self._settings.hedge else None
-        data = await (read() if straggler_s is None else self._hedged(read, straggler_s))
+        if straggler_s is None:
+            data = await read()
+        else:
+            data = await hedged(read, straggler_s, self._slots, self._count_hedge)
         self._pace.note(length, trio.current_time() - began_at)
         return data
 
-    async def _hedged(self, read: Callable[[], Awaitable[Buffer]], after_s: float) -> Buffer:
-        """The answer of `read`, or of a second one begun after a while if there is a slot for it:
-        whichever is the first. If all fail, the error of the first to fail is raised."""
-        results: list[Buffer] = []
-        errors: list[OriginError] = []
-        one_failed = trio.Event()
-
-        async def ask() -> None:
-            try:
-                results.append(await read())
-                nursery.cancel_scope.cancel()
-            except OriginError as error:
-                errors.append(error)
-                one_failed.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            with trio.move_on_after(after_s):
-                await one_failed.wait()
-            if not errors and self._slots.try_take():
-                try:
-                    self._hedges += 1
-                    await ask()
-                finally:
-                    self._slots.release()
-        if results:
-            return results[0]
-        raise errors[0]
+    def _count_hedge(self) -> None:
+        self._hedges += 1
 
     # -- the breaker ---------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""A second request when the first is late."""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from cachefs.errors import OriginError
+from cachefs.origin.resilience.limiter import Slots
+from cachefs.types import Buffer
+
+
+async def hedged(
+    read: Callable[[], Awaitable[Buffer]],
+    after_s: float,
+    slots: Slots,
+    on_second: Callable[[], None],
+) -> Buffer:
+    """The answer of `read`, or of a second one begun after `after_s` if there is a slot for it:
+    whichever is the first; the other is cancelled. `on_second` is told of a second one.
+
+    Raises the `OriginError` of the first to fail if no other succeeds.
+    """
+    answers: list[Buffer] = []
+    errors: list[OriginError] = []
+    one_failed = trio.Event()
+
+    async def ask() -> None:
+        try:
+            answers.append(await read())
+            nursery.cancel_scope.cancel()
+        except OriginError as error:
+            errors.append(error)
+            one_failed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        with trio.move_on_after(after_s):
+            await one_failed.wait()
+        if not errors and slots.try_take():
+            try:
+                on_second()
+                await ask()
+            finally:
+                slots.release()
+    if answers:
+        return answers[0]
+    raise errors[0]
