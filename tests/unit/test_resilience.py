@@ -172,6 +172,20 @@ async def test_an_outage(state: str, autojump_clock: MockClock) -> None:
         assert store.requests == requests  # no probe when all is well
 
 
+async def test_the_check_at_the_start(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+    store.fail_next(1, DOWN)
+    await origin.check()
+    store.delay_s = 3.5  # a large directory, perhaps
+    await origin.check()
+    store.state = store.be_silent
+    began_at = trio.current_time()
+    with pytest.raises(OriginUnavailableError):
+        await origin.check()
+    assert trio.current_time() - began_at < 5
+
+
 async def test_a_short_outage_is_waited_out(autojump_clock: MockClock) -> None:
     store = Store()
     async with running(store) as origin:

@@ -46,6 +46,9 @@ _PAGE_ENTRIES = 1000
 _LISTERS_MAX = 32
 """Threads that may be waiting for a NameNode's listing at one time, those given up included."""
 
+_SLOWEST_BYTES_PER_S = 1 << 20
+"""A body that comes more slowly is given up."""
+
 _NS_PER_MS = 1_000_000
 
 
@@ -136,7 +139,8 @@ class HdfsOrigin(Origin):
         full = self._full(path)
         self.counters.gets += 1
         self.counters.heads += 1
-        found = await self._call(path, _read, full, meta.size_bytes, offset, length)
+        body_s = length / _SLOWEST_BYTES_PER_S
+        found = await self._call(path, _read, full, meta.size_bytes, offset, length, extra_s=body_s)
         data, failure, status = found
         self.counters.get_bytes += len(data or b"")
         if status.isdir or _meta(status).version != meta.version:
@@ -178,16 +182,20 @@ class HdfsOrigin(Origin):
         self.counters.heads += 1
         return await self._call(path, _get_file_info, full)
 
-    async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
+    async def _call(
+        self, path: str, function: Callable[..., T], *args: Any, extra_s: float = 0.0
+    ) -> T:
         """`function(client, *args)` with the client of the active NameNode, or of the first other
-        one that answers; that one is active from then on. Raises `OriginError`."""
+        one that answers; that one is active from then on. Raises `OriginError`.
+
+        `extra_s` is what more than the NameNodes' answers may take."""
         failure: OriginError | None = None
         first = self._active
-        with trio.move_on_after(self._timeout_s):
+        with trio.move_on_after(self._timeout_s + extra_s):
             for step in range(len(self._servers)):
                 index = (first + step) % len(self._servers)
                 try:
-                    with trio.fail_after(self._attempt_s):
+                    with trio.fail_after(self._attempt_s + extra_s):
                         result = await self._servers[index].run(function, *args)
                     self._active = index
                     return result

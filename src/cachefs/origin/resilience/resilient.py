@@ -34,6 +34,7 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, join
+from cachefs.origin.options import CHECK_DEADLINE_S
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.hedge import hedged
@@ -49,7 +50,8 @@ T = TypeVar("T")
 _FIRST_DELAY_S = 0.05
 _MOST_DELAY_S = 1.0
 _PROBE_INTERVAL_S = (0.3, 0.7)
-_CHECK_TRIES = 3
+_CHECK_S = CHECK_DEADLINE_S + 0.5
+_QUICKLY_S = 0.5
 _WHOLE_LISTING_S = 120.0
 """For origins that give a directory in one piece, however large it is."""
 
@@ -76,6 +78,8 @@ class ResilientOrigin(Origin):
         self._down_since: float | None = None
         self._nursery: trio.Nursery | None = None
         self._watching = False
+        self._known_path = ""
+        """Something that the origin has: good for a probe."""
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
 
     # -- settings and state --------------------------------------------------------------------
@@ -130,12 +134,22 @@ class ResilientOrigin(Origin):
     # -- Origin --------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """`Origin.check`, a few times."""
-        await self._call("", self._inner.check, most_tries=_CHECK_TRIES)
+        """`Origin.check`, and once more if it failed quickly."""
+        began_at = trio.current_time()
+        check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, most_tries=1)
+        try:
+            await check()
+        except OriginUnavailableError:
+            if trio.current_time() - began_at > _QUICKLY_S:
+                raise
+            await trio.sleep(_MOST_DELAY_S / 4)
+            await check()
 
     async def stat(self, path: str) -> ObjectMeta | None:
         """`Origin.stat`."""
-        return await self._call(path, partial(self._inner.stat, path))
+        found = await self._call(path, partial(self._inner.stat, path))
+        self._known_path = path
+        return found
 
     def list_dir(self, path: str) -> Pages:
         """`Origin.list_dir`; each page has a deadline of its own."""
@@ -353,6 +367,7 @@ class ResilientOrigin(Origin):
     async def _probe(self, path: str) -> None:
         """Ask for what failed; anything that the origin says about it is an answer."""
         answered = False
+        path = path or self._known_path
         with trio.move_on_after(self._settings.request_timeout_s):
             try:
                 await (self._inner.stat(path) if path else self._inner.check())
