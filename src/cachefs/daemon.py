@@ -247,6 +247,9 @@ def _origin_options(config: MountConfig) -> OriginOptions:
         idle_timeout_s=config.request_timeout,
         request_timeout_s=config.read_timeout + _LARGE_BODY_S,
         hdfs_driver=config.hdfs_driver,
+        oss_driver=config.oss_driver,
+        credentials_dir=config.credentials_dir,
+        verify_origin=config.verify_origin,
     )
 
 

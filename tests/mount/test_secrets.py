@@ -132,12 +132,16 @@ def test_credentials_that_fit_in_no_header(site: Site, moto_s3: MotoS3, bucket, 
 @pytest.mark.parametrize(
     "source",
     [
+        "https://user:hunter2@127.0.0.1:1/x",
         "https://hunter2@127.0.0.1:1/x",
         "fsspec+https://hunter2@127.0.0.1:1/x",
+        "s3://AKIDRECOGNISABLE:hunter2@hidden/x",
         "s3://AKIDRECOGNISABLE@hidden/x",
+        "sftp://user:hunter2@127.0.0.1:1/x",
         "http://127.0.0.1:1/x?X-Amz-Algorithm=AWS4&X-Amz-Signature=hunter2",
         "https://account.blob.example/x?sv=2026&sig=hunter2",
         "http://127.0.0.1:1/x?token=hunter2",
+        "user:hunter2@127.0.0.1/x",
     ],
 )
 def test_sources_that_carry_secrets(site: Site, source: str) -> None:

@@ -125,7 +125,7 @@ def _explain_unknown(key: str, known: list[str]) -> str:
     if SECRET.search(key):
         return (
             f'"{key}" looks like a credential, and configuration files must not hold any; set '
-            "AWS_ACCESS_KEY_ID and AWSSECRET_ACCESS_KEY, or use ~/.aws/credentials"
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
         )
     if key in _ARGUMENTS:
         return f'"{key}" is no key of this file; it is given on the command line'

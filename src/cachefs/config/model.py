@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -36,6 +35,7 @@ from cachefs.config.fields import (
     default_mem_dir,
     size,
 )
+from cachefs.config.source_url import refuse_secrets, shown
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.types import Medium
 
@@ -53,7 +53,7 @@ class MountConfig(BaseModel):
     `tier_tables` (`[[tier]]` in a file). What the cache is built from is `tiers`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     source: Annotated[str, TEXT]
     mountpoint: Annotated[Path, PATH]
@@ -90,6 +90,29 @@ class MountConfig(BaseModel):
             ("--profile",), metavar="NAME", group=Group.ORIGIN, shown_default="from the environment"
         ),
     ] = Field(None, description="Profile of the credential files to use.")
+    credentials_dir: Annotated[
+        Path | None,
+        OPTIONAL_PATH,
+        Flag(("--credentials-dir",), metavar="DIR", group=Group.ORIGIN, shown_default="none"),
+    ] = Field(
+        None,
+        description="Directory with the files access_key_id, secret_access_key and, if there is "
+        "one, session_token, as Kubernetes mounts a Secret; read again when they change.",
+    )
+    verify_origin: Annotated[
+        Literal["auto", "off"],
+        choice("auto", "off"),
+        Flag(("--verify-origin",), metavar="auto|off", group=Group.ORIGIN),
+    ] = Field(
+        "auto",
+        description="Whether files that come in one piece are compared with the digest that the "
+        "store gives.",
+    )
+    oss_driver: Annotated[
+        Literal["native", "ossfs"],
+        choice("native", "ossfs"),
+        Flag(("--oss-driver",), metavar="native|ossfs", group=Group.ORIGIN),
+    ] = Field("native", description="How oss:// is read: through OSS's S3 interface, or by ossfs.")
     hdfs_driver: Annotated[
         Literal["native", "pyarrow"],
         choice("native", "pyarrow"),
@@ -306,16 +329,13 @@ class MountConfig(BaseModel):
     @field_validator("source")
     @classmethod
     def _check_source(cls, source: str) -> str:
-        scheme, separator, rest = source.partition("://")
+        scheme, separator, _ = source.partition("://")
         if not separator or not scheme:
             raise ValueError(
-                f'"{source}" is no URL; write s3://BUCKET/PREFIX, or file:///DIR for a directory'
+                f'"{shown(source)}" is no URL; write s3://BUCKET/PREFIX, or file:///DIR for a '
+                "directory"
             )
-        if urlsplit(f"x://{rest}").password is not None:
-            raise ValueError(
-                "a source must not carry a password; credentials come from the environment "
-                "(AWS_ACCESS_KEY_ID, ...) or from ~/.aws/credentials"
-            )
+        refuse_secrets(source)
         return source
 
     @field_validator("read_timeout", "request_timeout")
