@@ -167,6 +167,7 @@ class Hdfs:
                 "dfs.replication": "1",
                 # A writer asks whether its last block has arrived before it has, then waits.
                 "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "2",
+                "dfs.client.block.write.locateFollowingBlock.retries": "10",  # doubling: 2 s in all
             },
         )
         try:
