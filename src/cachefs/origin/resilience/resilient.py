@@ -228,7 +228,7 @@ class ResilientOrigin(Origin):
             if self._answered_at > began_at:  # too much for it rather than away
                 self._note_refusal(began_at)
             raise OriginUnavailableError(
-                f"{self._subject(path)} can't be read: no answer within {timeout_s:.1f} s"
+                f"{self._subject(path)} can't be read: no answer within {max(timeout_s, 0.0):.1f} s"
             )
         except OriginBusyError:
             self._busy_answers += 1
