@@ -364,8 +364,8 @@ class Fake(BaseHTTPRequestHandler):
         self.seen.append(dict(self.headers))
         status, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         self.send_response(status)
-        length = {"Content-Length": str(len(body))}
-        for name, value in (length | headers).items():
+        own = {"Content-Length": str(len(body)), "Connection": "close"}
+        for name, value in (own | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
