@@ -275,8 +275,7 @@ class Evictor:
         return tier.create_slab(slab_id, class_index)
 
     def _donor(self, class_index: int) -> Slab | None:
-        """The slab of another class that is missed least. Not one of the class with most free
-        space: that may be the slab that was given away a moment ago, with one block in it."""
+        """A slab of another class that is missed little, if the policy lets it go."""
         candidates = [
             slab
             for slab in self._slabs.by_id.values()
