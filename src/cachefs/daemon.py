@@ -35,6 +35,7 @@ from cachefs.namespace.reader import Readers
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
 
@@ -51,19 +52,22 @@ _OPEN_FILES = 1 << 17
 """One descriptor a slab: 64 MiB times this is 8 TiB of cache."""
 
 
-def run(config: MountConfig, on_ready: Callable[[], None]) -> None:
+def run(
+    config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager = NOBODY
+) -> None:
     """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
-    when the kernel's first request has been answered.
+    when the kernel's first request has been answered. `manager` hears that the loop turns, and of
+    the end.
 
     Raises `CachefsError` for everything that a user can mend. Blocks.
     """
     _raise_file_limit()
     _calm_garbage_collector()
     with _single_error():
-        trio.run(_run, config, on_ready)
+        trio.run(_run, config, on_ready, manager)
 
 
-async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
+async def _run(config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager) -> None:
     mountpoint = str(config.mountpoint)
     await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
     inner = open_origin(config.source, _origin_options(config))
@@ -72,7 +76,7 @@ async def _run(config: MountConfig, on_ready: Callable[[], None]) -> None:
         await origin.check()
         tiers = _open_tiers(origin.identity, *config.tiers)
         try:
-            mount = _Mount(config, origin, tiers)
+            mount = _Mount(config, origin, tiers, manager)
             await mount.serve(mountpoint, on_ready)
         finally:
             _close_all(tiers)
@@ -85,9 +89,16 @@ class _Mount:
     """One mount: what has to live exactly as long as it. `tiers` is kept up to date with those that
     come and go at run time."""
 
-    def __init__(self, config: MountConfig, origin: ResilientOrigin, tiers: list[Tier]) -> None:
+    def __init__(
+        self,
+        config: MountConfig,
+        origin: ResilientOrigin,
+        tiers: list[Tier],
+        manager: ServiceManager,
+    ) -> None:
         self._config = config
         self._origin = origin
+        self._manager = manager
         self._started_at = time.time()
         # The namespace first: it is the one that may find its directory to be of a newer format.
         home = _namespace_tier(tiers)
@@ -149,9 +160,11 @@ class _Mount:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_announce, mountpoint, initialised, on_ready)
+                nursery.start_soon(self._manager.feed_watchdog)
                 await session.serve()
                 nursery.cancel_scope.cancel()
         finally:
+            self._manager.stopping()
             session.unmount()
 
     async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:

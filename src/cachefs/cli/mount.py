@@ -1,17 +1,20 @@
 """`cachefs mount`: from a command line to a running daemon."""
 
+import faulthandler
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic.fields import FieldInfo
 
-from cachefs import log
+from cachefs import log, systemd_notify
 from cachefs.cli.background import launch
 from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config
 from cachefs.errors import UsageError
 from cachefs.mounts import RuntimeFile, canonical, default_log_file
+from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.units import format_bytes, format_duration
 
 _IGNORED = {"ro", "default_permissions", "auto_cache"}
@@ -128,9 +131,11 @@ def _mount(
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")
     config = _load(source, mountpoint, fields, config_file)
+    manager = systemd_notify.take_over()  # not for a daemon in the background
     if config.foreground:
         log.setup(debug=config.debug, log_file=config.log_file, tracebacks=False)
-        _serve(config, lambda: None)
+        status = f"serving {config.source} on {config.mountpoint}"
+        _serve(config, partial(manager.ready, status), manager=manager)
         return
     log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
 
@@ -150,12 +155,18 @@ def _load(
     return load_mount_config(source, str(place), fields, Path(config_file) if config_file else None)
 
 
-def _serve(config: MountConfig, on_ready: Callable[[], None], log_file: Path | None = None) -> None:
+def _serve(
+    config: MountConfig,
+    on_ready: Callable[[], None],
+    log_file: Path | None = None,
+    manager: ServiceManager = NOBODY,
+) -> None:
     """Be the daemon until unmounted. The claim comes first: it is cheap, the imports aren't."""
+    faulthandler.enable()  # the watchdog of systemd ends a stuck daemon with SIGABRT: show where
     with RuntimeFile(config.mountpoint, config.source, log_file or config.log_file):
         from cachefs import daemon
 
-        daemon.run(config, on_ready)
+        daemon.run(config, on_ready, manager)
 
 
 command = _MountCommand(
