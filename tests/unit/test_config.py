@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cachefs.config import MountConfig, flags, load_mount_config
+from cachefs.config import MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.config import load as load_module
 from cachefs.errors import UsageError
 
@@ -38,7 +38,7 @@ def test_defaults() -> None:
     assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (600, 600, 600)
     assert config.negative_ttl == 60
     assert config.stale_if_error == math.inf, "the mount is read-only"
-    assert (config.file_mode, config.dir_mode) == (0o644, 0o755)
+    assert (config.uid, config.gid, config.file_mode, config.dir_mode) == (None,) * 4
     assert (config.buffer_size, config.readahead) == (300 << 20, 64 << 20)
     assert (config.uid, config.gid) == (os.getuid(), os.getgid())
     assert config.allow_other == (os.geteuid() == 0)
@@ -132,7 +132,6 @@ def test_an_unknown_key_brings_the_nearest_known_one(file: Path) -> None:
     assert 'did you mean "cache_size"?' in error_of("cache-size = 1", file)
     assert 'did you mean "attr_ttl"?' in error_of("atr_ttl = 1", file)
     assert "cachefs mount --help" in error_of("zzz = 1", file)
-    assert "command line" in error_of('source = "s3://x"', file)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +189,45 @@ def test_every_option_is_described_once() -> None:
     assert len(names) == len(set(names))
     for field in flags():
         assert MountConfig.model_fields[field].description
+
+
+INSTANCE = 'source = "s3://other"\nmountpoint = "/mnt/other"\n[load]\npaths = ["today"]\n'
+
+
+def test_a_file_describes_a_whole_instance(tmp_path: Path) -> None:
+    file = tmp_path / "instance.toml"
+    file.write_text(INSTANCE)
+    config = load_mount_config(None, None, {}, file)
+    assert (config.source, config.mountpoint) == ("s3://other", Path("/mnt/other"))
+    config = load_mount_config("s3://mine", "/mnt/mine", {}, file)
+    assert (config.source, config.mountpoint) == ("s3://mine", Path("/mnt/mine"))
+    assert mountpoint_in(file) == Path("/mnt/other")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('source = "s3://b"', "there is no mountpoint; .*instance.toml"),
+        ('mountpoint = "mnt"', 'instance.toml: mountpoint: "mnt" is not an absolute path'),
+        ("mountpoint = 1", "instance.toml: mountpoint: 1 is not an absolute path"),
+    ],
+)
+def test_a_file_without_a_usable_mountpoint(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "instance.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        mountpoint_in(file)
+
+
+def test_a_wrong_source_in_a_file_is_named_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "instance.toml"
+    file.write_text('source = "/data"')
+    with pytest.raises(UsageError, match=r"instance.toml: source: .*is no URL"):
+        load_mount_config(None, "/mnt", {}, file)
+
+
+def test_source_and_mountpoint_must_come_from_somewhere() -> None:
+    with pytest.raises(UsageError, match="there is no source"):
+        load_mount_config(None, "/mnt", {})
+    with pytest.raises(UsageError, match="there is no mountpoint"):
+        load_mount_config("s3://b", None, {})

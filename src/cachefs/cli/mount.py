@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from cachefs import log, systemd_notify
 from cachefs.cli.background import launch
-from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config
+from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.errors import UsageError
 from cachefs.mounts import RuntimeFile, canonical, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
@@ -97,14 +97,15 @@ def _option(name: str, flag: Flag) -> click.Option:
 
 def _params() -> list[click.Parameter]:
     return [
-        click.Argument(["source"]),
-        click.Argument(["mountpoint"]),
+        click.Argument(["source"], required=False),
+        click.Argument(["mountpoint"], required=False),
         *(_option(name, flag) for name, flag in flags().items()),
         click.Option(
             ["-c", "--config", "config_file"],
             metavar="FILE",
             help="Read options from a TOML file, named as here with underscores; the command "
-            "line wins. Its [[tier]] tables describe cache tiers one by one (see the README).",
+            "line wins. SOURCE and MOUNTPOINT may stand there too. Its [[tier]] tables describe "
+            "cache tiers one by one (see the README).",
         ),
         click.Option(
             ["-d", "--background"], is_flag=True, help="Go to the background; done anyhow."
@@ -119,8 +120,8 @@ def _params() -> list[click.Parameter]:
 
 
 def _mount(
-    source: str,
-    mountpoint: str,
+    source: str | None,
+    mountpoint: str | None,
     config_file: str | None,
     background: bool,
     words: tuple[str, ...],
@@ -130,7 +131,7 @@ def _mount(
     fields |= {name: value for name, value in options.items() if value not in (None, ())}
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")
-    config = _load(source, mountpoint, fields, config_file)
+    config = load(source, mountpoint, fields, config_file)
     manager = systemd_notify.take_over()  # not for a daemon in the background
     if config.foreground:
         log.setup(debug=config.debug, log_file=config.log_file, tracebacks=False)
@@ -146,13 +147,20 @@ def _mount(
     launch(serve, config.mountpoint, log_file)
 
 
-def _load(
-    source: str, mountpoint: str, fields: Mapping[str, object], config_file: str | None
+def load(
+    source: str | None,
+    mountpoint: str | None,
+    fields: Mapping[str, object],
+    config_file: str | None,
 ) -> MountConfig:
-    if not mountpoint or "\0" in mountpoint:
+    """The configuration with its mountpoint as the kernel's table has it. Raises `UsageError`."""
+    file = None if config_file is None else Path(config_file)
+    if mountpoint == "" or "\0" in (mountpoint or ""):
         raise UsageError("the mountpoint is empty; name a directory")
-    place = canonical(Path(mountpoint))
-    return load_mount_config(source, str(place), fields, Path(config_file) if config_file else None)
+    if mountpoint is None and file is not None:
+        mountpoint = str(mountpoint_in(file))
+    place = None if mountpoint is None else str(canonical(Path(mountpoint)))
+    return load_mount_config(source, place, fields, file)
 
 
 def _serve(

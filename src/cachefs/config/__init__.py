@@ -2,7 +2,7 @@
 
 from cachefs.config.changes import Changes, load_changes
 from cachefs.config.fields import Flag, Group, absolute_path, user_mem_home
-from cachefs.config.load import flags, load_mount_config, load_tier
+from cachefs.config.load import flags, load_mount_config, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 
@@ -18,5 +18,6 @@ __all__ = [
     "load_changes",
     "load_mount_config",
     "load_tier",
+    "mountpoint_in",
     "user_mem_home",
 ]

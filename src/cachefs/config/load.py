@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cachefs.config.fields import Flag, nearest, show
+from cachefs.config.fields import Flag, absolute_path, nearest, show
 from cachefs.config.model import MountConfig, refuse_below_mountpoint
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
@@ -18,7 +18,9 @@ SECRET = re.compile(
     r"|^(key|auth|sas)$",
     re.IGNORECASE,
 )
-_ARGUMENTS = ("source", "mountpoint")
+_ARGUMENTS = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
+_OTHER_TABLES = ("load",)
+"""Tables of an instance's file that are for other commands."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
@@ -34,23 +36,45 @@ def flags() -> dict[str, Flag]:
 
 
 def load_mount_config(
-    source: str, mountpoint: str, options: Mapping[str, object], file: Path | None = None
+    source: str | None,
+    mountpoint: str | None,
+    options: Mapping[str, object],
+    file: Path | None = None,
 ) -> MountConfig:
-    """The configuration of one mount; what `options` (by field name) says wins over `file`.
+    """The configuration of one mount; what the arguments and `options` (by field name) say wins
+    over `file`.
 
     Raises `UsageError`, one line that names the option (or the file and its key), the value and
     the fix.
     """
     values = {} if file is None else _read_toml(file)
-    names = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
-    names |= {field: f"{file}: {key}" for key, field in _fields_by_key().items()}
+    arguments = {"source": source, "mountpoint": mountpoint}
+    given = {field: value for field, value in arguments.items() if value is not None}
+    names = {field: f"{file}: {key}" for key, field in _fields_by_key().items()}
     names |= {field: flag.option for field, flag in flags().items() if field in options}
+    names |= {field: _ARGUMENTS[field] for field in given}
+    for field, argument in _ARGUMENTS.items():
+        if field not in values and field not in given:
+            raise UsageError(
+                f"there is no {field}; name one on the command line ({argument}) or in the file "
+                f"of --config ({field} = ...)"
+            )
     try:
-        return MountConfig.model_validate(
-            {**values, **options, "source": source, "mountpoint": mountpoint}
-        )
+        return MountConfig.model_validate({**values, **options, **given})
     except ValidationError as error:
         raise UsageError(_one_line(error, names, file)) from error
+
+
+def mountpoint_in(file: Path) -> Path:
+    """The mountpoint of the instance that `file` describes. Raises `UsageError`."""
+    place = _read_toml(file).get("mountpoint")
+    if place is None:
+        raise UsageError(
+            f"there is no mountpoint; name one on the command line or in {file} (mountpoint = ...)"
+        )
+    if not isinstance(place, str) or not place.startswith(("/", "~")):
+        raise UsageError(f"{file}: mountpoint: {show(place)} is not an absolute path")
+    return absolute_path(place)
 
 
 def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
@@ -96,7 +120,8 @@ def explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]
 
 def _fields_by_key() -> dict[str, str]:
     """The keys of a TOML file, and the fields that they set."""
-    return {flag.key: field for field, flag in flags().items()} | {_TIER_TABLES: "tier_tables"}
+    options = {flag.key: field for field, flag in flags().items()}
+    return options | {_TIER_TABLES: "tier_tables"} | {name: name for name in _ARGUMENTS}
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -109,6 +134,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from error
     fields = _fields_by_key()
+    for key in _OTHER_TABLES:
+        values.pop(key, None)
     for key in values:
         if key not in fields:
             raise UsageError(f"{file}: {_explain_unknown(key, list(fields))}")
@@ -127,8 +154,6 @@ def _explain_unknown(key: str, known: list[str]) -> str:
             f'"{key}" looks like a credential, and configuration files must not hold any; set '
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
         )
-    if key in _ARGUMENTS:
-        return f'"{key}" is no key of this file; it is given on the command line'
     if key.lower() in _TIER_TABLES_ELSEWHERE:
         return f'unknown key "{key}"; did you mean [[tier]], once for each medium?'
     fix = nearest(key, known, "see cachefs mount --help for the options")
