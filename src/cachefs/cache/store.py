@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import trio
 
+from cachefs.cache.arrivals import Arrivals
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.index import Index
 from cachefs.cache.policies import History, make_policy
@@ -28,7 +29,7 @@ from cachefs.format.slab import (
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import Tier
-from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _COMMIT_INTERVAL_S = 1.0
 _RECENCY_INTERVAL_S = 300.0
@@ -38,7 +39,7 @@ class _Checked(NamedTuple):
     """What a worker thread found in a slot. `data` is None if it wasn't the block; `owner` is what
     the slot table says, None if that makes no sense, or nobody looked."""
 
-    data: bytes | None
+    data: bytes | bytearray | None
     owner: SlotEntry | None
 
 
@@ -71,6 +72,7 @@ class TierStore:
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
         self._read_now = tier.disk.read_now
+        self._arrivals = Arrivals(tier.disk.read_now)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else 0))
         self.files = SlabFiles(tier, index, self.io, self.counters, lambda: self.policy.now)
         self.open_slab = self.files.open
@@ -142,7 +144,7 @@ class TierStore:
         counters.hits += 1
         counters.hit_bytes += length
 
-    async def read(self, key: BlockKey, offset: int, length: int) -> bytes | None:
+    async def read(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
         """Read in a worker thread, verified. None if the block isn't here, if the disk takes too
         long, or if the block was bad (then it is dropped and counted)."""
         while self.io.health.usable and not self.retired:
@@ -163,6 +165,22 @@ class TierStore:
                 return None
         return None
 
+    async def _read_raw(
+        self, unpin: Callable[[], None], fd: int, length: int, position: int
+    ) -> bytes | bytearray:
+        """Shorter than `length` if the file ends there. Raises `OSError`, `OverdueError`."""
+        try:
+            data = await self._arrivals.read(fd, length, position, self.tier.read_flags)
+        except BaseException:
+            unpin()
+            raise
+        if data is None:
+            return await self.io.read_patiently(
+                unpin, length, self._disk.read, fd, length, position
+            )
+        unpin()
+        return data
+
     @staticmethod
     def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
         return (
@@ -173,7 +191,7 @@ class TierStore:
 
     async def _read_pinned(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
-    ) -> bytes | None:
+    ) -> Buffer | None:
         slot = location.slot
         proven = slab.proof[slot] == location.checksum and not self._verify_full
         slab.pin(slot)
@@ -181,9 +199,7 @@ class TierStore:
         try:
             if proven:
                 position = slab.layout.slot_offset(slot) + offset
-                data = await self.io.read_patiently(
-                    unpin, length, self._disk.read, slab.fd, length, position
-                )
+                data = await self._read_raw(unpin, slab.fd, length, position)
                 checked = _Checked(data if len(data) == length else None, None)
             else:
                 checked = await self.io.read_patiently(

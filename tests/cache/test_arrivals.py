@@ -1,0 +1,93 @@
+"""Cold reads that are watched for a moment before a thread is asked."""
+
+import errno
+
+import pytest
+import trio
+
+from cachefs.cache import arrivals
+from cachefs.cache.arrivals import Arrivals
+
+FLAGS = 8
+
+
+class Disk:
+    """Answers after `looks_until_there` looks in vain; None is never."""
+
+    def __init__(self, looks_until_there: int | None) -> None:
+        self.left = looks_until_there
+        self.looks = 0
+
+    def read_now(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
+        self.looks += 1
+        if self.left is None or self.left > 0:
+            if self.left is not None:
+                self.left -= 1
+            raise BlockingIOError(errno.EAGAIN, "not there")
+        buffers[0][:] = bytes(len(buffers[0]))
+        return len(buffers[0])
+
+
+async def test_bytes_that_come_soon_are_seen() -> None:
+    disk = Disk(2)
+    assert await Arrivals(disk.read_now).read(3, 10, 0, FLAGS) == bytes(10)
+    assert disk.looks == 3
+
+
+async def test_a_part_is_not_enough() -> None:
+    answers = [4, 10]
+    watched = Arrivals(lambda *_: answers.pop(0))
+    assert len(await watched.read(3, 10, 0, FLAGS) or b"") == 10
+    assert answers == []
+
+
+async def test_slow_bytes_are_left_to_a_thread() -> None:
+    assert await Arrivals(Disk(None).read_now).read(3, 10, 0, FLAGS) is None
+
+
+async def test_without_a_way_to_look_nobody_looks() -> None:
+    disk = Disk(0)
+    assert await Arrivals(disk.read_now).read(3, 10, 0, None) is None
+    assert disk.looks == 0
+
+
+async def test_a_failing_disk_is_left_to_a_thread() -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    assert await Arrivals(fail).read(3, 10, 0, FLAGS) is None
+
+
+async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
+    disk = Disk(None)
+    watched = Arrivals(disk.read_now)
+    for _ in range(1000):
+        assert await watched.read(3, 10, 0, FLAGS) is None
+    assert disk.looks < 30
+
+
+async def test_a_disk_that_became_fast_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
+    disk = Disk(None)
+    watched = Arrivals(disk.read_now)
+    for _ in range(100):
+        await watched.read(3, 10, 0, FLAGS)
+    disk.left = 0
+    seen = [await watched.read(3, 10, 0, FLAGS) is not None for _ in range(100)]
+    assert all(seen[-30:])
+
+
+async def test_only_so_many_are_watched_at_once() -> None:
+    disk = Disk(None)
+    watched = Arrivals(disk.read_now)
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(watched.read, 3, 10, 0, FLAGS)
+        for _ in range(2):
+            await trio.lowlevel.checkpoint()
+        looks_in_a_turn = -disk.looks
+        await trio.lowlevel.checkpoint()
+        looks_in_a_turn += disk.looks
+        nursery.cancel_scope.cancel()
+    assert 0 < looks_in_a_turn <= 32
