@@ -16,6 +16,7 @@ from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
+    "install-systemd": "Put the systemd units in place.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "set": "Change limits of a running mount.",
     "status": "Show what is mounted and how its cache does.",
@@ -33,7 +34,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"cachefs.cli.{cmd_name}")
+        module = importlib.import_module(f"cachefs.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
@@ -56,13 +57,13 @@ class _Verbs(click.Group):
         except BaseException as error:
             if not standalone_mode or ("--debug" in argv and isinstance(error, Exception)):
                 raise
-            code = _explain(error)
+            code = explain(error)
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain(error: BaseException) -> int:
+def explain(error: BaseException, program: str = "cachefs") -> int:
     """Print one line for `error`; the exit code. What isn't ours to explain is raised again."""
     match error:
         case click.Abort() | KeyboardInterrupt():
@@ -71,7 +72,7 @@ def _explain(error: BaseException) -> int:
             error.show()
             return 2
         case click.UsageError():
-            context = error.ctx.command_path if error.ctx else "cachefs"
+            context = error.ctx.command_path if error.ctx else program
             text, code = f"{_sentence(error.format_message())} ({context} --help)", 2
         case click.ClickException():
             text, code = _sentence(error.format_message()), 1
@@ -87,7 +88,7 @@ def _explain(error: BaseException) -> int:
             code = 1
         case _:
             raise error
-    click.echo(f"cachefs: error: {' '.join(text.split())}", err=True)
+    click.echo(f"{program}: error: {' '.join(text.split())}", err=True)
     return code
 
 

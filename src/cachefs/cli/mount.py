@@ -11,44 +11,12 @@ from pydantic.fields import FieldInfo
 
 from cachefs import log, systemd_notify
 from cachefs.cli.background import launch
+from cachefs.cli.mount_words import parse_mount_words
 from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.errors import UsageError
 from cachefs.mounts import RuntimeFile, canonical, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.units import format_bytes, format_duration
-
-_IGNORED = {"ro", "default_permissions", "auto_cache"}
-"""Words for `-o` that say what is so anyhow."""
-
-_SWITCHES = {"allow_other", "nonempty"}
-_VALUES = {
-    "attr_timeout": "attr_ttl",
-    "entry_timeout": "entry_ttl",
-    "negative_timeout": "negative_ttl",
-    "uid": "uid",
-    "gid": "gid",
-}
-"""Words for `-o` that take a value, and the fields that they set."""
-
-
-def parse_mount_words(words: str) -> dict[str, object]:
-    """Fields from what follows `-o`: "ro,allow_other,attr_timeout=60". Raises `UsageError`."""
-    fields: dict[str, object] = {}
-    for word in filter(None, words.split(",")):
-        name, equals, value = word.partition("=")
-        if name in _VALUES and value:
-            fields[_VALUES[name]] = value
-        elif name in _SWITCHES and not equals:
-            fields[name] = True
-        elif name == "rw":
-            raise UsageError("-o rw: mounts are read-only; leave it out")
-        elif word not in _IGNORED:
-            raise UsageError(f'-o: "{word}" is unknown; known are {_known_words()}')
-    return fields
-
-
-def _known_words() -> str:
-    return ", ".join([*sorted(_IGNORED), *sorted(_SWITCHES), *(f"{name}=..." for name in _VALUES)])
 
 
 class _MountCommand(click.Command):
@@ -114,7 +82,7 @@ def _params() -> list[click.Parameter]:
             ["-o", "words"],
             metavar="WORD[,WORD...]",
             multiple=True,
-            help=f"Options as mount(8) writes them: {_known_words()}.",
+            help="Options as mount(8) writes them: allow_other,cache_size=100GiB,attr_timeout=60.",
         ),
     ]
 
@@ -131,7 +99,14 @@ def _mount(
     fields |= {name: value for name, value in options.items() if value not in (None, ())}
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")
-    config = load(source, mountpoint, fields, config_file)
+    start(load(source, mountpoint, fields, config_file))
+
+
+def start(config: MountConfig) -> None:
+    """Serve the mount in the foreground until it ends, or in a daemon and return once it answers.
+
+    Raises `CachefsError` or `UsageError` when it could not be mounted.
+    """
     manager = systemd_notify.take_over()  # not for a daemon in the background
     if config.foreground:
         log.setup(debug=config.debug, log_file=config.log_file, tracebacks=False)

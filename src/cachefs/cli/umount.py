@@ -33,17 +33,35 @@ BUSY_RETRY_S = 1.0
 
 
 @click.command("umount")
-@click.argument("mountpoint")
+@click.argument("mountpoint", required=False)
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    metavar="FILE",
+    help="Unmount the mountpoint that this TOML file names.",
+)
+@click.option(
+    "--stale", is_flag=True, help="Only remove what a dead daemon has left; nothing is fine too."
+)
 @click.option(
     "-l", "--lazy", is_flag=True, help="Hide it now, end it when nobody uses it any more."
 )
 @click.option("--force", is_flag=True, help="Unmount even if in use or hanging; kill the daemon.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str, lazy: bool, force: bool, debug: bool) -> None:
+def command(
+    mountpoint: str | None,
+    config_file: str | None,
+    stale: bool,
+    lazy: bool,
+    force: bool,
+    debug: bool,
+) -> None:
     """Unmount MOUNTPOINT and wait until its daemon has ended."""
-    if not mountpoint or "\0" in mountpoint:
-        raise UsageError("the mountpoint is empty; name a directory")
-    place = canonical(Path(mountpoint))
+    place = _place(mountpoint, config_file)
+    if stale:
+        _remove_stale(place)
+        return
     entry = find_entry(place)
     daemon = _open_daemon(entry)
     try:
@@ -60,6 +78,25 @@ def command(mountpoint: str, lazy: bool, force: bool, debug: bool) -> None:
     finally:
         if daemon is not None:
             os.close(daemon)
+    remove_leftovers(place)
+
+
+def _place(mountpoint: str | None, config_file: str | None) -> Path:
+    if mountpoint is None and config_file is not None:
+        from cachefs.config import mountpoint_in
+
+        mountpoint = str(mountpoint_in(Path(config_file)))
+    if mountpoint is None:
+        raise UsageError("there is no mountpoint; name one, or a file with --config")
+    if not mountpoint or "\0" in mountpoint:
+        raise UsageError("the mountpoint is empty; name a directory")
+    return canonical(Path(mountpoint))
+
+
+def _remove_stale(place: Path) -> None:
+    mount = find_mount(place)
+    if mount is not None and mount.fstype == FSTYPE and probe(place) is Health.DEAD:
+        _remove(mount, lazy=True, force=False)
     remove_leftovers(place)
 
 

@@ -1,7 +1,7 @@
 """Every option of a mount: name, default, check, help; file and command line merged."""
 
 from cachefs.config.changes import Changes, load_changes
-from cachefs.config.fields import Flag, Group, absolute_path, user_mem_home
+from cachefs.config.fields import Flag, Group, absolute_path, nearest, user_mem_home
 from cachefs.config.load import flags, load_mount_config, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
@@ -19,5 +19,6 @@ __all__ = [
     "load_mount_config",
     "load_tier",
     "mountpoint_in",
+    "nearest",
     "user_mem_home",
 ]

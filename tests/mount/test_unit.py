@@ -1,0 +1,120 @@
+"""cachefs@.service as systemd would run it, without systemd: its commands, privileges, messages."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cachefs.cli.install_systemd import units
+from cachefs.mounts import Health, find_mount, probe
+from tests.mount.harness import Site
+
+CACHEFS = Path(sys.executable).with_name("cachefs")
+
+
+class Unit:
+    """The instance "data" of the unit, with its files below `home`."""
+
+    def __init__(self, site: Site, home: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("the system's units run as root")
+        self.site = site
+        text = units(False, CACHEFS)["cachefs@.service"].replace("%i", "data")
+        self.text = text.replace("/etc/cachefs/", f"{home}/")
+        (home / "data.toml").write_text(
+            f'source = "{site.source}"\nmountpoint = "{site.mountpoint}"\n'
+            f'cache_dir = "{site.cache}"\ncache_size = "64MiB"\nfree_space_ratio = 0\n'
+            '[load]\npaths = ["."]\n'
+        )
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(home / "notify"))
+        self.socket.settimeout(20)
+
+    def value(self, key: str) -> str:
+        found = re.search(f"^{key}=(.*)$", self.text, re.MULTILINE)
+        assert found is not None, key
+        return found[1]
+
+    def environment(self) -> dict[str, str]:
+        """Little more than what systemd gives to a service."""
+        watchdog = {"WATCHDOG_USEC": str(int(self.value("WatchdogSec")) * 1_000_000)}
+        notify = {"NOTIFY_SOCKET": str(self.socket.getsockname())}
+        return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **notify, **watchdog}
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        kept = self.value("CapabilityBoundingSet").lower().replace("cap_", "+").split()
+        limits = ["setpriv", f"--bounding-set={','.join(['-all', *kept])}", "--no-new-privs"]
+        assert self.value("NoNewPrivileges") == "yes"
+        with self.site.log.open("ab") as log:
+            command = [*limits, *shlex.split(self.value("ExecStart"))]
+            daemon = subprocess.Popen(command, env=self.environment(), stderr=log)
+        try:
+            while (message := self.socket.recv(4096).decode()) == "WATCHDOG=1":
+                pass
+            assert message.startswith("READY=1\nSTATUS=serving "), message
+            yield daemon
+        finally:
+            daemon.kill()
+            daemon.wait()
+            self.after()
+
+    def after(self) -> None:
+        command = shlex.split(self.value("ExecStopPost").removeprefix("-"))
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def unit(site: Site, tmp_path: Path) -> Iterator[Unit]:
+    home = tmp_path / "instances"
+    home.mkdir()
+    unit = Unit(site, home)
+    yield unit
+    unit.socket.close()
+
+
+def test_started_stopped_and_cleaned_up(unit: Unit) -> None:
+    site = unit.site
+    (site.files / "private").write_text("content")
+    (site.files / "private").chmod(0o600)
+    with unit.started() as daemon:
+        assert (site.mountpoint / "private").read_text() == "content"
+        daemon.terminate()
+        assert daemon.wait(20) == 0
+    assert not site.is_mounted()
+
+
+def test_a_killed_daemon_leaves_no_dead_mount(unit: Unit) -> None:
+    site = unit.site
+    with unit.started() as daemon:
+        daemon.kill()
+        daemon.wait()
+        assert probe(site.mountpoint) is Health.DEAD
+        unit.after()
+        assert find_mount(site.mountpoint) is None
+    unit.after()  # nothing is there any more, which is fine
+    with unit.started() as daemon:
+        unit.after()  # what lives stays
+        assert probe(site.mountpoint) is Health.ALIVE
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait()
+        with unit.started():  # takes over
+            assert probe(site.mountpoint) is Health.ALIVE
+    site.expected_trouble += ("which a dead cachefs had left",)
+
+
+def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Unit) -> None:
+    command = shlex.split(unit.value("ExecStart"))
+    Path(command[-1]).write_text('source = "s3://bucket"\nmountpoint = "/mnt"\nsiez = 1\n')
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert str(done.returncode) == unit.value("RestartPreventExitStatus")
+    assert done.stderr.count("\n") == 1
