@@ -177,8 +177,14 @@ class _Mount:
             config.stale_if_error,
         )
         namespace = Namespace(
-            self._db, self._origin, nursery, ttls, on_unbound=session.forget_entry
+            self._db,
+            self._origin,
+            nursery,
+            ttls,
+            on_unbound=session.forget_entry,
+            on_changed=session.forget_attributes,
         )
+        await namespace.observe_root()
         self._namespace = namespace
         namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.

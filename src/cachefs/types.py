@@ -1,8 +1,8 @@
 """Value types shared by all layers. No behaviour beyond small derivations, no I/O."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -18,24 +18,52 @@ class Medium(Enum):
     HDD = "HDD"
 
 
+UNKNOWN_ID = (1 << 32) - 1
+"""No uid or gid: the kernel's own word for none."""
+UNKNOWN_MODE = (1 << 16) - 1
+
+
+class Posix(NamedTuple):
+    """Owner, group and mode as far as an origin tells them: ids of this machine, and the
+    permission bits with the sticky bit."""
+
+    uid: int = UNKNOWN_ID
+    gid: int = UNKNOWN_ID
+    mode: int = UNKNOWN_MODE
+
+
+NO_POSIX = Posix()
+"""Of an origin that has no such thing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
     """One version of one object as the origin describes it.
 
     `version` is opaque: an ETag, or whatever else changes whenever the content does. Two
-    `ObjectMeta` with equal versions at the same path stand for the same bytes.
+    `ObjectMeta` with equal versions at the same path stand for the same bytes; `posix` may change
+    within a version.
     """
 
     size_bytes: int
     mtime_ns: int
     version: str
+    posix: Posix = field(default=NO_POSIX, compare=False)
+
+
+Found: TypeAlias = ObjectMeta | Posix | None
+"""What a path leads to: an object, or a directory (`None`: one without owner and mode)."""
 
 
 class Entry(NamedTuple):
-    """One name in a directory. `meta` is None for a directory."""
+    """One name in a directory."""
 
     name: str
-    meta: ObjectMeta | None
+    meta: Found
+
+    @property
+    def is_dir(self) -> bool:
+        return not isinstance(self.meta, ObjectMeta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +105,16 @@ class BlockLocation(NamedTuple):
 
 __all__ = [
     "BLOCK_BYTES",
+    "NO_POSIX",
+    "UNKNOWN_ID",
+    "UNKNOWN_MODE",
     "BlockKey",
     "BlockLocation",
     "Buffer",
     "Entry",
+    "Found",
     "Medium",
     "ObjectMeta",
     "ObjectRef",
+    "Posix",
 ]

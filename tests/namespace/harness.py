@@ -15,7 +15,7 @@ from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.names import Pages
 from cachefs.tiers.tier import Tier
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 NS = 1_000_000_000
 TTLS = Ttls(attr_s=100, entry_s=100, negative_s=30, list_s=100)
@@ -62,7 +62,7 @@ class ScriptedOrigin(MemoryOrigin):
         self.requests.append(("check", ""))
         await super().check()
 
-    async def stat(self, path: str) -> ObjectMeta | None:
+    async def stat(self, path: str) -> Found:
         self.requests.append(("stat", path))
         try:
             return await super().stat(path)
@@ -107,6 +107,7 @@ class Tree:
         self.origin = origin
         self.clock = clock
         self.unbound: list[tuple[int, bytes]] = []
+        self.changed: list[int] = []
         self.purged = 0
         self.db: Database
         self.namespace: Namespace
@@ -120,6 +121,7 @@ class Tree:
             ttls,
             self.clock,
             lambda parent, name: self.unbound.append((parent, name)),
+            self.changed.append,
         )
         self.purged = self.namespace.table.purge_orphans()
         await self.db.commit()

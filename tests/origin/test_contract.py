@@ -10,7 +10,7 @@ import trio
 
 from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
 from cachefs.origin.base import Origin
-from cachefs.types import ObjectMeta
+from cachefs.types import NO_POSIX, ObjectMeta, Posix
 from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
@@ -147,13 +147,15 @@ async def test_odd_names_as_directories(backend, origin) -> None:
     listed = await list_all(origin)
     assert sorted(listed) == sorted(names)
     for name in names:
-        assert listed[name].meta is None
-        assert await origin.stat(name) is None
+        assert listed[name].is_dir
+        assert await origin.stat(name) == listed[name].meta
         assert list(await list_all(origin, name)) == ["below"]
 
 
 async def test_root_is_a_directory(origin) -> None:
-    assert await origin.stat("") is None
+    found = await origin.stat("")
+    assert isinstance(found, Posix) if origin.tells_owners else found is None
+    assert origin.counters.heads == origin.tells_owners, "no owner, no request"
 
 
 async def test_listing_and_stat_agree(backend, origin) -> None:
@@ -163,7 +165,11 @@ async def test_listing_and_stat_agree(backend, origin) -> None:
     listed = await list_all(origin)
     assert sorted(listed) == ["a", "b", "sub"]
     for name, entry in listed.items():
-        assert await origin.stat(name) == entry.meta
+        found = await origin.stat(name)
+        assert found == entry.meta
+        if isinstance(found, ObjectMeta):
+            assert found.posix == entry.meta.posix
+            assert (found.posix != NO_POSIX) == origin.tells_owners
     assert (await origin.stat("a")).mtime_ns > 0
 
 
@@ -267,7 +273,7 @@ async def test_file_becomes_directory(backend, origin) -> None:
     assert await origin.stat("x") is not None
     backend.delete("x")
     backend.put("x/y", b"below")
-    assert await origin.stat("x") is None
+    assert not isinstance(await origin.stat("x"), ObjectMeta)
     assert list(await list_all(origin, "x")) == ["y"]
 
 

@@ -16,6 +16,7 @@ from cachefs.errors import (
     UsageError,
 )
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.types import ObjectMeta, Posix
 from tests.origin.listing import list_all
 
 
@@ -45,13 +46,26 @@ async def test_links_are_followed_and_other_things_left_out(root, origin) -> Non
     listed = await list_all(origin)
     assert sorted(listed) == ["d", "f", "to-d", "to-f"]
     assert origin.counters.skipped_keys == 3
-    assert listed["to-d"].meta is None
+    assert listed["to-d"].is_dir
     for name, entry in listed.items():
         assert await origin.stat(name) == entry.meta
     assert bytes(await origin.read("to-f", listed["to-f"].meta, 1, 2)) == b"at"
     for name in ["fifo", "sock", "broken"]:
         with pytest.raises(NotFoundError):
             await origin.stat(name)
+
+
+async def test_owners_and_modes_are_those_of_the_directory(root, origin) -> None:
+    (root / "d").mkdir(mode=0o711)
+    (root / "f").write_bytes(b"data")
+    (root / "f").chmod(0o4750)
+    (root / "to-f").symlink_to("f")
+    listed = await list_all(origin)
+    me = (os.getuid(), os.getgid())
+    assert listed["d"].meta == Posix(*me, 0o711)
+    assert listed["f"].meta.posix == Posix(*me, 0o750), "no setuid"
+    assert listed["to-f"].meta.posix == Posix(*me, 0o750)
+    assert (await origin.stat("to-f")).posix == Posix(*me, 0o750)
 
 
 async def test_names_that_are_not_utf8(root, origin) -> None:
@@ -65,7 +79,7 @@ async def test_names_that_are_not_utf8(root, origin) -> None:
 async def test_empty_directories(root, origin) -> None:
     (root / "hollow").mkdir()
     await origin.check()
-    assert await origin.stat("hollow") is None
+    assert not isinstance(await origin.stat("hollow"), ObjectMeta)
     assert await list_all(origin, "hollow") == {}
 
 

@@ -1,5 +1,7 @@
 """What only HDFS has: NameNodes in pairs, users, blocks, servers that say nothing."""
 
+import grp
+import pwd
 import signal
 import socket
 import time
@@ -18,6 +20,7 @@ from cachefs.errors import (
 from cachefs.origin import hdfs as hdfs_origin
 from cachefs.origin.hdfs_config import resolve_target
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.types import UNKNOWN_ID, Posix
 from tests.origin.listing import list_all
 from tests.servers.ports import free_ports, wait_until
 
@@ -111,7 +114,7 @@ async def test_the_root_can_be_mounted(hdfs, root, opened) -> None:
     origin = opened(hdfs.url)
     await origin.check()
     assert root[1:] in await list_all(origin)
-    assert await origin.stat(root[1:]) is None
+    assert (await origin.stat(root[1:])).mode == 0o755
     assert origin.identity == opened(f"{hdfs.url}///").identity == f"{hdfs.url}/"
 
 
@@ -176,6 +179,36 @@ async def test_names_that_hdfs_can_not_have(hdfs, root, opened) -> None:
     for name in ["a:b", "lat\udce9n"]:
         with pytest.raises(NotFoundError):
             await origin.stat(name)
+
+
+async def test_owners_groups_and_modes(hdfs, root, opened) -> None:
+    user, group = pwd.getpwuid(1), grp.getgrgid(2)
+    hdfs.put(f"{root}/known", b"data")
+    hdfs.set_owner(f"{root}/known", user.pw_name, group.gr_name)
+    hdfs.set_mode(f"{root}/known", "640")
+    hdfs.make_dir(f"{root}/unknown", "1733")
+    hdfs.set_owner(f"{root}/unknown", "nobody-of-this-name", "4711")
+    for url in (hdfs.url, hdfs.webhdfs_url):
+        origin = opened(f"{url}{root}")
+        listed = await list_all(origin)
+        assert listed["known"].meta.posix == Posix(1, 2, 0o640)
+        assert listed["unknown"].meta == Posix(UNKNOWN_ID, 4711, 0o1733)
+        for name, entry in listed.items():
+            found = await origin.stat(name)
+            assert found == entry.meta
+            assert getattr(found, "posix", None) == getattr(entry.meta, "posix", None)
+        assert (await origin.stat("")).mode == 0o755
+
+
+async def test_another_mode_is_no_other_version(hdfs, root, opened) -> None:
+    hdfs.put(f"{root}/f", b"data")
+    origin = opened(f"{hdfs.url}{root}")
+    before = await origin.stat("f")
+    hdfs.set_mode(f"{root}/f", "600")
+    after = await origin.stat("f")
+    assert before == after
+    assert before.posix != after.posix
+    assert bytes(await origin.read("f", before, 0, 4)) == b"data"
 
 
 async def test_permission_denied(hdfs, root, opened, monkeypatch) -> None:

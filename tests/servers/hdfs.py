@@ -241,6 +241,9 @@ class Hdfs:
     def set_mode(self, path: str, mode: str) -> None:
         self._operate("PUT", path, "SETPERMISSION", f"&permission={mode}")
 
+    def set_owner(self, path: str, owner: str, group: str) -> None:
+        self._operate("PUT", path, "SETOWNER", f"&owner={quote(owner)}&group={quote(group)}")
+
     def set_mtime(self, path: str, mtime_ms: int) -> None:
         self._operate("PUT", path, "SETTIMES", f"&modificationtime={mtime_ms}&accesstime=-1")
 

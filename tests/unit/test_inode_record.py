@@ -7,21 +7,31 @@ from hypothesis import strategies as st
 from cachefs.format import inode_record as record
 from cachefs.format.inode_record import Dirent, Inode, Listing
 from cachefs.format.object_id import OBJECT_ID_BYTES, object_id
+from cachefs.types import Posix
 
 FILE = Inode(
-    0x1234, record.KIND_FILE, 0x42, "ä.jpg".encode(), 100_000, 1_700_000_000_000_000_000, '"e1"'
+    0x1234,
+    record.KIND_FILE,
+    0x42,
+    "ä.jpg".encode(),
+    100_000,
+    1_700_000_000_000_000_000,
+    '"e1"',
+    Posix(1000, 0x01020304, 0o640),
 )
 FILE_BYTES = bytes.fromhex(
-    "02 00 0600 4200000000000000 a086010000000000 00002a36fe9c9717"
+    "02 06 a001 4200000000000000 a086010000000000 00002a36fe9c9717 e8030000 04030201"
     "c3a42e6a7067"  # name
     "22653122"  # version
 )
 DIRECTORY = Inode(2, record.KIND_DIR, 1, b"d", 0, -1, "")
-DIRECTORY_BYTES = bytes.fromhex("01 00 0100 0100000000000000 0000000000000000 ffffffffffffffff 64")
+DIRECTORY_BYTES = bytes.fromhex(
+    "01 01 ffff 0100000000000000 0000000000000000 ffffffffffffffff ffffffff ffffffff 64"
+)
 
 
 def test_format_version_and_tables_are_those_of_the_document() -> None:
-    assert record.FORMAT_VERSION == 1
+    assert record.FORMAT_VERSION == 2
     assert record.TABLES == ("inodes", "dirents", "listings", "orphans", "meta")
 
 
@@ -29,7 +39,12 @@ def test_format_version_and_tables_are_those_of_the_document() -> None:
 def test_inode_golden_bytes(inode: Inode, golden: bytes) -> None:
     assert record.pack_inode(inode) == golden
     assert record.unpack_inode(inode.ino, golden) == inode
-    assert record.unpack_stat(golden) == (inode.kind, inode.size_bytes, inode.mtime_ns)
+    assert record.unpack_stat(golden) == (
+        inode.kind,
+        inode.size_bytes,
+        inode.mtime_ns,
+        *inode.posix,
+    )
 
 
 def test_key_golden_bytes() -> None:
@@ -63,6 +78,9 @@ def test_listing_golden_bytes() -> None:
         mtime_ns=st.integers(-(2**63), 2**63 - 1),
         version=st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
         | st.binary(max_size=80).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
+        posix=st.builds(
+            Posix, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)
+        ),
     )
 )
 def test_inodes_come_back_as_they_were(inode: Inode) -> None:

@@ -259,23 +259,45 @@ class MountConfig(BaseModel):
     ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")
 
     uid: Annotated[
-        int,
-        count(0, 2**32 - 2),
-        Flag(("--uid",), metavar="ID", group=Group.ACCESS, shown_default="the mounting user"),
-    ] = Field(default_factory=os.getuid, description="Owner of all files.")
-    gid: Annotated[
-        int,
+        int | None,
         count(0, 2**32 - 2),
         Flag(
-            ("--gid",), metavar="ID", group=Group.ACCESS, shown_default="the mounting user's group"
+            ("--uid",),
+            metavar="ID",
+            group=Group.ACCESS,
+            shown_default="the origin's, else the mounting user",
         ),
-    ] = Field(default_factory=os.getgid, description="Group of all files.")
-    file_mode: Annotated[int, MODE, Flag(("--file-mode",), metavar="OCTAL", group=Group.ACCESS)] = (
-        Field(0o644, description="Permission bits of files; they are read-only all the same.")
-    )
-    dir_mode: Annotated[int, MODE, Flag(("--dir-mode",), metavar="OCTAL", group=Group.ACCESS)] = (
-        Field(0o755, description="Permission bits of directories.")
-    )
+    ] = Field(None, description="Owner of all files, whatever the origin says.")
+    gid: Annotated[
+        int | None,
+        count(0, 2**32 - 2),
+        Flag(
+            ("--gid",),
+            metavar="ID",
+            group=Group.ACCESS,
+            shown_default="the origin's, else the mounting user's group",
+        ),
+    ] = Field(None, description="Group of all files, whatever the origin says.")
+    file_mode: Annotated[
+        int | None,
+        MODE,
+        Flag(
+            ("--file-mode",),
+            metavar="OCTAL",
+            group=Group.ACCESS,
+            shown_default="the origin's, else 644",
+        ),
+    ] = Field(None, description="Permission bits of files; they are read-only all the same.")
+    dir_mode: Annotated[
+        int | None,
+        MODE,
+        Flag(
+            ("--dir-mode",),
+            metavar="OCTAL",
+            group=Group.ACCESS,
+            shown_default="the origin's, else 755",
+        ),
+    ] = Field(None, description="Permission bits of directories.")
     allow_other: Annotated[
         bool,
         SWITCH,

@@ -1,11 +1,12 @@
-"""Rows of the namespace database. Format 1; see docs/formats/namespace.md.
+"""Rows of the namespace database. Format 2; see docs/formats/namespace.md.
 
 All integers are little-endian in values and big-endian in keys, so that keys sort by number.
 
 | table    | key                      | value                                              |
 |----------|--------------------------|----------------------------------------------------|
-| inodes   | ino u64                  | kind u8, 0 u8, name length u16, parent u64,        |
-|          |                          | size u64, mtime_ns i64, name, version (UTF-8)      |
+| inodes   | ino u64                  | kind u8, name length u8, mode u16, parent u64,     |
+|          |                          | size u64, mtime_ns i64, uid u32, gid u32, name,    |
+|          |                          | version (UTF-8)                                    |
 | dirents  | parent u64, name         | ino u64, checked_at_ns i64                         |
 | listings | directory ino u64        | listed_at_ns i64, entry count u64                  |
 | orphans  | ino u64                  | empty                                              |
@@ -16,21 +17,23 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-FORMAT_VERSION = 1
+from cachefs.types import NO_POSIX, Posix
+
+FORMAT_VERSION = 2
 TABLES = ("inodes", "dirents", "listings", "orphans", "meta")
 KIND_DIR = 1
 KIND_FILE = 2
 
 _INO_KEY = Struct(">Q")
-_INODE = Struct("<BBHQQq")
+_INODE = Struct("<BBHQQqII")
 _DIRENT = Struct("<Qq")
 _LISTING = Struct("<qQ")
-assert (_INODE.size, _DIRENT.size, _LISTING.size) == (28, 16, 16)
+assert (_INODE.size, _DIRENT.size, _LISTING.size) == (36, 16, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Inode:
-    """One directory, or one version of one object: a file inode never changes.
+    """One directory, or one version of one object: of a file inode only `posix` ever changes.
 
     `mtime_ns` of a directory is when its listing last changed. `version` of a directory is "".
     """
@@ -42,6 +45,7 @@ class Inode:
     size_bytes: int
     mtime_ns: int
     version: str
+    posix: Posix = NO_POSIX
 
     @property
     def is_dir(self) -> bool:
@@ -81,14 +85,22 @@ def name_of_key(key: bytes) -> bytes:
 
 
 def pack_inode(inode: Inode) -> bytes:
+    uid, gid, mode = inode.posix
     head = _INODE.pack(
-        inode.kind, 0, len(inode.name), inode.parent, inode.size_bytes, inode.mtime_ns
+        inode.kind,
+        len(inode.name),
+        mode,
+        inode.parent,
+        inode.size_bytes,
+        inode.mtime_ns,
+        uid,
+        gid,
     )
     return head + inode.name + inode.version.encode("utf-8", "surrogateescape")
 
 
 def unpack_inode(ino: int, record: bytes) -> Inode:
-    kind, _, name_length, parent, size_bytes, mtime_ns = _INODE.unpack_from(record)
+    kind, name_length, mode, parent, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
     return Inode(
         ino,
@@ -98,13 +110,14 @@ def unpack_inode(ino: int, record: bytes) -> Inode:
         size_bytes,
         mtime_ns,
         record[name_end:].decode("utf-8", "surrogateescape"),
+        Posix(uid, gid, mode),
     )
 
 
-def unpack_stat(record: bytes) -> tuple[int, int, int]:
-    """(kind, size in bytes, mtime_ns) alone: all that a directory entry needs."""
-    kind, _, _, _, size_bytes, mtime_ns = _INODE.unpack_from(record)
-    return kind, size_bytes, mtime_ns
+def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:
+    """(kind, size in bytes, mtime_ns, uid, gid, mode) alone: all that a directory entry needs."""
+    kind, _, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
+    return kind, size_bytes, mtime_ns, uid, gid, mode
 
 
 def pack_dirent(dirent: Dirent) -> bytes:

@@ -1,25 +1,30 @@
 """Inodes to the attributes that the kernel is given."""
 
 import math
+import os
 import stat
 from dataclasses import dataclass
 
 import pyfuse3
 
 from cachefs.format.inode_record import KIND_DIR, Inode
+from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE
 
 _FOREVER_S = float(10 * 365 * 86_400)
 """What the kernel is told for an indefinite TTL: it has no word for "for ever"."""
+_FILE_MODE = 0o644
+_DIR_MODE = 0o755
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Owner and modes of everything in a mount whose origin knows none."""
+    """Owner and modes of everything in a mount; None: as the origin has it, else the user who
+    mounts, and modes 644 and 755."""
 
-    uid: int
-    gid: int
-    file_mode: int
-    dir_mode: int
+    uid: int | None = None
+    gid: int | None = None
+    file_mode: int | None = None
+    dir_mode: int | None = None
 
 
 class AttrBuilder:
@@ -27,24 +32,44 @@ class AttrBuilder:
     (find and friends take 1 for "unknown")."""
 
     def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
-        self._file_mode = stat.S_IFREG | ownership.file_mode
-        self._dir_mode = stat.S_IFDIR | ownership.dir_mode
+        uid, gid = ownership.uid, ownership.gid
+        file_mode, dir_mode = ownership.file_mode, ownership.dir_mode
+        self._uid = os.getuid() if uid is None else uid
+        self._gid = os.getgid() if gid is None else gid
+        self._file_mode = stat.S_IFREG | (_FILE_MODE if file_mode is None else file_mode)
+        self._dir_mode = stat.S_IFDIR | (_DIR_MODE if dir_mode is None else dir_mode)
+        self._uid_is_given = uid is not None
+        self._gid_is_given = gid is not None
+        self._file_mode_is_given = file_mode is not None
+        self._dir_mode_is_given = dir_mode is not None
 
     def template(self) -> pyfuse3.EntryAttributes:
         """Attributes with all that is equal for every inode, to be filled in by `fill`."""
         attributes = pyfuse3.EntryAttributes()
-        attributes.st_uid = self._ownership.uid
-        attributes.st_gid = self._ownership.gid
         attributes.st_nlink = 1
         return attributes
 
     def fill(
-        self, into: pyfuse3.EntryAttributes, ino: int, kind: int, size_bytes: int, mtime_ns: int
+        self,
+        into: pyfuse3.EntryAttributes,
+        ino: int,
+        kind: int,
+        size_bytes: int,
+        mtime_ns: int,
+        uid: int,
+        gid: int,
+        mode: int,
     ) -> None:
         """Everything that differs between inodes. Hot: once per directory entry."""
         into.st_ino = ino
-        into.st_mode = self._dir_mode if kind == KIND_DIR else self._file_mode
+        if kind == KIND_DIR:
+            is_default = mode == UNKNOWN_MODE or self._dir_mode_is_given
+            into.st_mode = self._dir_mode if is_default else stat.S_IFDIR | mode
+        else:
+            is_default = mode == UNKNOWN_MODE or self._file_mode_is_given
+            into.st_mode = self._file_mode if is_default else stat.S_IFREG | mode
+        into.st_uid = self._uid if uid == UNKNOWN_ID or self._uid_is_given else uid
+        into.st_gid = self._gid if gid == UNKNOWN_ID or self._gid_is_given else gid
         into.st_size = size_bytes
         into.st_blocks = (size_bytes + 511) >> 9
         into.st_atime_ns = into.st_mtime_ns = into.st_ctime_ns = mtime_ns
@@ -53,7 +78,7 @@ class AttrBuilder:
         self, inode: Inode, attr_ttl_s: float, entry_ttl_s: float = 0.0
     ) -> pyfuse3.EntryAttributes:
         attributes = self.template()
-        self.fill(attributes, inode.ino, inode.kind, inode.size_bytes, inode.mtime_ns)
+        self.fill(attributes, inode.ino, inode.kind, inode.size_bytes, inode.mtime_ns, *inode.posix)
         attributes.attr_timeout = kernel_timeout_s(attr_ttl_s)
         attributes.entry_timeout = kernel_timeout_s(entry_ttl_s)
         return attributes

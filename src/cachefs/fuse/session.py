@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -74,6 +74,12 @@ def unmount() -> None:
 def forget_entry(parent: int, name: bytes) -> None:
     """Make the kernel ask again for a name. Returns at once; names it doesn't know are fine."""
     pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
+
+
+def forget_attributes(ino: int) -> None:
+    """Make the kernel ask again for owner, group and mode; an inode it doesn't know is fine."""
+    with suppress(OSError):
+        pyfuse3.invalidate_inode(ino, attr_only=True)
 
 
 def tune(mountpoint: str) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
-  so size, bytes and cached blocks of two versions can't mix.
+  so size, bytes and cached blocks of two versions can't mix. Owner, group and mode change in place.
 - Inode numbers are never used twice in the life of a cache directory.
 - A name is bound by the newest observation only: an answer whose request began before the
   look-up or the complete listing that last saw the name (or its absence) is ignored. So nothing
@@ -37,7 +37,7 @@ from cachefs.format.inode_record import (
     unpack_stat,
 )
 from cachefs.namespace.clock import Clock
-from cachefs.types import ObjectMeta
+from cachefs.types import NO_POSIX, Found, ObjectMeta
 
 ROOT_INO = 1
 _ORPHANS_PER_START = 100_000
@@ -53,14 +53,17 @@ class InodeTable:
         identity: str,
         clock: Clock,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
+        on_changed: Callable[[int], None] = lambda ino: None,
     ) -> None:
         """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
-        whenever a name stops standing for its inode; it must not call back.
+        whenever a name stops standing for its inode, `on_changed(ino)` when an inode has another
+        owner, group or mode; they must not call back.
 
-        Raises `CacheDirError` if it was written by a newer cachefs or for another source.
+        Raises `CacheDirError` if it was written in another format or for another source.
         """
         self._db = db
         self._on_unbound = on_unbound
+        self._on_changed = on_changed
         self._clock = clock
         self.found_count = 0
         """Names first bound by a look-up."""
@@ -92,8 +95,8 @@ class InodeTable:
         record = self._db.get("inodes", ino_key(ino))
         return None if record is None else unpack_inode(ino, record)
 
-    def stat(self, ino: int) -> tuple[int, int, int] | None:
-        """(kind, size in bytes, mtime_ns): a cheaper `get` for directory entries."""
+    def stat(self, ino: int) -> tuple[int, int, int, int, int, int] | None:
+        """(kind, size in bytes, mtime_ns, uid, gid, mode): a cheaper `get`."""
         record = self._db.get("inodes", ino_key(ino))
         return None if record is None else unpack_stat(record)
 
@@ -131,11 +134,11 @@ class InodeTable:
     # -- writing -------------------------------------------------------------------------------
 
     def bind(
-        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
+        self, parent: int, name: bytes, meta: Found, observed_ns: int
     ) -> tuple[int | None, bool]:
-        """The name stands for this object version (None: a directory), as observed by a look-up
-        begun at `observed_ns`. Returns the inode number and whether it is new to the name; no
-        number if a listing that began later has shown that the name is gone."""
+        """The name stands for this object version or directory, as observed by a look-up begun at
+        `observed_ns`. Returns the inode number and whether it is new to the name; no number if a
+        listing that began later has shown that the name is gone."""
         if self._is_newer(self._listed_at_ns(parent), observed_ns):
             current = self.dirent(parent, name)
             return (None if current is None else current.ino), False
@@ -153,40 +156,47 @@ class InodeTable:
         return known_ns > observed_ns and known_ns <= self._clock.now_ns()
 
     def bind_listed(
-        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int
+        self, parent: int, name: bytes, meta: Found, observed_ns: int
     ) -> tuple[int, bool]:
         """Like `bind`, but an unchanged entry costs no write: the listing's own row, put by
         `finish_listing`, says when all of them were checked."""
         return self._bind(parent, name, meta, observed_ns, note_check=False)
 
     def _bind(
-        self, parent: int, name: bytes, meta: ObjectMeta | None, observed_ns: int, note_check: bool
+        self, parent: int, name: bytes, meta: Found, observed_ns: int, note_check: bool
     ) -> tuple[int, bool]:
         current = self.dirent(parent, name)
         if current is not None:
             if self._is_newer(current.checked_at_ns, observed_ns):
                 return current.ino, False
-            if self._is_same(current.ino, meta):
+            inode = self.get(current.ino)
+            if inode is not None and _is_same(inode, meta):
+                self._note_posix(inode, meta)
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
                 return current.ino, False
             self._unbound(parent, name, current.ino)
         ino = self._allocate()
-        if meta is None:
-            inode = Inode(ino, KIND_DIR, parent, name, 0, observed_ns, "")
+        if isinstance(meta, ObjectMeta):
+            size_bytes, mtime_ns, version = meta.size_bytes, meta.mtime_ns, meta.version
+            inode = Inode(ino, KIND_FILE, parent, name, size_bytes, mtime_ns, version, meta.posix)
         else:
-            inode = Inode(
-                ino, KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version
-            )
+            inode = Inode(ino, KIND_DIR, parent, name, 0, observed_ns, "", meta or NO_POSIX)
         self._put(inode)
         self._put_dirent(parent, name, Dirent(ino, observed_ns))
         return ino, True
 
-    def _is_same(self, ino: int, meta: ObjectMeta | None) -> bool:
-        inode = self.get(ino)
-        if inode is None or inode.is_dir != (meta is None):
-            return False
-        return meta is None or (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
+    def note_root(self, found: Found) -> None:
+        """Owner, group and mode of the root: no listing tells them."""
+        root = self.get(ROOT_INO)
+        if root is not None and not isinstance(found, ObjectMeta):
+            self._note_posix(root, found)
+
+    def _note_posix(self, inode: Inode, found: Found) -> None:
+        posix = (found.posix if isinstance(found, ObjectMeta) else found) or NO_POSIX
+        if inode.posix != posix:
+            self._put(replace(inode, posix=posix))
+            self._on_changed(inode.ino)
 
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
         """The name stands for nothing, as observed by a look-up begun at `observed_ns`.
@@ -263,6 +273,14 @@ class InodeTable:
         for ino in doomed:
             self._orphan(ino)
         return purged
+
+
+def _is_same(inode: Inode, meta: Found) -> bool:
+    if not isinstance(meta, ObjectMeta):
+        return inode.is_dir
+    if inode.is_dir:
+        return False
+    return (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
 
 
 def join(parent: str, name: bytes) -> str:

@@ -221,6 +221,8 @@ class Listings:
         knew_names = next(self._table.dirents(ino), None) is not None
         pages = self._origin.list_dir(self._table.path(directory))
         page_count = 0
+        if ino == ROOT_INO:
+            await self.observe_root()
         try:
             while (page := await self._next_page(ino, pages)) is not None:
                 if snapshot.max_pages is not None and page_count >= snapshot.max_pages:
@@ -236,6 +238,13 @@ class Listings:
             # What a failed listing has found is shown, too.
             if changed and self._table.listing(ino) is not None:
                 self._table.touch(ino, self._clock.now_ns())
+
+    async def observe_root(self) -> None:
+        """Ask for the owner and the mode of the root, which no listing tells, if there are such.
+        Raises `OriginError`."""
+        if self._origin.tells_owners:
+            with self._outage.asking():
+                self._table.note_root(await self._origin.stat(""))
 
     async def _next_page(self, ino: int, pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
         with self._outage.asking():

@@ -81,13 +81,15 @@ class Namespace:
         ttls: Ttls,
         clock: Clock | None = None,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
+        on_changed: Callable[[int], None] = lambda ino: None,
     ) -> None:
-        """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, so
-        that the kernel can be told; it must not call back.
+        """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
+        `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
+        be told; they must not call back.
 
-        Raises `CacheDirError` when the database is of a newer format or another source."""
+        Raises `CacheDirError` when the database is of another format or another source."""
         self._clock = clock or Clock()
-        self.table = InodeTable(db, origin.identity, self._clock, on_unbound)
+        self.table = InodeTable(db, origin.identity, self._clock, on_unbound, on_changed)
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls
@@ -102,6 +104,10 @@ class Namespace:
         self._heads_since_listing: dict[int, int] = {}
 
     # -- attributes ----------------------------------------------------------------------------
+
+    async def observe_root(self) -> None:
+        """Learn who owns the root, before anybody is let in. Raises `OriginError`."""
+        await self._listings.observe_root()
 
     def inode(self, ino: int) -> Inode:
         """Raises `ObjectChangedError` for a number whose record is gone (ESTALE)."""

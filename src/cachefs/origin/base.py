@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 
 @dataclass(slots=True)
@@ -43,6 +43,9 @@ class Origin(ABC):
     held_back_at = float("-inf")
     """When a read was last kept waiting on purpose (a bandwidth limit), on trio's clock."""
 
+    tells_owners = False
+    """Files and directories have an owner, a group and a mode; so `stat("")` is a request."""
+
     lists_in_one_piece = False
     """The first page of a directory takes as long as all of it."""
 
@@ -55,11 +58,13 @@ class Origin(ABC):
         """
 
     @abstractmethod
-    async def stat(self, path: str) -> ObjectMeta | None:
-        """Metadata of the object at `path`, or None if `path` is a directory.
+    async def stat(self, path: str) -> Found:
+        """Metadata of the object at `path`; of a directory its owner and mode, or None where
+        there are none.
 
-        Costs one request for an object. Where a key is both an object and a prefix, an object
-        of one byte or more wins, an empty one yields to the directory. Raises `NotFoundError`.
+        Costs one request for an object, and none for the root without an owner. Where a key is
+        both an object and a prefix, an object of one byte or more wins, an empty one yields to
+        the directory. Raises `NotFoundError`.
         """
 
     @abstractmethod

@@ -33,11 +33,12 @@ from cachefs.errors import (
     UsageError,
 )
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3_config import S3Target, new_session, resolve_target
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import NO_POSIX, Buffer, Entry, Found, ObjectMeta, Posix
 
 T = TypeVar("T")
 
@@ -51,6 +52,9 @@ _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
 _BUSY_STATUS = (429, 503)
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
+_PROTOCOLS_WITH_OWNERS = frozenset(("file", *_WEBHDFS_PROTOCOLS))
+_POSIX_KEY = "cachefs.posix"
+"""Ours, in what fsspec tells of a path."""
 
 
 def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
@@ -150,6 +154,7 @@ class FsspecOrigin(Origin):
         self._root = root.rstrip("/")
         # Object stores have whole seconds in HEAD and finer ones in LIST.
         self._whole_seconds = "s3" in _protocols(fs)
+        self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_downloads)
 
     async def check(self) -> None:
@@ -161,14 +166,14 @@ class FsspecOrigin(Origin):
             self.counters.errors += 1
             raise OriginUnavailableError(f"{self.url} does not answer")
 
-    async def stat(self, path: str) -> ObjectMeta | None:
+    async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
-        if not path:
+        if not path and not self.tells_owners:
             return None
         self._checked(path)
         info = await self._info(path)
         if info["type"] == "directory":
-            return None
+            return _dir_posix(info)
         meta = self._meta(info)
         if meta is None:
             raise NotFoundError(f"{self._subject(path)} is neither a file nor a directory")
@@ -232,7 +237,7 @@ class FsspecOrigin(Origin):
 
     async def _info(self, path: str) -> dict[str, Any]:
         self.counters.heads += 1
-        info: dict[str, Any] = await self._call(path, self._fs.info)
+        info: dict[str, Any] = await self._call(path, partial(_info, self._fs, self.tells_owners))
         return info
 
     async def _has_children(self, path: str) -> bool:
@@ -242,7 +247,7 @@ class FsspecOrigin(Origin):
 
     async def _ls(self, path: str) -> list[dict[str, Any]]:
         self.counters.lists += 1
-        return await self._call(path, partial(_ls_following_links, self._fs))
+        return await self._call(path, partial(_ls, self._fs, self.tells_owners))
 
     async def _entries(self, path: str) -> list[Entry]:
         full = self._full(path)
@@ -267,7 +272,7 @@ class FsspecOrigin(Origin):
             if name is None:
                 continue
             is_dir = info["type"] == "directory"
-            meta = None if is_dir else self._meta(info)
+            meta = _dir_posix(info) if is_dir else self._meta(info)
             if not is_name(name) or (meta is None and not is_dir):
                 self.counters.skipped_keys += 1
                 continue
@@ -283,7 +288,8 @@ class FsspecOrigin(Origin):
         size = int(info["size"] or 0)
         tag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), None)
         file_id = next((f"-{info[key]}" for key in _FILE_ID_KEYS if key in info), "")
-        return ObjectMeta(size, mtime_ns, tag or f"{mtime_ns}-{size}{file_id}")
+        version = tag or f"{mtime_ns}-{size}{file_id}"
+        return ObjectMeta(size, mtime_ns, version, info.get(_POSIX_KEY, NO_POSIX))
 
     async def _call(self, path: str, function: Callable[..., T]) -> T:
         """`function(full path)` in a worker thread. Raises `OriginError`."""
@@ -302,14 +308,34 @@ def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
-def _ls_following_links(fs: Any, full: str) -> list[dict[str, Any]]:
-    """`ls`, but with links described as `info` does: by what they lead to."""
+def _info(fs: Any, with_owners: bool, full: str) -> dict[str, Any]:
+    """`info`; in a worker thread, where names of users may be looked up."""
+    info: dict[str, Any] = fs.info(full)
+    return info | {_POSIX_KEY: _posix(info)} if with_owners else info
+
+
+def _ls(fs: Any, with_owners: bool, full: str) -> list[dict[str, Any]]:
+    """The same for `ls`, and links are described as `info` does: by what they lead to."""
     infos: list[dict[str, Any]] = fs.ls(full, detail=True)
     for index, info in enumerate(infos):
         if info.get("islink"):
             with contextlib.suppress(OSError):  # a broken link stays what it is
                 infos[index] = fs.info(info["name"])
+    if with_owners:
+        for info in infos:
+            info[_POSIX_KEY] = _posix(info)
     return infos
+
+
+def _posix(info: dict[str, Any]) -> Posix:
+    if "permission" in info:  # WebHDFS
+        return named_posix(info["owner"], info["group"], int(info["permission"], 8))
+    return numbered_posix(info["uid"], info["gid"], info["mode"])
+
+
+def _dir_posix(info: dict[str, Any]) -> Posix | None:
+    posix: Posix | None = info.get(_POSIX_KEY)
+    return posix
 
 
 def _name_below(full: str, info: dict[str, Any]) -> str | None:

@@ -32,10 +32,11 @@ from cachefs.errors import (
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.hdfs_config import HdfsTarget, NameNode, resolve_target
 from cachefs.origin.hdfs_errors import from_hdfs_native, is_of_the_namenode
+from cachefs.origin.local_ids import named_posix
 from cachefs.origin.names import Pages, is_name, join
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.prefetch import Prefetch
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import Buffer, Entry, Found, ObjectMeta
 from cachefs.workers import Workers
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class _Server:
 class HdfsOrigin(Origin):
     """One directory of one HDFS."""
 
+    tells_owners = True
+
     def __init__(self, target: HdfsTarget, options: OriginOptions) -> None:
         self.url = target.url
         self.identity = target.url
@@ -122,12 +125,11 @@ class HdfsOrigin(Origin):
             self.counters.errors += 1
             raise self._mute(self.url)
 
-    async def stat(self, path: str) -> ObjectMeta | None:
+    async def stat(self, path: str) -> Found:
         """One request; see `Origin.stat`."""
-        if not path:
-            return None
-        status = await self._status(path)
-        return None if status.isdir else _meta(status)
+        full = self._full(path)
+        self.counters.heads += 1
+        return await self._call(path, _stat, full)
 
     def list_dir(self, path: str) -> Pages:
         """One request, and one more per 1,000 entries; the next page is under way while this one
@@ -143,7 +145,7 @@ class HdfsOrigin(Origin):
         found = await self._call(path, _read, full, meta.size_bytes, offset, length, extra_s=body_s)
         data, failure, status = found
         self.counters.get_bytes += len(data or b"")
-        if status.isdir or _meta(status).version != meta.version:
+        if status.isdir or _version(status) != meta.version:
             raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
         if failure is not None:
             self.counters.errors += 1
@@ -303,6 +305,10 @@ def _get_file_info(client: Client, full: str) -> FileStatus:
     return client.get_file_info(full)
 
 
+def _stat(client: Client, full: str) -> Found:
+    return _found(client.get_file_info(full))
+
+
 def _read(
     client: Client, full: str, size: int, offset: int, length: int
 ) -> tuple[bytes | None, Exception | None, FileStatus]:
@@ -321,12 +327,19 @@ def _read(
 
 def _entries(statuses: Iterator[FileStatus]) -> list[Entry]:
     return [
-        Entry(status.path.rpartition("/")[2], None if status.isdir else _meta(status))
+        Entry(status.path.rpartition("/")[2], _found(status))
         for status in islice(statuses, _PAGE_ENTRIES)
     ]
 
 
-def _meta(status: FileStatus) -> ObjectMeta:
-    mtime_ms: int = status.modification_time
-    size: int = status.length
-    return ObjectMeta(size, mtime_ms * _NS_PER_MS, f"{mtime_ms}-{size}")
+def _found(status: FileStatus) -> Found:
+    """Only in a worker thread: names of users are looked up."""
+    posix = named_posix(status.owner, status.group, status.permission)
+    if status.isdir:
+        return posix
+    mtime_ns = status.modification_time * _NS_PER_MS
+    return ObjectMeta(status.length, mtime_ns, _version(status), posix)
+
+
+def _version(status: FileStatus) -> str:
+    return f"{status.modification_time}-{status.length}"

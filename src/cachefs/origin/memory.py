@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import Buffer, Entry, Found, ObjectMeta, Posix
 
 _STRIPE_BYTES = 4096
 _NS_PER_S = 1_000_000_000
@@ -50,6 +50,7 @@ class MemoryOrigin(Origin):
         self.delay_s = delay_s
         self.on_read: Callable[[str, int, int], Awaitable[None]] | None = None
         self._objects: dict[str, _Object] = {}
+        self._dirs: dict[str, Posix] = {}
         self._failures: list[Exception] = []
         self._puts = 0
 
@@ -61,6 +62,15 @@ class MemoryOrigin(Origin):
     def put_generated(self, path: str, size: int, seed: int = 0) -> ObjectMeta:
         """Like `put`, with pseudo-random content that takes no memory; see `expected`."""
         return self._store(path, _Generated(size, seed), size, None)
+
+    def chmod(self, path: str, posix: Posix) -> None:
+        """Give an object or a directory another owner, group and mode; no new version."""
+        self.tells_owners = True
+        if path in self._objects:
+            item = self._objects[path]
+            self._objects[path] = replace(item, meta=replace(item.meta, posix=posix))
+        else:
+            self._dirs[path] = posix
 
     def delete(self, path: str) -> None:
         """Remove one object; its directories vanish with their last object."""
@@ -86,9 +96,9 @@ class MemoryOrigin(Origin):
         self.counters.lists += 1
         await self._request()
 
-    async def stat(self, path: str) -> ObjectMeta | None:
+    async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
-        if not path:
+        if not path and not self.tells_owners:
             return None
         self._checked(path)
         self.counters.heads += 1
@@ -97,7 +107,7 @@ class MemoryOrigin(Origin):
         if found is None or not found.meta.size_bytes:
             self.counters.lists += 1
             if self._has_keys(path):
-                return None
+                return self._dirs.get(path)
         if found is None:
             raise NotFoundError(f"{self.url}/{path} does not exist")
         return found.meta
@@ -161,7 +171,7 @@ class MemoryOrigin(Origin):
             raise NotFoundError(f"{self.url}/{path!r} can't be a name")
 
     def _has_keys(self, path: str) -> bool:
-        return any(key.startswith(path + "/") for key in self._objects)
+        return not path or any(key.startswith(path + "/") for key in self._objects)
 
     def _entries(self, path: str) -> list[Entry]:
         prefix = path + "/" if path else ""
@@ -173,7 +183,8 @@ class MemoryOrigin(Origin):
             if key == prefix:
                 found["", False] = None
             elif is_name(name):
-                found[name, bool(slash)] = Entry(name, None if slash else item.meta)
+                meta = self._dirs.get(prefix + name) if slash else item.meta
+                found[name, bool(slash)] = Entry(name, meta)
             elif (name, bool(slash)) not in found:
                 found[name, bool(slash)] = None
                 self.counters.skipped_keys += 1

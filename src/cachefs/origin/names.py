@@ -6,7 +6,7 @@ The rules are those of docs/SEMANTICS.md and the same for every origin.
 import re
 from collections.abc import Awaitable, Callable, Iterable
 
-from cachefs.types import Entry
+from cachefs.types import Entry, ObjectMeta
 
 NAME_MAX_BYTES = 255
 """NAME_MAX of Linux: the longest name the kernel accepts, in bytes."""
@@ -57,9 +57,9 @@ def resolve_twins(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _rank(entry: Entry) -> int:
-    if entry.meta is None:
+    if entry.is_dir:
         return 1
-    return 2 if entry.meta.size_bytes else 0
+    return 2 if _size(entry) else 0
 
 
 class TwinMerger:
@@ -81,7 +81,7 @@ class TwinMerger:
             name, meta = entry
             while stack and not name.startswith(stack[-1].name):
                 self._pop(out)
-            if meta is not None:
+            if isinstance(meta, ObjectMeta):
                 stack.append(entry)
                 if meta.size_bytes:
                     out.append(entry)
@@ -106,7 +106,7 @@ class TwinMerger:
 
 
 def _size(entry: Entry) -> int:
-    return entry.meta.size_bytes if entry.meta else 0
+    return entry.meta.size_bytes if isinstance(entry.meta, ObjectMeta) else 0
 
 
 class Pages:

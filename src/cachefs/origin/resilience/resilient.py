@@ -41,7 +41,7 @@ from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
 from cachefs.origin.resilience.pace import Pace
 from cachefs.origin.resilience.settings import OriginHealth, Resilience
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class ResilientOrigin(Origin):
     ) -> None:
         self.url = inner.url
         self.identity = inner.identity
+        self.tells_owners = inner.tells_owners
         self.counters = inner.counters
         self._inner = inner
         self._settings = settings
@@ -145,10 +146,10 @@ class ResilientOrigin(Origin):
             await trio.sleep(_MOST_DELAY_S / 4)
             await check()
 
-    async def stat(self, path: str) -> ObjectMeta | None:
+    async def stat(self, path: str) -> Found:
         """`Origin.stat`."""
         found = await self._call(path, partial(self._inner.stat, path))
-        self._known_path = path
+        self._known_path = path or self._known_path
         return found
 
     def list_dir(self, path: str) -> Pages:
