@@ -230,3 +230,22 @@ def test_source_and_mountpoint_must_come_from_somewhere() -> None:
         load_mount_config(None, "/mnt", {})
     with pytest.raises(UsageError, match="there is no mountpoint"):
         load_mount_config("s3://b", None, {})
+
+
+def test_squash_is_uid_and_gid() -> None:
+    config = load(squash="1000:50")
+    assert (config.uid, config.gid) == (1000, 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"squash": "1000"}, '"1000" is not UID:GID'),
+        ({"squash": "me:us"}, '"me:us" is not UID:GID'),
+        ({"squash": "1:99999999999"}, "gid"),
+        ({"squash": "1:1", "uid": 2}, "leave them out"),
+    ],
+)
+def test_squash_that_says_too_little_or_too_much(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_mount_config("s3://b", "/mnt", options)

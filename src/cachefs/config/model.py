@@ -33,6 +33,7 @@ from cachefs.config.fields import (
     count,
     default_cache_dirs,
     default_mem_dir,
+    show,
     size,
 )
 from cachefs.config.source_url import refuse_secrets, shown
@@ -278,6 +279,11 @@ class MountConfig(BaseModel):
             shown_default="the origin's, else the mounting user's group",
         ),
     ] = Field(None, description="Group of all files, whatever the origin says.")
+    squash: Annotated[
+        str | None,
+        TEXT,
+        Flag(("--squash",), metavar="UID:GID", group=Group.ACCESS, shown_default="off"),
+    ] = Field(None, description="Short for --uid UID --gid GID: one owner, whoever looks.")
     file_mode: Annotated[
         int | None,
         MODE,
@@ -347,6 +353,19 @@ class MountConfig(BaseModel):
     debug: Annotated[bool, SWITCH, Flag(("--debug",), group=Group.PROCESS)] = Field(
         False, description="Log every decision, and show tracebacks of errors."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread_squash(cls, values: dict[str, object]) -> dict[str, object]:
+        squash = values.get("squash")
+        if squash is None:
+            return values
+        if "uid" in values or "gid" in values:
+            raise ValueError("squash says what uid and gid do, both of them; leave them out")
+        uid, _, gid = str(squash).partition(":")
+        if not (uid.isdecimal() and gid.isdecimal()):
+            raise ValueError(f'squash: {show(squash)} is not UID:GID; write it as "1000:1000"')
+        return {**values, "uid": uid, "gid": gid}
 
     @field_validator("source")
     @classmethod

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 FSTYPE = "fuse.cachefs"
 
+_DEVICE = Path("/dev/fuse")
+_FUSE_CONF = Path("/etc/fuse.conf")
 _IDLE_TASKS = 16
 _MAX_TASKS = 1_000
 """Requests handled at once. A reader that waits for the origin occupies one, so there must be more
@@ -36,6 +38,7 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
 
     Raises `MountError` when the kernel or fusermount3 refuses.
     """
+    _refuse_early(allow_other)
     name = quote(source, safe="/:@?&=+~!$'()*;%#")  # no comma: it separates mount options
     options = {f"fsname={name}", "subtype=cachefs", "ro", "default_permissions"}
     if allow_other:
@@ -44,15 +47,34 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
         pyfuse3.init(operations, mountpoint, options)
     except RuntimeError as error:
         raise MountError(
-            f"can't mount on {mountpoint}: {error}; is /dev/fuse there and fuse3 installed?"
-            + _allow_other_hint(allow_other)
+            f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
         ) from error
 
 
-def _allow_other_hint(allow_other: bool) -> str:
-    if allow_other and os.geteuid() != 0:
-        return " (allow_other needs user_allow_other in /etc/fuse.conf)"
-    return ""
+def _refuse_early(allow_other: bool) -> None:
+    """What libfuse would say on stderr only. Raises `MountError`."""
+    if not _DEVICE.exists():
+        raise MountError(
+            f"there is no {_DEVICE}; load the module (modprobe fuse), or give the device to the "
+            "container"
+        )
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        raise MountError(f"uid {os.getuid()} may not open {_DEVICE}; as root: chmod 666 {_DEVICE}")
+    if allow_other and os.geteuid() != 0 and not _users_may_allow_others():
+        raise MountError(
+            f"allow_other: only root may, or all users where {_FUSE_CONF} has the line "
+            "user_allow_other; add it or leave the option out"
+        )
+
+
+def _users_may_allow_others() -> bool:
+    try:
+        lines = _FUSE_CONF.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # fusermount3 knows
+    return "user_allow_other" in (line.strip() for line in lines)
 
 
 async def serve() -> None:
