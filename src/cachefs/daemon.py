@@ -17,6 +17,7 @@ import trio
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
+from cachefs.control import api
 from cachefs.control import server as control_server
 from cachefs.control.report import StatusReport, cache_report, tier_report
 from cachefs.control.set_verb import SetVerb
@@ -142,7 +143,7 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
-        handlers = {"status": self._answer_status, **self._tier_verbs.handlers()}
+        handlers = {api.STATUS: self._answer_status, **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:

@@ -9,6 +9,8 @@ from click.testing import CliRunner, Result
 from cachefs.cli import main
 from cachefs.cli import set as set_module
 from cachefs.config import load_mount_config
+from cachefs.control import api
+from cachefs.control.api import Route
 from cachefs.control.set_verb import SetVerb
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.uid_limits import UidLimits
@@ -24,8 +26,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the daemon was asked; it answers that all was unlimited."""
     seen: list[dict[str, Any]] = []
 
-    def ask(path: Path, verb: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        assert verb == "set"
+    def ask(path: Path, route: Route, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert route == api.SET
         seen.append(arguments)
         after = {"limit_uid": {}} | arguments
         after["limit_uid"] = {str(uid): rate for uid, rate in after["limit_uid"].items()}

@@ -8,6 +8,8 @@ from click.testing import CliRunner, Result
 
 from cachefs.cli import main
 from cachefs.cli import tier as tier_module
+from cachefs.control import api
+from cachefs.control.api import Route
 from cachefs.errors import CachefsError
 from cachefs.mounts import RuntimeEntry
 
@@ -18,7 +20,7 @@ class Daemon:
     """What was asked, and what is answered next."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[tuple[Route, dict[str, Any]]] = []
         self.answer: dict[str, Any] | Exception = {}
         self.alive = True
 
@@ -26,9 +28,9 @@ class Daemon:
         return RuntimeEntry(str(place), "s3://b", 1, 0.0, alive=self.alive)
 
     def ask(
-        self, path: Path, verb: str, arguments: dict[str, Any], timeout_s: float
+        self, path: Path, route: Route, arguments: dict[str, Any], timeout_s: float
     ) -> dict[str, Any]:
-        self.asked.append((verb, arguments))
+        self.asked.append((route, arguments))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -67,7 +69,7 @@ def test_resize_says_what_was_and_what_is(daemon: Daemon) -> None:
     line = line_of("resize", "/mnt/a", "/ssd/../ssd/c", "512MiB")
     assert line.startswith("/ssd/c: the quota was 1 GiB and is 512 MiB until the daemon ends; ")
     assert "[[tier]]" in line
-    assert daemon.asked == [("tier_resize", {"path": "/ssd/c", "quota_bytes": 512 * MIB})]
+    assert daemon.asked == [(api.TIER_RESIZE, {"path": "/ssd/c", "quota_bytes": 512 * MIB})]
 
 
 def test_add_sends_what_was_given(
@@ -80,12 +82,12 @@ def test_add_sends_what_was_given(
     assert line.startswith("/new: added as HDD tier of 1 GiB, until the daemon ends; ")
     ratios = {"high": 0.9, "free_space_ratio": 0.0}
     given = {"medium": "HDD", "path": "/new", "quota_bytes": 1 << 30, **ratios}
-    assert daemon.asked == [("tier_add", given)]
+    assert daemon.asked == [(api.TIER_ADD, given)]
     after["cached_blocks"] = 9
     monkeypatch.chdir(tmp_path)
     assert ", with 9 blocks, until" in line_of("add", "/mnt/a", "new", "--size", "64MiB")
     given = {"medium": "SSD", "path": str(tmp_path / "new"), "quota_bytes": 64 * MIB}
-    assert daemon.asked[1] == ("tier_add", given)
+    assert daemon.asked[1] == (api.TIER_ADD, given)
 
 
 def test_remove_says_that_the_directory_stays(daemon: Daemon) -> None:
@@ -93,7 +95,7 @@ def test_remove_says_that_the_directory_stays(daemon: Daemon) -> None:
     line = line_of("remove", "/mnt/a", "/ssd")
     assert line.startswith("/ssd: taken out of the cache until the daemon ends; ")
     assert line.endswith("its directory is left there")
-    assert daemon.asked == [("tier_remove", {"path": "/ssd"})]
+    assert daemon.asked == [(api.TIER_REMOVE, {"path": "/ssd"})]
 
 
 def test_what_the_daemon_refuses_is_told_with_the_mount(daemon: Daemon) -> None:

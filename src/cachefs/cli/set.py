@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import canonical, find_entry, socket_path
@@ -36,7 +37,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
     if entry is None or not entry.alive:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
     try:
-        reply = ask(socket_path(place), "set", arguments, _TIMEOUT_S)
+        reply = ask(socket_path(place), api.SET, arguments, _TIMEOUT_S)
     except CachefsError as error:
         raise CachefsError(f"{place}: {error}") from error
     for line in _describe(arguments, reply["before"], reply["after"]):

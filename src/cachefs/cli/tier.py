@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from cachefs.control import api
+from cachefs.control.api import Route
 from cachefs.control.client import TIMEOUT_S, ask
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import canonical, find_entry, socket_path
@@ -48,7 +50,7 @@ def command() -> None:
 @_debug
 def list_tiers(mountpoint: str, debug: bool) -> None:
     """Show the tiers of MOUNTPOINT: quota, health, and what they did since the mount began."""
-    report = _ask(mountpoint, "status", {}, TIMEOUT_S)
+    report = _ask(mountpoint, api.STATUS, {}, TIMEOUT_S)
     from cachefs.cli import tier_table
 
     tier_table.print_tiers(tier_table.console(), report)
@@ -62,7 +64,7 @@ def list_tiers(mountpoint: str, debug: bool) -> None:
 def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
     """Give the tier at PATH a quota of SIZE, such as 50GiB. What is over it goes in the
     background, to a slower tier if there is one."""
-    reply = _ask(mountpoint, "tier_resize", {"path": _absolute(path), "quota_bytes": size})
+    reply = _ask(mountpoint, api.TIER_RESIZE, {"path": _absolute(path), "quota_bytes": size})
     before, after = (format_bytes(reply[when]["quota_bytes"]) for when in ("before", "after"))
     click.echo(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")
 
@@ -96,7 +98,7 @@ def add(
     """Add the directory PATH, new or a former tier of the same source, to the cache."""
     arguments = {"medium": medium, "path": _absolute(path), "quota_bytes": size}
     arguments |= {name: ratio for name, ratio in ratios.items() if ratio is not None}
-    after = _ask(mountpoint, "tier_add", arguments)["after"]
+    after = _ask(mountpoint, api.TIER_ADD, arguments)["after"]
     held = f", with {after['cached_blocks']} blocks" if after["cached_blocks"] else ""
     quota = format_bytes(after["quota_bytes"])
     click.echo(f"{after['path']}: added as {after['medium']} tier of {quota}{held}, {_KEEP}")
@@ -108,12 +110,15 @@ def add(
 @_debug
 def remove(mountpoint: str, path: str, debug: bool) -> None:
     """Take the tier at PATH out of the cache. Its directory is left there."""
-    before = _ask(mountpoint, "tier_remove", {"path": _absolute(path)})["before"]
+    before = _ask(mountpoint, api.TIER_REMOVE, {"path": _absolute(path)})["before"]
     click.echo(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
 
 
 def _ask(
-    mountpoint: str, verb: str, arguments: dict[str, object], timeout_s: float = CHANGE_TIMEOUT_S
+    mountpoint: str,
+    route: Route,
+    arguments: dict[str, object],
+    timeout_s: float = CHANGE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """The daemon's answer. Raises `CachefsError`."""
     if not mountpoint or "\0" in mountpoint:
@@ -123,7 +128,7 @@ def _ask(
     if entry is None or not entry.alive:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
     try:
-        return ask(socket_path(place), verb, arguments, timeout_s)
+        return ask(socket_path(place), route, arguments, timeout_s)
     except CachefsError as error:
         raise CachefsError(f"{place}: {error}") from error
 

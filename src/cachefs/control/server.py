@@ -1,44 +1,73 @@
-"""The daemon's side of the control socket.
+"""The daemon's side of the control socket: HTTP on a Unix socket, JSON both ways.
 
-A client sends one line with one JSON object, `{"verb": "status"}`, with the verb's arguments beside
-it; it is answered with one JSON object, `{"error": "one line"}` for a failure, and the connection
-is closed. A later version speaks HTTP here; clients are shipped with the daemon, so nobody else
-depends on the form.
+Errors are answered with a status code and `{"error": "one line"}`. A stream is lines of JSON; blank
+ones only say that the daemon still works, and `{"error": ...}` as a line is the last.
 """
 
 import json
 import logging
 import socket as stdlib_socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
 
-from cachefs.errors import CachefsError
+from cachefs import __version__
+from cachefs.control import api
+from cachefs.control.api import Route, UnknownError
+from cachefs.control.http import MAX_BODY_BYTES, serve_http
+from cachefs.errors import (
+    AccessDeniedError,
+    CachefsError,
+    NotADirError,
+    NotFoundError,
+    OriginError,
+    UsageError,
+)
 
 REQUEST_TIMEOUT_S = 2.0
-"""A client that hasn't sent its request within this time is dropped."""
+"""A client whose request isn't complete within this time after its head is told so and dropped."""
 
-SEND_TIMEOUT_S = 2.0
-"""A client that doesn't read for this long is dropped."""
+HEARTBEAT_S = 5.0
+"""A stream is never silent for longer."""
 
-MAX_REQUEST_BYTES = 1 << 16
+Lines = AsyncGenerator[Mapping[str, object], None]
 
-Handler = Callable[[dict[str, Any]], Awaitable[Mapping[str, object]]]
-"""From the arguments of a request to a mapping that JSON can hold. What it raises is told to the
-client: the text of a `CachefsError`; anything else is logged too."""
+Handler = Callable[[dict[str, Any]], Awaitable[Mapping[str, object]] | Lines]
+"""From the arguments of a request to a mapping that JSON can hold, or an async generator of many,
+which is closed when the client leaves. What it raises is told to the client: the text of a
+`CachefsError`; anything else is logged too."""
+
+_STATUS_CODES: tuple[tuple[type[CachefsError], int], ...] = (
+    (UsageError, 400),
+    (AccessDeniedError, 403),
+    (UnknownError, 404),
+    (NotFoundError, 404),
+    (NotADirError, 404),
+    (OriginError, 502),
+    (CachefsError, 409),
+)
+"""The first that fits."""
 
 _logger = logging.getLogger(__name__)
 
 
 async def serve(
     path: Path,
-    handlers: Mapping[str, Handler],
+    handlers: Mapping[Route, Handler],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer on the Unix socket `path` until cancelled; `handlers` are named by their verbs.
+    """Answer on the Unix socket `path` until cancelled.
 
     The socket is made with mode 0600 in the directory that `path` names (itself private), a
     socket left over from a dead daemon is replaced, and it is removed at the end. With
@@ -47,18 +76,168 @@ async def serve(
     """
     sock = await _listen(path)
     inode = path.stat().st_ino
-    listener = trio.SocketListener(sock)
-
-    async def answer(stream: trio.SocketStream) -> None:
-        await _answer(stream, handlers)
-
     try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(trio.serve_listeners, answer, [listener])
-            task_status.started()
+        await serve_http(application(handlers), trio.SocketListener(sock), task_status=task_status)
     finally:
         sock.close()
         _remove(path, inode)
+
+
+def application(handlers: Mapping[Route, Handler]) -> Starlette:
+    """The ASGI application that answers with `handlers`, and to `api.INDEX` with their names."""
+
+    async def index(arguments: dict[str, Any]) -> Mapping[str, object]:
+        return {"version": __version__, "routes": sorted(map(str, table))}
+
+    table: dict[Route, Handler] = {api.INDEX: index, **handlers}
+    routes = [
+        StarletteRoute(route.path, _endpoint(route, handler), methods=[route.method])
+        for route, handler in table.items()
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+    app.router.redirect_slashes = False
+    return app
+
+
+# -- one request ---------------------------------------------------------------------------------
+
+
+def _endpoint(route: Route, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            answer = handler(await _arguments(request))
+            if isinstance(answer, AsyncGenerator):
+                return _LinesResponse(route, answer)
+            return _response(200, await answer)
+        except (HTTPException, ClientDisconnect):
+            raise
+        except Exception as error:
+            return _response(*_explained(route, error))
+
+    return answer
+
+
+def _explained(route: Route, error: Exception) -> tuple[int, Mapping[str, object]]:
+    """Status code and body."""
+    for kind, code in _STATUS_CODES:
+        if isinstance(error, kind):
+            return code, {"error": str(error)}
+    _logger.error("the request %s could not be answered", route, exc_info=error)
+    return 500, {"error": f"internal error: {type(error).__name__}: {error}"}
+
+
+def _response(code: int, content: Mapping[str, object]) -> Response:
+    return Response(json.dumps(content), code, media_type="application/json")
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = error.detail
+    if error.status_code in {404, 405}:
+        text = (
+            f'the daemon doesn\'t know "{request.method} {request.url.path}"; it is of another '
+            "version than this command"
+        )
+    return _response(error.status_code, {"error": text})
+
+
+async def _arguments(request: Request) -> dict[str, Any]:
+    """Of the query of a GET, of the body of a POST. Raises `UsageError` and `HTTPException`."""
+    if request.method != "POST":
+        query = request.scope["query_string"].decode("ascii", "replace")
+        return dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
+    body = b""
+    with trio.move_on_after(REQUEST_TIMEOUT_S) as waiting:
+        async with aclosing(request.stream()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the request is longer than {MAX_BODY_BYTES} bytes")
+    if waiting.cancelled_caught:
+        raise HTTPException(408, f"the request did not come within {REQUEST_TIMEOUT_S:g} s")
+    try:
+        arguments = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise UsageError("the body of a request is a JSON object with its arguments")
+    return arguments
+
+
+class _LinesResponse(Response):
+    """A stream. It begins with the first line, so that a failure before that has a status."""
+
+    def __init__(self, route: Route, lines: Lines) -> None:
+        super().__init__(media_type="application/x-ndjson")
+        del self.headers["content-length"]
+        self._route = route
+        self._lines = lines
+        self._began = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+            await self._answer(send)
+            nursery.cancel_scope.cancel()
+
+    async def _answer(self, send: Send) -> None:
+        into, out = trio.open_memory_channel[Mapping[str, object] | Exception](0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._produce, into)
+            done = False
+            while not done:
+                item: Mapping[str, object] | Exception | None = None
+                with trio.move_on_after(HEARTBEAT_S):
+                    try:
+                        item = await out.receive()
+                    except trio.EndOfChannel:
+                        break
+                if isinstance(item, Exception):
+                    code, item = _explained(self._route, item)
+                    done = True
+                    if not self._began:
+                        self.status_code = code
+                await self._send_line(send, b"" if item is None else json.dumps(item).encode())
+            nursery.cancel_scope.cancel()
+        if not self._began:
+            await self._begin(send)
+        # With the end of the answer comes word that the client has gone, in the midst of this.
+        with trio.CancelScope(shield=True):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _produce(
+        self, into: trio.MemorySendChannel[Mapping[str, object] | Exception]
+    ) -> None:
+        async with into, aclosing(self._lines) as lines:
+            try:
+                async for line in lines:
+                    await into.send(line)
+            except Exception as error:
+                await into.send(error)
+
+    async def _begin(self, send: Send) -> None:
+        self._began = True
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+
+    async def _send_line(self, send: Send, line: bytes) -> None:
+        if not self._began:
+            await self._begin(send)
+        await send({"type": "http.response.body", "body": line + b"\n", "more_body": True})
+
+
+async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+# -- the socket ----------------------------------------------------------------------------------
 
 
 async def _listen(path: Path) -> trio.socket.SocketType:
@@ -68,7 +247,7 @@ async def _listen(path: Path) -> trio.socket.SocketType:
             _remove_stale(path)
         await sock.bind(str(path))
         path.chmod(0o600)
-        sock.listen(16)
+        sock.listen(64)
     except OSError as error:
         sock.close()
         raise CachefsError(f"can't listen on {path}: {error.strerror or error}") from error
@@ -98,58 +277,3 @@ def _remove(path: Path, inode: int) -> None:
             path.unlink()
     except FileNotFoundError:
         pass
-
-
-async def _answer(stream: trio.SocketStream, handlers: Mapping[str, Handler]) -> None:
-    async with stream:
-        try:
-            with trio.move_on_after(REQUEST_TIMEOUT_S) as waiting:
-                line = await _receive_line(stream)
-            if waiting.cancelled_caught:
-                return
-            reply = await _reply(line, handlers)
-            with trio.move_on_after(SEND_TIMEOUT_S):
-                await stream.send_all(reply)
-        except trio.BrokenResourceError:
-            _logger.debug("a control client left before it was answered")
-
-
-async def _receive_line(stream: trio.SocketStream) -> bytes:
-    """What stands before the first line end, or before the end; too long a line is cut."""
-    line = b""
-    while b"\n" not in line and len(line) <= MAX_REQUEST_BYTES:
-        chunk = await stream.receive_some(MAX_REQUEST_BYTES)
-        if not chunk:
-            break
-        line += chunk
-    return line.partition(b"\n")[0]
-
-
-async def _reply(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
-    verb: object = None
-    try:
-        verb, arguments = _parse(line)
-        if verb not in handlers:
-            raise CachefsError(
-                f'the daemon doesn\'t know "{verb}"; it is of another version than this command'
-            )
-        reply = json.dumps(await handlers[verb](arguments))
-    except CachefsError as error:
-        reply = json.dumps({"error": str(error)})
-    except Exception as error:
-        _logger.exception("the request %r could not be answered", verb)
-        reply = json.dumps({"error": f"internal error: {type(error).__name__}: {error}"})
-    return reply.encode()
-
-
-def _parse(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Verb and arguments. Raises `CachefsError`."""
-    if len(line) > MAX_REQUEST_BYTES:
-        raise CachefsError(f"the request is longer than {MAX_REQUEST_BYTES} bytes")
-    try:
-        arguments = json.loads(line)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict) or not isinstance(arguments.get("verb"), str):
-        raise CachefsError('a request is one line of JSON such as {"verb": "status"}')
-    return arguments.pop("verb"), arguments

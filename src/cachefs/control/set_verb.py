@@ -1,10 +1,12 @@
-"""`set`: limits of a running mount."""
+"""Limits of a running mount."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from cachefs.config import load_changes
+from cachefs.control import api
+from cachefs.control.api import Route
 from cachefs.control.report import LimitStatus
 from cachefs.control.server import Handler
 from cachefs.errors import UsageError
@@ -21,9 +23,13 @@ class SetVerb:
         self._origin = origin
         self._limits = limits
 
-    def handlers(self) -> dict[str, Handler]:
-        """By verb. They raise `CachefsError`s."""
-        return {"set": self.set}
+    def handlers(self) -> dict[Route, Handler]:
+        """By route. They raise `CachefsError`s."""
+        return {api.SETTINGS: self.get, api.SET: self.set}
+
+    async def get(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """All that can be set, as it is now."""
+        return {**self.settings()}
 
     async def set(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """Any fields of `config.Changes`. Answers `before` and `after`: all of them."""

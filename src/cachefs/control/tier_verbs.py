@@ -1,4 +1,4 @@
-"""Tiers of a running mount: `tier_resize`, `tier_add` and `tier_remove`.
+"""Tiers of a running mount: listed, added, resized, removed.
 
 The arguments come from a socket that only the mount's owner can open; they are checked all the
 same, as a configuration would be.
@@ -14,6 +14,8 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MIN_CACHE_DIR_BYTES, MountConfig, TierConfig, absolute_path, load_tier
+from cachefs.control import api
+from cachefs.control.api import NoSuchTierError, Route
 from cachefs.control.report import TierReport, tier_report
 from cachefs.control.server import Handler
 from cachefs.errors import CacheDirError, UsageError
@@ -30,7 +32,7 @@ _ADD_ARGUMENTS = {
     "low": "low",
     "free_space_ratio": "free_space_ratio",
 }
-"""Arguments of `tier_add`, and the keys of `[[tier]]` that they stand for."""
+"""Arguments of `add`, and the keys of `[[tier]]` that they stand for."""
 
 
 class TierVerbs:
@@ -56,9 +58,18 @@ class TierVerbs:
         self._namespace_tier = namespace_tier
         self._lock = trio.Lock()
 
-    def handlers(self) -> dict[str, Handler]:
-        """By verb. They raise `CachefsError`s."""
-        return {"tier_resize": self.resize, "tier_add": self.add, "tier_remove": self.remove}
+    def handlers(self) -> dict[Route, Handler]:
+        """By route. They raise `CachefsError`s."""
+        return {
+            api.TIERS: self.get,
+            api.TIER_RESIZE: self.resize,
+            api.TIER_ADD: self.add,
+            api.TIER_REMOVE: self.remove,
+        }
+
+    async def get(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`tiers`, a list of `TierReport`s, the fastest first."""
+        return {"tiers": [tier_report(tier) for tier in self._cache.status()]}
 
     async def resize(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """`path`, `quota_bytes`. Answers `before` and `after`, two `TierReport`s."""
@@ -118,7 +129,7 @@ class TierVerbs:
     def _checked_tier(self, arguments: dict[str, Any]) -> TierConfig:
         unknown = sorted(set(arguments) - set(_ADD_ARGUMENTS))
         if unknown:
-            raise UsageError(f"tier_add has no argument {unknown[0]}")
+            raise UsageError(f"a tier has no argument {unknown[0]}")
         table = {_ADD_ARGUMENTS[name]: value for name, value in arguments.items()}
         # In a list, so that a comma or colon in its name doesn't divide it.
         table["path"] = [str(_checked_path(arguments.get("path")))]
@@ -130,7 +141,7 @@ class TierVerbs:
             if tier.paths.root == wanted:
                 return tier
         known = ", ".join(str(tier.paths.root) for tier in self._tiers)
-        raise CacheDirError(f"{wanted} is no tier of this mount; its tiers are {known}")
+        raise NoSuchTierError(f"{wanted} is no tier of this mount; its tiers are {known}")
 
     def _report(self, tier: Tier) -> TierReport | None:
         path = str(tier.paths.root)

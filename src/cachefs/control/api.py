@@ -1,0 +1,37 @@
+"""The routes of the control socket: what a client may ask, by name. docs/CONTROL.md explains each.
+
+A new one is a line here and an entry in the daemon's table of handlers. The first part of a path
+is the version; what a route of one version takes and answers only ever grows.
+"""
+
+from typing import Literal, NamedTuple
+
+from cachefs.errors import CacheDirError, CachefsError
+
+
+class Route(NamedTuple):
+    """GET only looks, and its arguments are texts. POST changes something; its are JSON."""
+
+    method: Literal["GET", "POST"]
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+INDEX = Route("GET", "/v1")
+STATUS = Route("GET", "/v1/status")
+SETTINGS = Route("GET", "/v1/settings")
+SET = Route("POST", "/v1/settings")
+TIERS = Route("GET", "/v1/tiers")
+TIER_ADD = Route("POST", "/v1/tiers/add")
+TIER_RESIZE = Route("POST", "/v1/tiers/resize")
+TIER_REMOVE = Route("POST", "/v1/tiers/remove")
+
+
+class UnknownError(CachefsError):
+    """What the arguments name is not there: a job, a tier. Answered with 404."""
+
+
+class NoSuchTierError(UnknownError, CacheDirError):
+    """The mount has no such tier."""

@@ -1,0 +1,118 @@
+"""HTTP/1.1 on a listening socket: hypercorn's trio worker, with bounds on what a client may cost.
+
+hypercorn is used below its `serve`: that would wait for ever, even when cancelled, for a client
+that doesn't read. Nothing is logged per request, and no signal handler is installed.
+"""
+
+import logging
+import math
+from typing import Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SEND_TIMEOUT_S = 2.0
+"""A client that doesn't read for this long is dropped."""
+
+HEAD_TIMEOUT_S = 5.0
+"""A client that hasn't sent the head of its (next) request within this time is dropped."""
+
+MAX_BODY_BYTES = 1 << 20
+"""Of a request. What comes after that is not kept."""
+
+MAX_CONNECTIONS = 128
+
+_logger = logging.getLogger(__name__)
+
+
+async def serve_http(
+    app: ASGIApp,
+    listener: trio.SocketListener,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer with `app` until cancelled. `listener` is closed at the end."""
+    config = Config()
+    config.accesslog = None
+    config.errorlog = _logger
+    config.include_server_header = False
+    config.keep_alive_timeout = HEAD_TIMEOUT_S
+    context = WorkerContext(None)
+    wrapped = ASGIWrapper(_Bounded(app))  # type: ignore[arg-type] # two names for the same
+    count = 0
+
+    async def answer(stream: trio.SocketStream) -> None:
+        nonlocal count
+        if count >= MAX_CONNECTIONS:
+            await stream.aclose()
+            return
+        count += 1
+        try:
+            impatient: Any = _ImpatientStream(stream)
+            await TCPServer(wrapped, config, context, ConnectionState({}), impatient)
+        finally:
+            count -= 1
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, answer, [listener])
+        task_status.started()
+
+
+class _ImpatientStream(trio.abc.HalfCloseableStream):
+    """Gives up a peer that doesn't read. (hypercorn shields its sending from being cancelled.)"""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.socket = stream.socket
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        with trio.move_on_after(SEND_TIMEOUT_S) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            await self._stream.aclose()
+            raise trio.BrokenResourceError("the peer does not read")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Bounded:
+    """Takes in what the client sends while the app is at work, so that hypercorn notices when the
+    client leaves; keeps no more of it than `MAX_BODY_BYTES` and one piece."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        into, out = trio.open_memory_channel[Message](math.inf)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_take_in, receive, into)
+            await self._app(scope, out.receive, send)
+            nursery.cancel_scope.cancel()
+
+
+async def _take_in(receive: Receive, into: trio.MemorySendChannel[Message]) -> None:
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if size_bytes <= MAX_BODY_BYTES or message["type"] == "http.disconnect":
+            into.send_nowait(message)
+        if message["type"] == "http.disconnect":
+            return
+        size_bytes += len(message.get("body", b""))
