@@ -54,13 +54,20 @@ async def serve_http(
         count += 1
         try:
             impatient: Any = _ImpatientStream(stream)
-            await TCPServer(wrapped, config, context, ConnectionState({}), impatient)
+            await _Connection(wrapped, config, context, ConnectionState({}), impatient)
         finally:
             count -= 1
 
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, answer, [listener])
         task_status.started()
+
+
+class _Connection(TCPServer):
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        # The client has left; else the connection would be kept until it has been idle long enough.
+        await self.idle_task.stop()
 
 
 class _ImpatientStream(trio.abc.HalfCloseableStream):
