@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pwd
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -60,11 +61,26 @@ def _refuse_early(allow_other: bool) -> None:
         )
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
         raise MountError(f"uid {os.getuid()} may not open {_DEVICE}; as root: chmod 666 {_DEVICE}")
-    if allow_other and os.geteuid() != 0 and not _users_may_allow_others():
+    if os.geteuid() == 0:
+        return
+    if not _has_a_name(os.getuid()):
+        raise MountError(
+            f"uid {os.getuid()} has no name, and fusermount3 mounts only for users that have one; "
+            "add a line to /etc/passwd"
+        )
+    if allow_other and not _users_may_allow_others():
         raise MountError(
             f"allow_other: only root may, or all users where {_FUSE_CONF} has the line "
             "user_allow_other; add it or leave the option out"
         )
+
+
+def _has_a_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def _users_may_allow_others() -> bool:

@@ -1,0 +1,96 @@
+"""Mounts shared into containers, as mount namespaces."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.mount.harness import Site, eventually
+from tests.mount.namespaces import CACHEFS, MountNamespace
+
+
+class Host:
+    """A host of its own: a directory that is shared recursively, in which to mount."""
+
+    def __init__(self, site: Site, stack: ExitStack) -> None:
+        self._stack = stack
+        self.site = site
+        self.shared = site.mountpoint
+        self.mountpoint = site.mountpoint / "data"
+        self.namespace = self._enter(MountNamespace("private"))
+        self.namespace.run("mount", "--bind", self.shared, self.shared)
+        self.namespace.run("mount", "--make-rshared", self.shared)
+        self.mountpoint.mkdir()
+        (site.files / "file").write_text("content")
+
+    def _enter(self, namespace: MountNamespace) -> MountNamespace:
+        self._stack.callback(namespace.close)
+        return namespace
+
+    def container(self, propagation: str) -> MountNamespace:
+        return self._enter(MountNamespace(propagation, self.namespace))
+
+    def mount(self, where: MountNamespace) -> None:
+        site = self.site
+        options = ("--cache-dir", site.cache, "--cache-size", "64MiB", "--free-space-ratio", "0")
+        command = (CACHEFS, "mount", site.source, self.mountpoint, *options)
+        where.run(*command, "--log-file", site.log)
+        self._stack.callback(self.kill, where)
+
+    def kill(self, where: MountNamespace) -> None:
+        """SIGKILL for the daemon, if there still is one."""
+        from cachefs.mounts import find_entry
+
+        entry = find_entry(self.mountpoint)
+        if entry is not None and entry.alive:
+            where.run("kill", "-KILL", entry.pid)
+            eventually(lambda: not getattr(find_entry(self.mountpoint), "alive", False))
+
+    def content(self, seen_from: MountNamespace) -> str:
+        return seen_from.run("cat", self.mountpoint / "file")
+
+
+@pytest.fixture
+def host(site: Site) -> Iterator[Host]:
+    site.expected_trouble += ("which a dead cachefs had left",)
+    with ExitStack() as stack:
+        yield Host(site, stack)
+
+
+def test_a_running_container_sees_mounts_restarts_and_unmounts(host: Host) -> None:
+    container = host.container("slave")
+    host.mount(host.namespace)
+    assert host.content(container) == "content"
+    host.kill(host.namespace)
+    assert "not connected" in container.run("cat", host.mountpoint / "file", code=1)
+    host.mount(host.namespace)
+    assert host.content(container) == "content"
+    host.namespace.run(CACHEFS, "umount", host.mountpoint)
+    assert "No such file" in container.run("cat", host.mountpoint / "file", code=1)
+
+
+def test_a_daemon_in_a_container_mounts_for_the_host_and_other_containers(host: Host) -> None:
+    daemons, pod = host.container("unchanged"), host.container("slave")
+    host.mount(daemons)
+    assert host.content(host.namespace) == host.content(pod) == "content"
+    host.kill(daemons)
+    replacement = host.container("unchanged")
+    host.mount(replacement)
+    assert host.content(host.namespace) == host.content(pod) == "content"
+    replacement.run(CACHEFS, "umount", host.mountpoint)
+    eventually(lambda: not _is_mounted(host.namespace, host.mountpoint))
+
+
+def test_a_private_container_keeps_what_it_saw_first(host: Host) -> None:
+    """Why docs/KUBERNETES.md asks for HostToContainer."""
+    host.mount(host.namespace)
+    container = host.container("private")
+    assert host.content(container) == "content"
+    host.kill(host.namespace)
+    host.mount(host.namespace)
+    assert "not connected" in container.run("cat", host.mountpoint / "file", code=1)
+
+
+def _is_mounted(namespace: MountNamespace, place: Path) -> bool:
+    return f" {place} " in namespace.run("cat", "/proc/self/mountinfo")

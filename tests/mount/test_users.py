@@ -1,0 +1,132 @@
+"""Users other than root: mounting through fusermount3, and reading what another has mounted."""
+
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.mount.namespaces import CACHEFS, MountNamespace
+
+USER, OTHER = pwd.getpwnam("nobody").pw_uid, 65_432
+
+
+class Machine:
+    """A mount namespace with /dev/fuse as udev leaves it (mode 666), an /etc/fuse.conf of its own,
+    and a home that a user without rights can reach."""
+
+    def __init__(self, home: Path, stack: ExitStack) -> None:
+        self.home = home
+        self.files, self.mountpoint = home / "files", home / "mnt"
+        for place in (self.files, self.mountpoint):
+            place.mkdir()
+        self.fuse_conf = home / "fuse.conf"
+        self.fuse_conf.write_text("# user_allow_other\n")
+        (self.files / "file").write_text("content")
+        (self.files / "secret").write_text("own")
+        (self.files / "secret").chmod(0o600)
+        for place in (home, *home.rglob("*")):
+            shutil.chown(place, USER, USER)
+        self._namespace = MountNamespace("private")
+        stack.callback(self._namespace.close)
+        self.root("mknod", home / "fuse", "c", 10, 229)
+        self.root("chmod", "666", home / "fuse")
+        self.root("mount", "--bind", home / "fuse", "/dev/fuse")
+        self.root("mount", "--bind", self.fuse_conf, "/etc/fuse.conf")
+        self._stack = stack
+
+    def root(self, *command: object, code: int = 0) -> str:
+        return self._namespace.run(*command, code=code)
+
+    def user(self, *command: object, uid: int = USER, code: int = 0) -> str:
+        become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+        home = {"HOME": str(self.home), "XDG_RUNTIME_DIR": ""}
+        return self._namespace.run(*become, *command, code=code, **home)
+
+    def mount(self, *options: object, uid: int = USER, code: int = 0) -> str:
+        source = f"file://{self.files}"
+        limits = ("--cache-size", "64MiB", "--free-space-ratio", "0")
+        command = (CACHEFS, "mount", source, self.mountpoint, *limits, *options)
+        said = self.user(*command, uid=uid, code=code)
+        if code == 0:
+            self._stack.callback(self.user, CACHEFS, "umount", self.mountpoint)
+        return said
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    home = Path(tempfile.mkdtemp(prefix="cachefs-test-"))
+    try:
+        home.chmod(0o755)
+        with ExitStack() as stack:
+            yield Machine(home, stack)
+    finally:
+        shutil.rmtree(home)
+        for uid in (USER, OTHER):
+            shutil.rmtree(f"/tmp/cachefs-{uid}", ignore_errors=True)
+
+
+def can_reach(uid: int, place: Path) -> bool:
+    command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "test", "-x", place]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.fixture(autouse=True)
+def _reachable() -> None:
+    if not can_reach(USER, CACHEFS):
+        pytest.skip(f"{CACHEFS} can't be reached by other users")
+
+
+def test_a_user_mounts_reads_and_unmounts(machine: Machine) -> None:
+    machine.mount()
+    assert machine.user("cat", machine.mountpoint / "file") == "content"
+    assert "serving" in machine.user(CACHEFS, "status")
+    assert machine.user("stat", "-c", "%u", machine.mountpoint / "file") == f"{USER}\n"
+    assert "denied" in machine.root("cat", machine.mountpoint / "file", code=1)
+    assert list((machine.home / ".cache/cachefs").iterdir())
+
+
+def test_allow_other_needs_a_line_in_fuse_conf(machine: Machine) -> None:
+    said = machine.mount("--allow-other", code=1)
+    assert said.startswith("cachefs: error: allow_other: ")
+    assert "/etc/fuse.conf has the line user_allow_other" in said
+    assert said.count("\n") == 1
+
+
+def test_others_are_let_in_as_far_as_modes_allow(machine: Machine) -> None:
+    machine.fuse_conf.write_text("user_allow_other\n")
+    machine.mount("--allow-other")
+    assert machine.user("cat", machine.mountpoint / "file", uid=OTHER) == "content"
+    denied = machine.user("cat", machine.mountpoint / "secret", uid=OTHER, code=1)
+    assert "Permission denied" in denied
+    assert machine.user("cat", machine.mountpoint / "secret") == "own"
+
+
+def test_squashed_files_belong_to_one_user(machine: Machine) -> None:
+    machine.fuse_conf.write_text("user_allow_other\n")
+    machine.mount("--allow-other", "--squash", f"{OTHER}:{OTHER}")
+    owner = machine.user("stat", "-c", "%u:%g", machine.mountpoint / "secret")
+    assert owner == f"{OTHER}:{OTHER}\n"
+    assert machine.user("cat", machine.mountpoint / "secret", uid=OTHER) == "own"
+    assert "denied" in machine.user("cat", machine.mountpoint / "secret", code=1)
+
+
+def test_a_device_that_may_not_be_opened(machine: Machine) -> None:
+    machine.root("chmod", "600", "/dev/fuse")
+    said = machine.mount(code=1)
+    assert f"uid {USER} may not open /dev/fuse" in said
+    assert said.count("\n") == 1
+
+
+def test_a_user_without_a_name(machine: Machine) -> None:
+    cache = machine.home / "other"
+    cache.mkdir()
+    shutil.chown(cache, OTHER, OTHER)
+    options = ("--cache-dir", cache / "cache", "--log-file", cache / "log")
+    said = machine.mount(*options, uid=OTHER, code=1)
+    assert f"uid {OTHER} has no name" in said
+    assert said.count("\n") == 1
