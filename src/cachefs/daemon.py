@@ -30,6 +30,7 @@ from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import Xattrs
+from cachefs.metrics import Requests
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
@@ -116,6 +117,7 @@ class _Mount:
             patience_s=_resilience(config).patience_s,
         )
         self._limits = UidLimits(config.limit_uid)
+        self._requests = Requests()
         self._set_verb = SetVerb(origin, self._limits)
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home
@@ -202,6 +204,7 @@ class _Mount:
             AttrBuilder(ownership),
             on_init,
             self._limits,
+            self._requests,
         )
 
     async def _answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:

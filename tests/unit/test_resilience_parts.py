@@ -6,7 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse import uid_limits
+from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
@@ -176,11 +177,10 @@ def test_a_new_rate_holds_for_what_is_owed() -> None:
 
 async def test_limits_of_users(autojump_clock: MockClock) -> None:
     limits = UidLimits({7: MIB})
-    assert limits.handle(5, 8) == 5
-    assert not UidLimits.is_limited(5)
-    handle = limits.handle(5, 7)
-    assert UidLimits.is_limited(handle)
-    assert UidLimits.ino(handle) == 5
+    handle, free = limits.handle(5, 7), limits.handle(5, 8)
+    assert handle & INO_MASK == free & INO_MASK == 5
+    assert handle != free
+    assert limits.buckets[free >> INO_BITS] is None
     began_at = trio.current_time()
     for _ in range(11):
         await limits.wait(handle, MIB)
@@ -190,9 +190,26 @@ async def test_limits_of_users(autojump_clock: MockClock) -> None:
     assert limits.handle(5, 7) == handle, "a later limit finds what is open"
     began_at = trio.current_time()
     await limits.wait(handle, 100 * MIB)
+    await limits.wait(free, 100 * MIB)
     assert trio.current_time() == began_at
-    limits.set(9, 0)
+    limits.set(8, MIB)
+    assert limits.by_uid() == {8: MIB}
+    await limits.wait(free, 3 * MIB)
+    await limits.wait(free, MIB)
+    assert trio.current_time() > began_at + 1
+
+
+async def test_more_users_than_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uid_limits, "_USERS", 3)
+    limits = UidLimits({7: MIB})
+    assert limits.handle(5, 8) >> INO_BITS == 2
     assert limits.handle(5, 9) == 5
+    limits.set(9, 0)
+    with pytest.raises(ValueError, match="no more than 2 users"):
+        limits.set(9, MIB)
+    limits.read_bytes[0] += 11
+    limits.read_bytes[2] += 22
+    assert list(limits.usage()) == [(None, 11, 0), (8, 22, 0)]
 
 
 # Pace

@@ -27,7 +27,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
       download-limit=SIZE        most bytes per second to read from the origin; 0 for no limit
       limit-uid=UID=SIZE         most bytes per second for the readers of a user; 0 for no limit
 
-    A user's limit holds for the files that he opens from then on.
+    A user's limit holds for the files that he has open, too.
     """
     arguments = parse_settings(settings)
     if not mountpoint or "\0" in mountpoint:

@@ -2,7 +2,7 @@
 
 Read-only. `fh` of an open file or directory is its inode number and there is no state per open,
 so that a data path which sends no OPEN at all (DESIGN: the zero-message path) needs no other code.
-Only files that a user with a limit has opened have more in it (`uid_limits.py`).
+Above the inode number stands who has opened the file (`uid_limits.py`).
 A directory position is `generation << 32 | index` in the snapshot that the reader began with.
 
 Where a reply uses the cache's shared buffer, no await may come between `read_now` and the return:
@@ -13,17 +13,19 @@ import errno
 import logging
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
-from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.fuse.xattrs import PREFIX, Xattrs
+from cachefs.metrics import Requests
 from cachefs.namespace.namespace import ROOT_INO, Namespace
-from cachefs.namespace.reader import FileReader, Readers
+from cachefs.namespace.reader import Readers
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.types import Buffer
 
@@ -38,23 +40,35 @@ _DOTS = 2
 """Positions 0 and 1 are "." and ".."; entry i of a snapshot has position i + 2."""
 _TOTAL_BYTES = 1 << 50
 _FUSE_BLOCK_BYTES = 4096
+_ABSENT = frozenset({errno.ENOENT, pyfuse3.ENOATTR})
 
 
-def translated(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def translated(
+    handler: Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]]:
     """Any failure of a handler becomes an errno; one that is no `CachefsError` is a bug, costs
-    this one request an EIO and is logged once per place."""
+    this one request an EIO and is logged once per place. How long it took is noted."""
+    operation = handler.__name__
 
     @wraps(handler)
-    async def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def answer(self: "Operations", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        began_ns = perf_counter_ns()
+        requests = self.requests
+        requests.waiting += 1
+        outcome = "ok"
         try:
-            return await handler(*args, **kwargs)
-        except CachefsError as error:
-            raise pyfuse3.FUSEError(errno_of(error)) from None
-        except pyfuse3.FUSEError:
-            raise
+            return await handler(self, *args, **kwargs)
+        except (CachefsError, pyfuse3.FUSEError) as error:
+            number = error.errno if isinstance(error, pyfuse3.FUSEError) else errno_of(error)
+            outcome = "absent" if number in _ABSENT else "error"
+            raise pyfuse3.FUSEError(number) from None
         except Exception as error:
-            _report_bug(handler.__name__, error)
+            outcome = "error"
+            _report_bug(operation, error)
             raise pyfuse3.FUSEError(errno.EIO) from None
+        finally:
+            requests.waiting -= 1
+            requests.histogram(operation, outcome).note(perf_counter_ns() - began_ns)
 
     return answer
 
@@ -67,6 +81,14 @@ def _report_bug(place: str, error: Exception) -> None:
     if (place, type(error)) not in _reported_bugs:
         _reported_bugs.add((place, type(error)))
         log.error("bug in %s; such requests fail with EIO", place, exc_info=error)
+
+
+def _read_failure(error: Exception) -> pyfuse3.FUSEError:
+    """What the kernel is told."""
+    if isinstance(error, CachefsError):
+        return pyfuse3.FUSEError(errno_of(error))
+    _report_bug("read", error)
+    return pyfuse3.FUSEError(errno.EIO)
 
 
 class Operations(pyfuse3.Operations):
@@ -83,8 +105,13 @@ class Operations(pyfuse3.Operations):
         attrs: AttrBuilder,
         on_init: Callable[[], None],
         limits: UidLimits,
+        requests: Requests,
     ) -> None:
         super().__init__()
+        self.requests = requests
+        self._hits = requests.histogram("read", "hit")
+        self._waits = requests.histogram("read", "wait")
+        self._errors = requests.histogram("read", "error")
         self._namespace = namespace
         self._readers = readers
         self._xattrs = xattrs
@@ -129,32 +156,49 @@ class Operations(pyfuse3.Operations):
         self, fh: int, off: int, size: int
     ) -> Buffer:
         # Not wrapped by `translated`: a hit shall cost nothing but the hit.
-        if UidLimits.is_limited(fh):
-            return await self._read_limited(fh, off, size)
+        began_ns = perf_counter_ns()
+        limits = self._limits
+        user = fh >> INO_BITS
         try:
-            reader = self._readers.get(fh)
+            if limits.buckets[user] is None:
+                data = self._readers.get(fh & INO_MASK).read_now(off, size)
+                if data is not None:
+                    limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
+                    self._hits.note(perf_counter_ns() - began_ns)
+                    return data
+        except Exception as error:
+            self._errors.note(perf_counter_ns() - began_ns)
+            raise _read_failure(error) from None
+        return await self._read_slowly(fh, off, size, began_ns)
+
+    async def _read_slowly(self, fh: int, off: int, size: int, began_ns: int) -> Buffer:
+        limits = self._limits
+        user = fh >> INO_BITS
+        outcome = self._waits
+        self.requests.waiting += 1
+        try:
+            data = await self._read(fh, off, size)
+            limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
+            return data
+        except Exception as error:
+            outcome = self._errors
+            raise _read_failure(error) from None
+        finally:
+            self.requests.waiting -= 1
+            lasted_ns = perf_counter_ns() - began_ns
+            outcome.note(lasted_ns)
+            limits.stalled_ns[user] += lasted_ns
+
+    async def _read(self, fh: int, off: int, size: int) -> Buffer:
+        reader = self._readers.get(fh & INO_MASK)
+        if self._limits.buckets[fh >> INO_BITS] is not None:
+            left = reader.ref.meta.size_bytes - off
+            await self._limits.wait(fh, max(0, min(size, left)))
+            # Anew: nothing may be awaited between the look at the cache and the reply.
+            reader = self._readers.get(fh & INO_MASK)
             data = reader.read_now(off, size)
             if data is not None:
                 return data
-        except CachefsError as error:
-            raise pyfuse3.FUSEError(errno_of(error)) from None
-        except Exception as error:
-            _report_bug("read", error)
-            raise pyfuse3.FUSEError(errno.EIO) from None
-        return await self._read_slowly(reader, off, size)
-
-    @translated
-    async def _read_limited(self, fh: int, off: int, size: int) -> Buffer:
-        ino = UidLimits.ino(fh)
-        left = self._readers.get(ino).ref.meta.size_bytes - off
-        await self._limits.wait(fh, max(0, min(size, left)))
-        # Anew, now that nothing is awaited any more between the look at the cache and the reply.
-        reader = self._readers.get(ino)
-        data = reader.read_now(off, size)
-        return await self._readers.read(reader, off, size) if data is None else data
-
-    @translated
-    async def _read_slowly(self, reader: FileReader, off: int, size: int) -> Buffer:
         return await self._readers.read(reader, off, size)
 
     async def flush(self, fh: int) -> None:

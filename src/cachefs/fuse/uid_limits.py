@@ -1,65 +1,87 @@
-"""What readers of some users get at most, in bytes per second.
+"""Who reads how much: what the readers of each user got, and what they get at most.
 
-READ doesn't say who reads, OPEN does. So the file handles that a limited user opens carry the
-number of his limit above the inode number; other handles are the inode number and nothing else, and
-cost nothing. What a user has open when his limit is first set is not limited; what he opened under
-it stays under it, whatever it becomes.
+READ doesn't say who reads, OPEN does. So the file handles that a user opens carry a number of his
+above the inode number. Number 0 is for those who came when there were no more numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import trio
 
 from cachefs.origin.resilience.bandwidth import TokenBucket
 
-_INO_BITS = 48
-_INO_MASK = (1 << _INO_BITS) - 1
+INO_BITS = 48
+INO_MASK = (1 << INO_BITS) - 1
 _USERS = 1 << 15
 """As many as the bits above the inode number tell apart; handles are signed in some places."""
 
 
+class Usage(NamedTuple):
+    """What one user's readers had so far; `uid` None stands for all who have no number."""
+
+    uid: int | None
+    read_bytes: int
+    stalled_ns: int
+
+
 class UidLimits:
-    """Used on the loop. Number 0 is nobody's."""
+    """Used on the loop. The lists are by number: `handle >> INO_BITS`."""
 
     def __init__(self, limits: Mapping[int, int]) -> None:
         """Bytes per second by uid."""
+        self.buckets: list[TokenBucket | None] = [None]
+        """None for who has no limit."""
+        self.read_bytes = [0]
+        self.stalled_ns = [0]
         self._numbers: dict[int, int] = {}
-        self._buckets = [TokenBucket(None)]
         for uid, bytes_per_s in limits.items():
             self.set(uid, bytes_per_s)
 
     def set(self, uid: int, bytes_per_s: int) -> None:
-        """0 is no limit. Raises `ValueError` for the 32,768th user."""
-        number = self._numbers.get(uid)
-        if number is None:
-            if not bytes_per_s:
-                return
-            if len(self._buckets) >= _USERS:
-                raise ValueError(f"no more than {_USERS - 1} users can be limited")
-            number = self._numbers[uid] = len(self._buckets)
-            self._buckets.append(TokenBucket(None))
-        self._buckets[number].set_rate(bytes_per_s or None, trio.current_time())
+        """0 is no limit. Holds for what is open, too. Raises `ValueError` when there are no numbers
+        left."""
+        number = self._number(uid)
+        if not number and bytes_per_s:
+            raise ValueError(f"no more than {_USERS - 1} users can be limited")
+        if number:
+            bucket = self.buckets[number]
+            if bytes_per_s:
+                bucket = self.buckets[number] = bucket or TokenBucket(None)
+                bucket.set_rate(bytes_per_s, trio.current_time())
+            elif bucket is not None:
+                bucket.set_rate(None, trio.current_time())
+                self.buckets[number] = None
 
     def by_uid(self) -> dict[int, int]:
         """The limits that there are."""
-        rates = {uid: self._buckets[number].bytes_per_s for uid, number in self._numbers.items()}
-        return {uid: int(rate) for uid, rate in rates.items() if rate}
+        found = {uid: self.buckets[number] for uid, number in self._numbers.items()}
+        return {uid: int(b.bytes_per_s) for uid, b in found.items() if b and b.bytes_per_s}
+
+    def usage(self) -> Iterator[Usage]:
+        """Of everybody who has read something, and of those without a number."""
+        yield Usage(None, self.read_bytes[0], self.stalled_ns[0])
+        for uid, number in self._numbers.items():
+            if self.read_bytes[number] or self.stalled_ns[number]:
+                yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
 
     def handle(self, ino: int, uid: int) -> int:
         """The file handle for what `uid` opens."""
+        return ino | self._number(uid) << INO_BITS
+
+    def _number(self, uid: int) -> int:
         number = self._numbers.get(uid)
-        return ino if number is None else ino | number << _INO_BITS
-
-    @staticmethod
-    def is_limited(handle: int) -> bool:
-        return handle > _INO_MASK
-
-    @staticmethod
-    def ino(handle: int) -> int:
-        """The inode number of any handle."""
-        return handle & _INO_MASK
+        if number is None:
+            if len(self.buckets) >= _USERS:
+                return 0
+            number = self._numbers[uid] = len(self.buckets)
+            self.buckets.append(None)
+            self.read_bytes.append(0)
+            self.stalled_ns.append(0)
+        return number
 
     async def wait(self, handle: int, size_bytes: int) -> None:
         """Until `size_bytes` more may be given to who opened `handle`."""
-        bucket = self._buckets[handle >> _INO_BITS]
-        await trio.sleep(bucket.reserve(size_bytes, trio.current_time()))
+        bucket = self.buckets[handle >> INO_BITS]
+        if bucket is not None:
+            await trio.sleep(bucket.reserve(size_bytes, trio.current_time()))
