@@ -12,8 +12,8 @@ from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE
 
 _FOREVER_S = float(10 * 365 * 86_400)
 """What the kernel is told for an indefinite TTL: it has no word for "for ever"."""
-_FILE_MODE = 0o644
-_DIR_MODE = 0o755
+_FILE, _FILE_MODE = stat.S_IFREG, 0o644
+_DIR, _DIR_MODE = stat.S_IFDIR, 0o755
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,13 @@ class AttrBuilder:
         file_mode, dir_mode = ownership.file_mode, ownership.dir_mode
         self._uid = os.getuid() if uid is None else uid
         self._gid = os.getgid() if gid is None else gid
-        self._file_mode = stat.S_IFREG | (_FILE_MODE if file_mode is None else file_mode)
-        self._dir_mode = stat.S_IFDIR | (_DIR_MODE if dir_mode is None else dir_mode)
-        self._uid_is_given = uid is not None
-        self._gid_is_given = gid is not None
-        self._file_mode_is_given = file_mode is not None
-        self._dir_mode_is_given = dir_mode is not None
+        self._file_mode = _FILE | (_FILE_MODE if file_mode is None else file_mode)
+        self._dir_mode = _DIR | (_DIR_MODE if dir_mode is None else dir_mode)
+        # Of what the origin tells, only what is no greater counts: one comparison in `fill`.
+        self._uid_most = UNKNOWN_ID - 1 if uid is None else -1
+        self._gid_most = UNKNOWN_ID - 1 if gid is None else -1
+        self._file_mode_most = UNKNOWN_MODE - 1 if file_mode is None else -1
+        self._dir_mode_most = UNKNOWN_MODE - 1 if dir_mode is None else -1
 
     def template(self) -> pyfuse3.EntryAttributes:
         """Attributes with all that is equal for every inode, to be filled in by `fill`."""
@@ -63,13 +64,11 @@ class AttrBuilder:
         """Everything that differs between inodes. Hot: once per directory entry."""
         into.st_ino = ino
         if kind == KIND_DIR:
-            is_default = mode == UNKNOWN_MODE or self._dir_mode_is_given
-            into.st_mode = self._dir_mode if is_default else stat.S_IFDIR | mode
+            into.st_mode = self._dir_mode if mode > self._dir_mode_most else _DIR | mode
         else:
-            is_default = mode == UNKNOWN_MODE or self._file_mode_is_given
-            into.st_mode = self._file_mode if is_default else stat.S_IFREG | mode
-        into.st_uid = self._uid if uid == UNKNOWN_ID or self._uid_is_given else uid
-        into.st_gid = self._gid if gid == UNKNOWN_ID or self._gid_is_given else gid
+            into.st_mode = self._file_mode if mode > self._file_mode_most else _FILE | mode
+        into.st_uid = self._uid if uid > self._uid_most else uid
+        into.st_gid = self._gid if gid > self._gid_most else gid
         into.st_size = size_bytes
         into.st_blocks = (size_bytes + 511) >> 9
         into.st_atime_ns = into.st_mtime_ns = into.st_ctime_ns = mtime_ns
