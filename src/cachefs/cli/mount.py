@@ -107,16 +107,22 @@ def start(config: MountConfig) -> None:
 
     Raises `CachefsError` or `UsageError` when it could not be mounted.
     """
+    set_up_log = partial(
+        log.setup,
+        debug=config.debug,
+        log_format=config.log_format,
+        max_bytes=config.log_max_size,
+    )
     manager = systemd_notify.take_over()  # not for a daemon in the background
     if config.foreground:
-        log.setup(debug=config.debug, log_file=config.log_file, tracebacks=False)
+        set_up_log(log_file=config.log_file, tracebacks=False)
         status = f"serving {config.source} on {config.mountpoint}"
         _serve(config, partial(manager.ready, status), manager=manager)
         return
     log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
 
     def serve(on_ready: Callable[[], None]) -> None:
-        log.setup(debug=config.debug)
+        set_up_log(log_file=log_file)
         _serve(config, on_ready, log_file)
 
     launch(serve, config.mountpoint, log_file)

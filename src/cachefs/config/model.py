@@ -350,6 +350,20 @@ class MountConfig(BaseModel):
             shown_default="/var/log/cachefs/... for root, else ~/.cache/cachefs/log/...",
         ),
     ] = Field(None, description="Where the daemon logs.")
+    log_format: Annotated[
+        Literal["text", "json"],
+        choice("text", "json"),
+        Flag(("--log-format",), metavar="text|json", group=Group.PROCESS),
+    ] = Field("text", description="How the daemon logs; json is one object a line.")
+    log_max_size: Annotated[
+        int,
+        size(64 << 10, or_zero=True),
+        Flag(("--log-max-size",), metavar="SIZE", group=Group.PROCESS),
+    ] = Field(
+        64 << 20,
+        description="Rename the log file to FILE.1 at this size, and keep three older ones; 0 is "
+        "never, for where logrotate does it.",
+    )
     debug: Annotated[bool, SWITCH, Flag(("--debug",), group=Group.PROCESS)] = Field(
         False, description="Log every decision, and show tracebacks of errors."
     )
