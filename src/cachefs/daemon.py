@@ -6,20 +6,19 @@ import os
 import resource
 import signal
 import stat
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import trio
 
-from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import api
 from cachefs.control import server as control_server
-from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.metrics_server import serve_metrics
+from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
 from cachefs.db import Database
@@ -30,7 +29,6 @@ from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import Xattrs
-from cachefs.metrics import Requests
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
@@ -101,7 +99,6 @@ class _Mount:
         self._config = config
         self._origin = origin
         self._manager = manager
-        self._started_at = time.time()
         # The namespace first: it is the one that may find its directory to be of a newer format.
         home = _namespace_tier(tiers)
         self._db = Database.open(
@@ -117,8 +114,8 @@ class _Mount:
             patience_s=_resilience(config).patience_s,
         )
         self._limits = UidLimits(config.limit_uid)
-        self._requests = Requests()
         self._set_verb = SetVerb(origin, self._limits)
+        self._state = MountState(config, origin, self._cache, self._limits, self._set_verb)
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home
         )
@@ -145,12 +142,13 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
-        handlers = {api.STATUS: self._answer_status, **self._tier_verbs.handlers()}
+        handlers = {api.STATUS: self._state.answer_status, **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             socket = socket_path(Path(mountpoint))
             await control.start(control_server.serve, socket, handlers)
+            await control.start(serve_metrics, self._state)
             await self._serve_kernel(namespace, mountpoint, on_ready)
             control.cancel_scope.cancel()
 
@@ -162,11 +160,12 @@ class _Mount:
         session.mount(operations, mountpoint, self._origin.url, self._config.allow_other)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_announce, mountpoint, initialised, on_ready)
+                nursery.start_soon(self._announce, mountpoint, initialised, on_ready)
                 nursery.start_soon(self._manager.feed_watchdog)
                 await session.serve()
                 nursery.cancel_scope.cancel()
         finally:
+            self._state.mounted = False
             self._manager.stopping()
             session.unmount()
 
@@ -188,7 +187,7 @@ class _Mount:
             on_changed=session.forget_attributes,
         )
         await namespace.observe_root()
-        self._namespace = namespace
+        self._state.namespace = namespace
         namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.
         await self._db.commit()
@@ -204,51 +203,17 @@ class _Mount:
             AttrBuilder(ownership),
             on_init,
             self._limits,
-            self._requests,
+            self._state.requests,
         )
 
-    async def _answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
-        return {**self.status()}
-
-    def status(self) -> StatusReport:
-        """What `cachefs status` shows. No secrets: the URL has none."""
-        tiers = self._cache.status()
-        reads, origin = self._cache.counters, self._origin.counters
-        stale = self._namespace.stale_state
-        return {
-            "version": __version__,
-            "mountpoint": str(self._config.mountpoint),
-            "source": self._origin.url,
-            "pid": os.getpid(),
-            "started_at": self._started_at,
-            "policy": self._config.cache_eviction,
-            "stale": stale.is_stale,
-            "stale_since": None if stale.since_ns is None else stale.since_ns / 1e9,
-            "cache": cache_report(tiers),
-            "tiers": [tier_report(tier) for tier in tiers],
-            "reads": {
-                "hits": reads.hits,
-                "misses": reads.misses,
-                "hit_bytes": reads.hit_bytes,
-                "fetched_bytes": reads.fetched_bytes,
-            },
-            "origin": {
-                "gets": origin.gets,
-                "heads": origin.heads,
-                "lists": origin.lists,
-                "get_bytes": origin.get_bytes,
-                "errors": origin.errors,
-            },
-            "origin_health": self._origin.health(),
-            "limits": self._set_verb.settings(),
-        }
-
-
-async def _announce(mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]) -> None:
-    await initialised.wait()
-    await trio.to_thread.run_sync(session.tune, mountpoint)
-    log.info("mounted on %s", mountpoint)
-    on_ready()
+    async def _announce(
+        self, mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]
+    ) -> None:
+        await initialised.wait()
+        self._state.mounted = True
+        await trio.to_thread.run_sync(session.tune, mountpoint)
+        log.info("mounted on %s", mountpoint)
+        on_ready()
 
 
 async def _stop_on_signal(serving: trio.CancelScope) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import stat
 import threading
@@ -73,6 +74,12 @@ def post(route: Route, body: bytes, length: int | None = None) -> bytes:
     length = len(body) if length is None else length
     head = f"POST {route.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     return f"{head}Content-Length: {length}\r\n\r\n".encode() + body
+
+
+def test_the_document_lists_every_route() -> None:
+    document = Path(__file__).parents[2] / "docs" / "CONTROL.md"
+    rows = re.findall(r"^\| `((?:GET|POST) \S+)` \|", document.read_text(), re.MULTILINE)
+    assert rows == [str(route) for route in vars(api).values() if isinstance(route, Route)]
 
 
 # -- asking --------------------------------------------------------------------------------------

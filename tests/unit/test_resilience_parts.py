@@ -209,7 +209,7 @@ async def test_more_users_than_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         limits.set(9, MIB)
     limits.read_bytes[0] += 11
     limits.read_bytes[2] += 22
-    assert list(limits.usage()) == [(None, 11, 0), (8, 22, 0)]
+    assert list(limits.usage()) == [(None, 11, 0), (7, 0, 0), (8, 22, 0)]
 
 
 # Pace

@@ -127,6 +127,8 @@ def _print_one(row: dict[str, Any]) -> None:
         console.print(f"{title:<14} {cell}", soft_wrap=True)
     if row["state"] == SERVING:
         console.print(f"{'EVICTION':<14} {row['policy']}")
+        if row.get("metrics"):
+            console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
         for title, line in _origin_lines(row):
             console.print(f"{title:<14} {line}", soft_wrap=True)
         console.print()

@@ -1,5 +1,6 @@
 """Every option of a mount: name, default, check, help; file and command line merged."""
 
+from cachefs.config.address import OFF, join_address, split_address
 from cachefs.config.changes import Changes, load_changes
 from cachefs.config.fields import Flag, Group, absolute_path, nearest, user_mem_home
 from cachefs.config.load import flags, load_mount_config, load_tier, mountpoint_in
@@ -8,6 +9,7 @@ from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 
 __all__ = [
     "MIN_CACHE_DIR_BYTES",
+    "OFF",
     "Changes",
     "Flag",
     "Group",
@@ -15,10 +17,12 @@ __all__ = [
     "TierConfig",
     "absolute_path",
     "flags",
+    "join_address",
     "load_changes",
     "load_mount_config",
     "load_tier",
     "mountpoint_in",
     "nearest",
+    "split_address",
     "user_mem_home",
 ]

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from cachefs.config.address import ADDRESS
 from cachefs.config.fields import (
     DURATION,
     LIMITS,
@@ -350,6 +351,13 @@ class MountConfig(BaseModel):
             shown_default="/var/log/cachefs/... for root, else ~/.cache/cachefs/log/...",
         ),
     ] = Field(None, description="Where the daemon logs.")
+    metrics: Annotated[
+        str, ADDRESS, Flag(("--metrics",), metavar="HOST:PORT|off", group=Group.PROCESS)
+    ] = Field(
+        "127.0.0.1:9567",
+        description="Where Prometheus finds /metrics, and others /healthz and /readyz; when the "
+        "default is taken by another mount, a free port, which cachefs status shows.",
+    )
     log_format: Annotated[
         Literal["text", "json"],
         choice("text", "json"),

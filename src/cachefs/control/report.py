@@ -71,9 +71,10 @@ class LimitStatus(TypedDict):
 
 
 class StatusReport(TypedDict):
-    """`started_at` is seconds since the epoch; `policy` decides what is evicted; `tiers` are
-    sorted by medium, the fastest first. `stale` while the origin does not answer and what was last
-    known is shown instead, since `stale_since` (seconds since the epoch)."""
+    """`started_at` is seconds since the epoch; `policy` decides what is evicted; `metrics` is the
+    address where they are served; `tiers` are sorted by medium, the fastest first. `stale` while
+    the origin does not answer and what was last known is shown instead, since `stale_since`
+    (seconds since the epoch)."""
 
     mountpoint: str
     source: str
@@ -81,6 +82,7 @@ class StatusReport(TypedDict):
     started_at: float
     version: str
     policy: str
+    metrics: str | None
     stale: bool
     stale_since: float | None
     cache: CacheStatus

@@ -59,11 +59,10 @@ class UidLimits:
         return {uid: int(b.bytes_per_s) for uid, b in found.items() if b and b.bytes_per_s}
 
     def usage(self) -> Iterator[Usage]:
-        """Of everybody who has read something, and of those without a number."""
+        """Of those without a number, and of everybody who has opened something, in this order."""
         yield Usage(None, self.read_bytes[0], self.stalled_ns[0])
         for uid, number in self._numbers.items():
-            if self.read_bytes[number] or self.stalled_ns[number]:
-                yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
+            yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
 
     def handle(self, ino: int, uid: int) -> int:
         """The file handle for what `uid` opens."""

@@ -1,0 +1,169 @@
+"""The values of all metrics, from counters that exist, in the text that Prometheus reads."""
+
+import resource
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from cachefs import __version__
+from cachefs.cache.counters import TierStatus
+from cachefs.control.mount_state import MountState
+from cachefs.metrics import BOUNDS_S, METRICS, Metric
+
+_USERS = 200
+"""The first so many have series of their own; the others are "other" together."""
+
+_STATES = ("normal", "unstable", "down")
+
+_BUCKETS = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
+
+Values = dict[str, list[tuple[tuple[str, ...], float]]]
+"""By name, and by the values of the labels."""
+
+_TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
+    "cachefs_tier_quota_bytes": lambda tier: tier.quota_bytes,
+    "cachefs_tier_high_bytes": lambda tier: tier.high_bytes,
+    "cachefs_tier_low_bytes": lambda tier: tier.low_bytes,
+    "cachefs_tier_used_bytes": lambda tier: tier.used_bytes,
+    "cachefs_tier_cached_bytes": lambda tier: tier.cached_bytes,
+    "cachefs_tier_cached_blocks": lambda tier: tier.cached_blocks,
+    "cachefs_tier_disk_bytes": lambda tier: tier.disk_bytes,
+    "cachefs_tier_hits_total": lambda tier: tier.counters.hits,
+    "cachefs_tier_hit_bytes_total": lambda tier: tier.counters.hit_bytes,
+    "cachefs_tier_admitted_blocks_total": lambda tier: tier.counters.admitted,
+    "cachefs_tier_admitted_bytes_total": lambda tier: tier.counters.admitted_bytes,
+    "cachefs_tier_rejected_blocks_total": lambda tier: tier.counters.rejected,
+    "cachefs_tier_evicted_blocks_total": lambda tier: tier.counters.evicted,
+    "cachefs_tier_demoted_blocks_total": lambda tier: tier.counters.demoted,
+    "cachefs_tier_promoted_blocks_total": lambda tier: tier.counters.promoted,
+    "cachefs_tier_adopted_blocks_total": lambda tier: tier.counters.adopted,
+    "cachefs_tier_verified_blocks_total": lambda tier: tier.counters.verified,
+    "cachefs_tier_bad_blocks_total": lambda tier: tier.counters.bad_blocks,
+    "cachefs_tier_bad_slabs_total": lambda tier: tier.counters.bad_slabs,
+    "cachefs_tier_bad_indexes_total": lambda tier: tier.counters.bad_index,
+    "cachefs_tier_reassigned_slabs_total": lambda tier: tier.counters.reassigned,
+    "cachefs_tier_read_errors_total": lambda tier: tier.counters.read_errors,
+    "cachefs_tier_write_errors_total": lambda tier: tier.counters.write_errors,
+}
+
+
+class Exporter:
+    """Renders the metrics of one mount. A few milliseconds on the loop for each scrape."""
+
+    def __init__(self, state: MountState) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_MountCollector(state))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The text, and its content type, which is one that `accept` (a header) allows."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _MountCollector(Collector):
+    def __init__(self, state: MountState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterable[Family]:
+        values = _values(self._state)
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                yield self._requests(metric)
+                continue
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.text, labels=metric.labels)
+            for labels, value in values[metric.name]:
+                family.add_metric(labels, value)
+            yield family
+
+    def describe(self) -> Iterator[Family]:
+        return iter(())
+
+    def _requests(self, metric: Metric) -> Family:
+        family = HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
+        for labels, histogram in sorted(self._state.requests.histograms().items()):
+            buckets = list(zip(_BUCKETS, histogram.cumulated(), strict=True))
+            family.add_metric(labels, buckets, histogram.sum_ns / 1e9)
+        return family
+
+
+def _values(state: MountState) -> Values:
+    values: Values = defaultdict(list)
+    for name, value in _plain_values(state):
+        values[name].append(((), value))
+    for tier in state.cache.status():
+        labels = (tier.path, tier.medium.value)
+        for name, read in _TIER_VALUES.items():
+            values[name].append((labels, read(tier)))
+        for health in _STATES:
+            found = ((*labels, health), float(tier.health == health))
+            values["cachefs_tier_health"].append(found)
+    origin = state.origin.counters
+    sent = {"get": origin.gets, "head": origin.heads, "list": origin.lists}
+    values["cachefs_origin_requests_total"] = [((kind,), n) for kind, n in sent.items()]
+    for uid, read_bytes, stalled_s in _users(state):
+        values["cachefs_user_read_bytes_total"].append(((uid,), read_bytes))
+        values["cachefs_user_stalled_seconds_total"].append(((uid,), stalled_s))
+    config = state.config
+    about = (__version__, state.origin.url, str(config.mountpoint), config.cache_eviction)
+    values["cachefs_info"] = [(about, 1)]
+    return values
+
+
+def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
+    """Those without labels."""
+    yield "cachefs_fuse_requests_waiting", state.requests.waiting
+    cache = state.cache.counters
+    yield "cachefs_cache_hits_total", cache.hits
+    yield "cachefs_cache_misses_total", cache.misses
+    yield "cachefs_cache_hit_bytes_total", cache.hit_bytes
+    yield "cachefs_cache_fetches_total", cache.fetches
+    yield "cachefs_cache_fetch_errors_total", cache.fetch_errors
+    yield "cachefs_cache_fetched_bytes_total", cache.fetched_bytes
+    origin = state.origin.counters
+    yield "cachefs_origin_received_bytes_total", origin.get_bytes
+    yield "cachefs_origin_errors_total", origin.errors
+    yield "cachefs_origin_skipped_keys_total", origin.skipped_keys
+    health = state.origin.health()
+    yield "cachefs_origin_retries_total", health["retries"]
+    yield "cachefs_origin_busy_answers_total", health["busy_answers"]
+    yield "cachefs_origin_failed_calls_total", health["failed_calls"]
+    yield "cachefs_origin_hedges_total", health["hedges"]
+    yield "cachefs_origin_breaker_open", state.origin.is_down
+    yield "cachefs_origin_requests_in_flight", health["in_flight"]
+    yield "cachefs_origin_requests_queued", health["queued"]
+    yield "cachefs_origin_request_limit", health["limit"]
+    if state.namespace is not None:
+        stale = state.namespace.stale_state
+        yield "cachefs_stale", stale.is_stale
+        yield "cachefs_stale_answers_total", stale.answer_count
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield "process_start_time_seconds", state.started_at
+    yield "process_cpu_seconds_total", usage.ru_utime + usage.ru_stime
+    yield "process_resident_memory_bytes", _resident_bytes()
+
+
+def _users(state: MountState) -> Iterator[tuple[str, float, float]]:
+    """uid, bytes, seconds."""
+    other_bytes = other_ns = 0
+    for count, usage in enumerate(state.limits.usage()):
+        if not usage.read_bytes and not usage.stalled_ns:
+            continue
+        if usage.uid is not None and count <= _USERS:
+            yield str(usage.uid), usage.read_bytes, usage.stalled_ns / 1e9
+        else:
+            other_bytes += usage.read_bytes
+            other_ns += usage.stalled_ns
+    if other_bytes or other_ns:
+        yield "other", other_bytes, other_ns / 1e9
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

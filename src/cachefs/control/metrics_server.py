@@ -1,0 +1,94 @@
+"""Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. Everybody on the host may ask."""
+
+import logging
+import socket
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from cachefs.config import OFF, MountConfig, join_address, split_address
+from cachefs.control.exporter import Exporter
+from cachefs.control.http import serve_http
+from cachefs.control.mount_state import MountState
+from cachefs.errors import CachefsError
+
+log = logging.getLogger(__name__)
+
+
+async def serve_metrics(
+    state: MountState, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer until cancelled, where the configuration says; its address is `state.metrics_address`.
+
+    Where the default port is taken (by the mount before), another is used: a mount does not fail
+    for it. Raises `CachefsError` if an address that was asked for can't be had.
+    """
+    sock = await trio.to_thread.run_sync(_listen, state.config)
+    if sock is None:
+        task_status.started()
+        return
+    state.metrics_address = join_address(*sock.getsockname()[:2])
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    try:
+        await serve_http(application(state), listener, task_status=task_status)
+    finally:
+        sock.close()
+        state.metrics_address = None
+
+
+def application(state: MountState) -> Starlette:
+    """The ASGI application."""
+    exporter = Exporter(state)
+
+    async def metrics(request: Request) -> Response:
+        text, content_type = exporter.render(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")  # that it is said is all there is to say
+
+    async def readyz(request: Request) -> Response:
+        reason = state.unready_reason()
+        if reason is None:
+            stale = "ok, from the cache: the origin does not answer\n"
+            return PlainTextResponse(stale if state.origin.is_down else "ok\n")
+        return PlainTextResponse(f"{reason}\n", 503)
+
+    routes = [
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+    ]
+    return Starlette(routes=routes)
+
+
+def _listen(config: MountConfig) -> socket.socket | None:
+    """Blocks for the look-up of the host's name."""
+    if config.metrics == OFF:
+        return None
+    host, port = split_address(config.metrics)
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        reason = error.strerror or error
+        if "metrics" in config.model_fields_set:
+            raise CachefsError(
+                f"can't listen on {config.metrics} for metrics: {reason}; choose another address "
+                "with --metrics"
+            ) from error
+    try:
+        sock = _bound(host, 0)
+    except OSError as error:
+        log.info("no metrics: can't listen on %s: %s", host, error.strerror or error)
+        return None
+    found = join_address(*sock.getsockname()[:2])
+    log.info("metrics are on %s: can't listen on %s: %s", found, config.metrics, reason)
+    return sock
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=64)

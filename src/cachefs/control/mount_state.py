@@ -1,0 +1,92 @@
+"""What a mount tells about itself: its status, and whether it is fit for use."""
+
+import os
+import time
+from collections.abc import Mapping
+
+from cachefs import __version__
+from cachefs.cache.block_cache import BlockCache
+from cachefs.config import MountConfig
+from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.set_verb import SetVerb
+from cachefs.fuse.uid_limits import UidLimits
+from cachefs.metrics import Requests
+from cachefs.namespace.namespace import Namespace
+from cachefs.origin.resilience import ResilientOrigin
+
+
+class MountState:
+    """The parts of one mount, for those who look at it. `namespace`, `mounted` and
+    `metrics_address` are set when they are there."""
+
+    def __init__(
+        self,
+        config: MountConfig,
+        origin: ResilientOrigin,
+        cache: BlockCache,
+        limits: UidLimits,
+        settings: SetVerb,
+    ) -> None:
+        self.config = config
+        self.origin = origin
+        self.cache = cache
+        self.limits = limits
+        self.requests = Requests()
+        self.started_at = time.time()
+        self.namespace: Namespace | None = None
+        self.mounted = False
+        """The kernel has been answered."""
+        self.metrics_address: str | None = None
+        self._settings = settings
+
+    async def answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        """For the control socket."""
+        return {**self.status()}
+
+    def status(self) -> StatusReport:
+        """What `cachefs status` shows. No secrets: the URL has none."""
+        tiers = self.cache.status()
+        reads, origin = self.cache.counters, self.origin.counters
+        stale = None if self.namespace is None else self.namespace.stale_state
+        since_ns = None if stale is None else stale.since_ns
+        return {
+            "version": __version__,
+            "mountpoint": str(self.config.mountpoint),
+            "source": self.origin.url,
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "policy": self.config.cache_eviction,
+            "metrics": self.metrics_address,
+            "stale": stale is not None and stale.is_stale,
+            "stale_since": None if since_ns is None else since_ns / 1e9,
+            "cache": cache_report(tiers),
+            "tiers": [tier_report(tier) for tier in tiers],
+            "reads": {
+                "hits": reads.hits,
+                "misses": reads.misses,
+                "hit_bytes": reads.hit_bytes,
+                "fetched_bytes": reads.fetched_bytes,
+            },
+            "origin": {
+                "gets": origin.gets,
+                "heads": origin.heads,
+                "lists": origin.lists,
+                "get_bytes": origin.get_bytes,
+                "errors": origin.errors,
+            },
+            "origin_health": self.origin.health(),
+            "limits": self._settings.settings(),
+        }
+
+    def unready_reason(self) -> str | None:
+        """Why nobody should begin to use the mount now; None if he may.
+
+        An origin that is away is a reason only when names are not shown without it (any more).
+        """
+        if not self.mounted:
+            return "not mounted yet"
+        down_since = self.origin.health()["down_since"]
+        if down_since is None or time.time() - down_since < self.config.stale_if_error:
+            return None
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(down_since))
+        return f"the origin does not answer since {since}"

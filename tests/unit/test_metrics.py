@@ -1,0 +1,244 @@
+"""Metrics: what is documented, exported and drawn is the same; and how they are counted."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from cachefs.cache.counters import CacheCounters, TierCounters, TierStatus
+from cachefs.config import load_mount_config
+from cachefs.control import metrics_server
+from cachefs.control.exporter import Exporter
+from cachefs.control.metrics_server import application, serve_metrics
+from cachefs.control.mount_state import MountState
+from cachefs.control.set_verb import SetVerb
+from cachefs.errors import CachefsError
+from cachefs.fuse.uid_limits import INO_BITS, UidLimits
+from cachefs.metrics import BOUNDS_S, METRICS, Histogram
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import Medium
+
+DOCS = Path(__file__).parents[2] / "docs"
+HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
+
+
+class FakeCache:
+    def __init__(self) -> None:
+        self.counters = CacheCounters(hits=7)
+        self.tier = TierCounters(hits=3)
+
+    def status(self) -> list[TierStatus]:
+        return [TierStatus('/a "b"\\c\n', Medium.SSD, "normal", *range(1, 8), self.tier)]
+
+
+class House:
+    """The state of a mount that nobody mounts."""
+
+    def __init__(self, **options: object) -> None:
+        config = load_mount_config("s3://b", "/mnt", options)
+        origin = ResilientOrigin(MemoryOrigin(), Resilience())
+        self.limits = UidLimits({})
+        self.cache: Any = FakeCache()
+        self.origin = origin
+        self.state = MountState(
+            config, origin, self.cache, self.limits, SetVerb(origin, self.limits)
+        )
+
+    def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
+        """By name and values of the labels."""
+        text, _ = Exporter(self.state).render("")
+        return {
+            (sample.name, tuple(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def exported_names() -> set[str]:
+    names = set()
+    for metric in METRICS:
+        parts = HISTOGRAM_PARTS if metric.kind == "histogram" else ("",)
+        names |= {metric.name + part for part in parts}
+    return names
+
+
+# -- documents -----------------------------------------------------------------------------------
+
+
+def test_the_document_lists_every_metric() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$",
+        (DOCS / "METRICS.md").read_text(),
+        re.MULTILINE,
+    )
+    wanted = [(m.name, m.kind, ", ".join(m.labels), m.text) for m in METRICS]
+    assert rows == wanted
+
+
+def test_names_follow_the_conventions() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"(cachefs|process)_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert "milli" not in metric.name
+
+
+def test_the_dashboard_uses_only_metrics_that_exist() -> None:
+    board = json.loads((DOCS / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    queries += [
+        variable["definition"]
+        for variable in board["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+    assert len(queries) > 20
+    used = set(re.findall(r"\b(?:cachefs|process)_\w+", " ".join(queries)))
+    assert used <= exported_names()
+    labels = {label for metric in METRICS for label in metric.labels} | {"instance", "le"}
+    named = re.findall(r"[{,]\s*(\w+)\s*(?:=~|=|!=)", " ".join(queries))
+    grouped = [
+        name
+        for group in re.findall(r"by \(([^)]+)\)", " ".join(queries))
+        for name in group.split(", ")
+    ]
+    assert set(named) | set(grouped) <= labels
+    assert [panel["id"] for panel in board["panels"]] == list(range(1, len(board["panels"]) + 1))
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+def test_everything_in_the_table_is_exported_and_nothing_else(house: House) -> None:
+    house.state.requests.histogram("read", "hit").note(1)
+    house.limits.read_bytes[house.limits.handle(1, 7) >> INO_BITS] = 5
+    house.state.namespace = type("Namespace", (), {"stale_state": _Stale})()  # type: ignore[assignment]
+    assert {name for name, _ in house.samples()} == exported_names()
+    text, kind = Exporter(house.state).render("")
+    assert kind.startswith("text/plain")
+    types = {f.name: f.type for f in text_string_to_metric_families(text.decode())}
+    assert types == {m.name.removesuffix("_total"): m.kind for m in METRICS}
+
+
+class _Stale:
+    is_stale = True
+    answer_count = 3
+
+
+def test_openmetrics_when_asked_for(house: House) -> None:
+    text, kind = Exporter(house.state).render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert text.endswith(b"# EOF\n")
+
+
+def test_odd_characters_in_labels(house: House) -> None:
+    assert house.samples()["cachefs_tier_hits_total", ("SSD", '/a "b"\\c\n')] == 3
+
+
+def test_histograms() -> None:
+    histogram = Histogram()
+    for ns in (0, 8191, 8192, 10_000_000, 1 << 62):
+        histogram.note(ns)
+    counts = dict(zip(BOUNDS_S, histogram.cumulated(), strict=False))
+    assert BOUNDS_S[0] == 8.192e-6
+    assert counts[8.192e-6] == 2
+    assert counts[1.6384e-5] == 3
+    assert counts[BOUNDS_S[-1]] == 4
+    assert histogram.cumulated()[-1] == 5
+    assert histogram.sum_ns == 8191 + 8192 + 10_000_000 + (1 << 62)
+
+
+def test_users_beyond_the_first_are_counted_together(house: House) -> None:
+    for uid in range(300):
+        number = house.limits.handle(1, uid) >> INO_BITS
+        house.limits.read_bytes[number] = 10
+    house.limits.stalled_ns[0] = 2_000_000_000
+    samples = house.samples()
+    read = {key[1][0]: n for key, n in samples.items() if key[0] == "cachefs_user_read_bytes_total"}
+    assert read == {**{str(uid): 10 for uid in range(200)}, "other": 1000}
+    assert samples["cachefs_user_stalled_seconds_total", ("other",)] == 2
+
+
+# -- health --------------------------------------------------------------------------------------
+
+
+async def answer(house: House, path: str) -> tuple[int, str]:
+    transport = httpx.ASGITransport(app=application(house.state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        response = await client.get(path)
+        return response.status_code, response.text
+
+
+async def test_ready_when_mounted(house: House) -> None:
+    assert await answer(house, "/healthz") == (200, "ok\n")
+    assert await answer(house, "/readyz") == (503, "not mounted yet\n")
+    house.state.mounted = True
+    assert await answer(house, "/readyz") == (200, "ok\n")
+    assert (await answer(house, "/metrics"))[0] == 200
+    assert (await answer(house, "/"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("stale_if_error", "down_s", "code"),
+    [("indefinite", 1e6, 200), ("0", 0, 503), ("1h", 3000, 200), ("1h", 4000, 503)],
+)
+async def test_an_origin_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, stale_if_error: str, down_s: float, code: int
+) -> None:
+    house = House(stale_if_error=stale_if_error)
+    house.state.mounted = True
+    monkeypatch.setattr(house.origin, "_down_since", house.state.started_at - down_s)
+    monkeypatch.setattr(house.origin._breaker, "opened_at", 1.0)
+    found, text = await answer(house, "/readyz")
+    assert found == code
+    assert ("from the cache" if code == 200 else "does not answer since") in text
+
+
+# -- the address ---------------------------------------------------------------------------------
+
+
+def test_addresses() -> None:
+    def metrics(value: str) -> str:
+        return load_mount_config("s3://b", "/mnt", {"metrics": value}).metrics
+
+    for good in ("off", "0.0.0.0:1", "[::1]:9567", "localhost:0"):
+        assert metrics(good) == good
+    for bad in ("", "9567", ":9567", "host", "host:", "host:x", "host:65536", "::1:9567", "[a]:1"):
+        with pytest.raises(CachefsError, match="--metrics"):
+            metrics(bad)
+
+
+async def test_a_free_port_when_the_default_is_taken(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    first, second = House(metrics="127.0.0.1:0"), House()
+    await nursery.start(serve_metrics, first.state)
+    taken = first.state.metrics_address
+    assert taken is not None
+    monkeypatch.setattr(
+        metrics_server, "split_address", lambda _: ("127.0.0.1", int(taken.rpartition(":")[2]))
+    )
+    await nursery.start(serve_metrics, second.state)
+    assert second.state.metrics_address not in {None, taken}
+    for house in (first, second):
+        url = f"http://{house.state.metrics_address}/healthz"
+        assert (await trio.to_thread.run_sync(lambda url=url: httpx.get(url).text)) == "ok\n"
+        assert house.state.status()["metrics"] == house.state.metrics_address
+    with pytest.raises(CachefsError, match=r"can't listen on .* choose another address"):
+        await serve_metrics(House(metrics=taken).state)
+
+
+async def test_no_metrics() -> None:
+    house = House(metrics="off")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_metrics, house.state)
+    assert house.state.metrics_address is None
