@@ -17,6 +17,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import api
 from cachefs.control import server as control_server
+from cachefs.control.load_verbs import LoadVerbs
 from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
@@ -29,6 +30,10 @@ from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import Xattrs
+from cachefs.load.job import Surroundings
+from cachefs.load.jobs import Jobs
+from cachefs.load.journal import Journal
+from cachefs.load.paths import PathReader
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
@@ -101,6 +106,7 @@ class _Mount:
         self._manager = manager
         # The namespace first: it is the one that may find its directory to be of a newer format.
         home = _namespace_tier(tiers)
+        self._jobs_directory = home.paths.jobs
         self._db = Database.open(
             str(home.paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
         )
@@ -144,13 +150,28 @@ class _Mount:
         nursery.start_soon(self._db.commit_loop)
         handlers = {api.STATUS: self._state.answer_status, **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
+        jobs = self._jobs(namespace)
+        handlers |= LoadVerbs(jobs).handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
+            await control.start(jobs.run)
             socket = socket_path(Path(mountpoint))
             await control.start(control_server.serve, socket, handlers)
             await control.start(serve_metrics, self._state)
             await self._serve_kernel(namespace, mountpoint, on_ready)
             control.cancel_scope.cancel()
+
+    def _jobs(self, namespace: Namespace) -> Jobs:
+        config = self._config
+        around = Surroundings(
+            namespace,
+            self._cache,
+            self._origin,
+            Journal(self._jobs_directory),
+            PathReader(str(config.mountpoint), self._origin.url),
+            config.buffer_size // 2,
+        )
+        return Jobs(around)
 
     async def _serve_kernel(
         self, namespace: Namespace, mountpoint: str, on_ready: Callable[[], None]

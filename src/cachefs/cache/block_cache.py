@@ -73,6 +73,8 @@ class BlockCache:
         self._admitting: dict[BlockKey, memoryview] = {}
         self._budget = Budget(buffer_bytes)
         self._patience_s = patience_s
+        self.waiting_readers = 0
+        """Reads that wait for the origin."""
         self._failed: dict[BlockKey, Flight] = {}
         self._landed_at = self._settled_at = -math.inf
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
@@ -172,7 +174,11 @@ class BlockCache:
         if flight is None:
             flight = self._start_flight(ref, key.block_index, 1)
         self.counters.misses += 1
-        await self._wait_for(flight)
+        self.waiting_readers += 1
+        try:
+            await self._wait_for(flight)
+        finally:
+            self.waiting_readers -= 1
         return flight.block(key.block_index)
 
     def _failed_lately(self, key: BlockKey) -> Flight | None:
@@ -207,12 +213,7 @@ class BlockCache:
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
         """Whether fetching the block ahead would be a waste."""
-        if key in self._admitting or key in self._flights:
-            return True
-        for active in self._tiers:
-            if active.usable and active.store.index.find(key) is not None:
-                return True
-        return False
+        return key in self._admitting or key in self._flights or self._is_stored(key)
 
     def fetch(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
@@ -231,6 +232,35 @@ class BlockCache:
                 run_start = index
         if run_start is not None:
             self._start_flight(ref, run_start, end - run_start)
+
+    async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
+        """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
+        for index in range(first_block, min(first_block + block_count, ref.block_count)):
+            flight = self._flights.get(BlockKey(ref.object_id, index))
+            if flight is not None:
+                await flight.done.wait()
+                flight.block(index)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of blocks on their way from the origin, or waiting to be stored."""
+        return self._budget.used_bytes
+
+    @property
+    def is_settled(self) -> bool:
+        """What a crash left behind has been looked through: what isn't found isn't here."""
+        return not any(active.store.files.must_reconcile for active in self._tiers if active.usable)
+
+    def is_stored(self, ref: ObjectRef) -> bool:
+        """Whether all blocks are in a tier that works."""
+        return all(
+            self._is_stored(BlockKey(ref.object_id, index)) for index in range(ref.block_count)
+        )
+
+    def _is_stored(self, key: BlockKey) -> bool:
+        return any(
+            active.usable and active.store.index.find(key) is not None for active in self._tiers
+        )
 
     def cached_fraction(self, ref: ObjectRef) -> float:
         """How much of an object version the tiers hold, by bytes; 1 for an empty object."""

@@ -27,6 +27,15 @@ TIERS = Route("GET", "/v1/tiers")
 TIER_ADD = Route("POST", "/v1/tiers/add")
 TIER_RESIZE = Route("POST", "/v1/tiers/resize")
 TIER_REMOVE = Route("POST", "/v1/tiers/remove")
+JOBS = Route("GET", "/v1/jobs")
+JOB = Route("GET", "/v1/jobs/show")
+JOB_WATCH = Route("GET", "/v1/jobs/watch")
+JOB_FAILURES = Route("GET", "/v1/jobs/failures")
+JOB_CREATE = Route("POST", "/v1/jobs/create")
+JOB_LIST = Route("POST", "/v1/jobs/list")
+JOB_START = Route("POST", "/v1/jobs/start")
+JOB_CANCEL = Route("POST", "/v1/jobs/cancel")
+JOB_RESUME = Route("POST", "/v1/jobs/resume")
 
 
 class UnknownError(CachefsError):

@@ -10,6 +10,7 @@ LOCK_NAME = "lock"
 SLABS_NAME = "slabs"
 INDEX_NAME = "index"
 NAMESPACE_NAME = "namespace"
+JOBS_NAME = "jobs"
 PROBE_NAME = "probe.tmp"
 IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
 BAD_INDEX_NAME = INDEX_NAME + ".bad"
@@ -25,6 +26,7 @@ OWN_NAMES = frozenset(
         BAD_INDEX_NAME,
         NEW_INDEX_NAME,
         NAMESPACE_NAME,
+        JOBS_NAME,
         PROBE_NAME,
     }
 )
@@ -88,6 +90,11 @@ class TierPaths:
     def namespace(self) -> Path:
         """The inode table; in the first cache directory of a mount only."""
         return self.root / NAMESPACE_NAME
+
+    @property
+    def jobs(self) -> Path:
+        """Load jobs; beside the namespace."""
+        return self.root / JOBS_NAME
 
     @property
     def probe(self) -> Path:

@@ -91,6 +91,22 @@ class Listings:
                 return kept
         return self._begin(directory, listing if fresh else None).joined()
 
+    async def open_since(self, directory: Inode, since_ns: int) -> Snapshot:
+        """The same for one who wants a listing that was begun at `since_ns` or later."""
+        ino = directory.ino
+        while True:
+            running = self._running.get(ino)
+            if running is None:
+                break
+            if running.as_of_ns >= since_ns:
+                return running.joined()
+            await running.wait_for_end()
+        listing = self._table.listing(ino)
+        if listing is not None and listing.listed_at_ns >= since_ns:
+            kept = self._kept_of(ino, listing)
+            return kept or self._begin(directory, listing).joined()
+        return self._begin(directory, None).joined()
+
     def _may_show(self, listing: Listing) -> bool:
         """Whether it stands in for one that can't be had, and notes it if it is stale."""
         remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)

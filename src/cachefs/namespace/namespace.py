@@ -109,6 +109,10 @@ class Namespace:
         """Learn who owns the root, before anybody is let in. Raises `OriginError`."""
         await self._listings.observe_root()
 
+    def now_ns(self) -> int:
+        """The clock by which everything here is dated."""
+        return self._clock.now_ns()
+
     def inode(self, ino: int) -> Inode:
         """Raises `ObjectChangedError` for a number whose record is gone (ESTALE)."""
         inode = self.table.get(ino)
@@ -159,6 +163,17 @@ class Namespace:
         if dirent is None or dirent.ino != inode.ino:
             return inode, 0.0
         return inode, self.entry_ttl_s(parent, name)
+
+    async def lookup_since(self, parent: int, name: bytes, since_ns: int) -> Inode:
+        """The inode of a name as the origin has said at `since_ns` or later. Raises as `lookup`;
+        `OriginUnavailableError` in an outage, whatever is known."""
+        dirent = self.table.dirent(parent, name)
+        if dirent is not None:
+            listing = self.table.listing(parent)
+            listed_at_ns = 0 if listing is None else listing.listed_at_ns
+            if max(dirent.checked_at_ns, listed_at_ns) >= since_ns:
+                return self.inode(dirent.ino)
+        return await self._ask(parent, name)
 
     def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
         """The answer, if what is known is fresh. Raises `NotFoundError` for known absence."""
@@ -341,6 +356,11 @@ class Namespace:
     def open_directory(self, ino: int) -> Snapshot:
         """The entries of the directory as a reader who begins now sees them."""
         return self._listings.open(self._directory(ino))
+
+    async def open_directory_since(self, ino: int, since_ns: int) -> Snapshot:
+        """The same, listed at `since_ns` or later; but in an outage it may be older, as
+        `Snapshot.as_of_ns` tells at the end."""
+        return await self._listings.open_since(self._directory(ino), since_ns)
 
     def resume_directory(self, ino: int, generation: int) -> Snapshot:
         """The snapshot that this reader began with."""

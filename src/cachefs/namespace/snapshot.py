@@ -73,6 +73,10 @@ class Snapshot:
         self.error = error
         self.wake()
 
+    async def wait_for_end(self) -> None:
+        while not self.ended:
+            await self._progress.wait()
+
     async def has(self, position: int) -> bool:
         """Wait until the entry is there (True) or will never be (False).
 

@@ -91,6 +91,11 @@ class ResilientOrigin(Origin):
         return self._breaker.is_open
 
     @property
+    def queued(self) -> int:
+        """Requests that wait for others to end."""
+        return self._slots.queued
+
+    @property
     def max_downloads(self) -> int:
         return self._slots.limit.most
 

@@ -1,0 +1,91 @@
+"""Load jobs: `cachefs load` and `cachefs jobs`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cachefs.control import api
+from cachefs.control.api import Route, UnknownError
+from cachefs.control.server import Handler, Lines
+from cachefs.errors import NotFoundError, UsageError
+from cachefs.load.jobs import Jobs
+from cachefs.load.spec import JobReport, load_spec
+
+
+class LoadVerbs:
+    """All of them answer with a `JobReport`, unless they say otherwise."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    def handlers(self) -> dict[Route, Handler]:
+        """By route. They raise `CachefsError`s."""
+        return {
+            api.JOBS: self.all,
+            api.JOB: self.show,
+            api.JOB_WATCH: self.watch,
+            api.JOB_FAILURES: self.failures,
+            api.JOB_CREATE: self.create,
+            api.JOB_LIST: self.extend,
+            api.JOB_START: self.start,
+            api.JOB_CANCEL: self.cancel,
+            api.JOB_RESUME: self.resume,
+        }
+
+    async def all(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`jobs`: all, oldest first."""
+        return {"jobs": [_shown(report) for report in self._jobs.all()]}
+
+    async def show(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`id`."""
+        return _shown(self._jobs.get(self._id(arguments)))
+
+    async def watch(self, arguments: dict[str, Any]) -> Lines:
+        """`id`. A stream of reports until the job has ended."""
+        async for report in self._jobs.watch(self._id(arguments)):
+            yield _shown(report)
+
+    async def failures(self, arguments: dict[str, Any]) -> Lines:
+        """`id`. A stream of `path` and `error`."""
+        async for line in self._jobs.failures(self._id(arguments)):
+            yield {"failure": json.loads(line)}
+
+    async def create(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """The fields of a `LoadSpec`."""
+        return _shown(await self._jobs.create(load_spec(arguments)))
+
+    async def extend(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`id`, `lines`: a piece of its list, whole lines without their ends."""
+        lines = arguments.get("lines")
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise UsageError("lines must be a list of texts")
+        job_id = self._id(arguments)
+        text = "".join(f"{line}\n" for line in lines)
+        await self._jobs.extend(job_id, text.encode("utf-8", "surrogateescape"))
+        return _shown(self._jobs.get(job_id))
+
+    async def start(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`id` of a job that was created."""
+        return _shown(await self._jobs.start(self._id(arguments)))
+
+    async def cancel(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`id`."""
+        return _shown(await self._jobs.cancel(self._id(arguments)))
+
+    async def resume(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`id`."""
+        return _shown(await self._jobs.resume(self._id(arguments)))
+
+    def _id(self, arguments: dict[str, Any]) -> str:
+        job_id = arguments.get("id")
+        if not isinstance(job_id, str):
+            raise UsageError("id must be a text")
+        try:
+            self._jobs.get(job_id)
+        except NotFoundError as error:
+            raise UnknownError(str(error)) from None
+        return job_id
+
+
+def _shown(report: JobReport) -> dict[str, object]:
+    return report.model_dump(mode="json")

@@ -1,0 +1,1 @@
+"""Load jobs: bring what a training will read into the cache before it is read."""

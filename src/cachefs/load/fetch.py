@@ -1,0 +1,124 @@
+"""Fetching what a job wants, many requests at a time, and out of the way of readers.
+
+The blocks come by the same flights as a reader's, so nothing is fetched twice. Readers come first:
+while one waits for the origin, or requests queue for it, a job begins no more than a few of its
+own; and it never holds more than half of the memory for blocks on their way.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import CachefsError, ObjectChangedError, OriginUnavailableError
+from cachefs.load.spec import Progress
+from cachefs.load.walk import Failure
+from cachefs.origin.resilience import ResilientOrigin
+from cachefs.types import ObjectRef
+
+_EXTENT_BLOCKS = 8
+_BESIDE_READERS = 2
+"""Requests of a job under way while a reader waits."""
+_GATE_S = 0.002
+_WAIT_S = 1.0
+_TRIES = 3
+
+
+class _Extent(NamedTuple):
+    """A run of blocks that one GET brings; the last of a file when `is_last`."""
+
+    ref: ObjectRef
+    first_block: int
+    block_count: int
+    is_last: bool
+
+
+class Fetcher:
+    """Of one job. `most_held_bytes` is of the whole cache's memory for blocks on their way."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        origin: ResilientOrigin,
+        most_held_bytes: int,
+        progress: Progress,
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        self._cache = cache
+        self._origin = origin
+        self._most_held_bytes = most_held_bytes
+        self._progress = progress
+        self._on_failure = on_failure
+        self._under_way = 0
+        self.failed: set[bytes] = set()
+        """Ids of objects that could not be had."""
+
+    async def run(self, refs: Iterator[ObjectRef], requests: int) -> None:
+        """Fetch all of them, `requests` at a time. What can't be had is told to `on_failure`."""
+        extents = self._extents(refs)
+
+        async def work() -> None:
+            for extent in extents:
+                await self._fetch(extent)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(requests):
+                nursery.start_soon(work)
+
+    @staticmethod
+    def _extents(refs: Iterator[ObjectRef]) -> Iterator[_Extent]:
+        for ref in refs:
+            count = ref.block_count
+            for first in range(0, count, _EXTENT_BLOCKS):
+                blocks = min(_EXTENT_BLOCKS, count - first)
+                yield _Extent(ref, first, blocks, first + blocks == count)
+
+    async def _fetch(self, extent: _Extent) -> None:
+        ref = extent.ref
+        if ref.object_id in self.failed:
+            return
+        tries = 0
+        while True:
+            await self._wait_for_turn()
+            self._under_way += 1
+            try:
+                self._cache.fetch(ref, extent.first_block, extent.block_count)
+                await self._cache.fetched(ref, extent.first_block, extent.block_count)
+                break
+            except OriginUnavailableError as error:
+                tries += 1
+                if not self._origin.is_down and tries >= _TRIES:
+                    self._fail(ref, error)
+                    return
+                self._progress.waiting_for = str(error)
+                await trio.sleep(_WAIT_S)
+                self._progress.waiting_for = None
+            except CachefsError as error:
+                self._fail(ref, error)
+                return
+            finally:
+                self._under_way -= 1
+        self._progress.fetched_bytes += sum(
+            ref.block_length(extent.first_block + index) for index in range(extent.block_count)
+        )
+        self._progress.fetched_files += extent.is_last
+
+    async def _wait_for_turn(self) -> None:
+        while self._must_wait():  # noqa: ASYNC110 - of things that have no event
+            await trio.sleep(_GATE_S)
+
+    def _must_wait(self) -> bool:
+        if self._under_way == 0:
+            return False
+        if self._cache.held_bytes >= self._most_held_bytes:
+            return True
+        readers_wait = self._cache.waiting_readers or self._origin.queued
+        return bool(readers_wait) and self._under_way >= _BESIDE_READERS
+
+    def _fail(self, ref: ObjectRef, error: CachefsError) -> None:
+        self.failed.add(ref.object_id)
+        self._progress.failed_files += 1
+        changed = isinstance(error, ObjectChangedError)
+        why = "it was replaced while it was being loaded" if changed else str(error)
+        self._on_failure(Failure(ref.path, why))

@@ -1,0 +1,306 @@
+"""One load job, from its paths to what is verified in the cache.
+
+Expand: find the files, and which of them are missing. Preflight: how much of that there is room
+for. Load what fits. Verify: look every file up in the cache again. Nothing of this is kept between
+runs: a job that is run again finds what is cached, and goes on from there.
+"""
+
+import logging
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import CachefsError
+from cachefs.load.fetch import Fetcher
+from cachefs.load.journal import Journal
+from cachefs.load.paths import PathReader
+from cachefs.load.room import charge_bytes, room_by_tier
+from cachefs.load.spec import JobReport, State
+from cachefs.load.walk import Failure, Walk
+from cachefs.namespace.namespace import Namespace
+from cachefs.origin.resilience import ResilientOrigin
+from cachefs.types import ObjectRef
+
+log = logging.getLogger(__name__)
+
+_FILES_PER_TURN = 100
+"""Looked up in the cache without letting the loop run: some 15 us each."""
+_FAILURES_AT_A_TIME = 1000
+_SETTLE_POLL_S = 0.1
+_MOST_SETTLING_S = 60.0
+_NO_ROOM = "there is no room for it in the cache"
+_NOT_CACHED = "it is not cached"
+_NOT_STORED = "it should be in the cache, and is not: it had to go for others, or the disk failed"
+_REPLACED = "it was replaced meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all jobs of a mount work with. `most_held_bytes` is the memory that a job may fill with
+    blocks on their way."""
+
+    namespace: Namespace
+    cache: BlockCache
+    origin: ResilientOrigin
+    journal: Journal
+    paths: PathReader
+    most_held_bytes: int
+
+
+class Job:
+    """One run of one job. `report` is kept up to date; `changed` is called when its state has."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        report: JobReport,
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._around = around
+        self.report = report
+        self._progress = report.progress
+        self._changed = changed
+        self._failures: list[Failure] = []
+        self._inos = array("Q")
+        self._missing = array("Q")
+        """Of `_inos`, in the same order; so are those for which there is no room."""
+        self._excess = array("Q")
+        self._told: set[bytes] = set()
+        """Objects that are in the list of failures."""
+
+    async def run(self) -> None:
+        """Carry it out; the state is final afterwards. Only cancellation is raised."""
+        report = self.report
+        try:
+            report.state = await self._run()
+        except CachefsError as error:
+            report.state, report.error = State.FAILED, str(error)
+        except Exception as error:
+            log.exception("bug in load job %s", report.id)
+            report.state = State.FAILED
+            report.error = f"internal error: {type(error).__name__}: {error}; see the log"
+        finally:
+            self._progress.waiting_for = None
+
+    async def _run(self) -> State:
+        spec, progress = self.report.spec, self._progress
+        await trio.to_thread.run_sync(self._around.journal.clear_failures, self.report.id)
+        await self._enter(State.EXPANDING)
+        await self._expand()
+        if spec.mode == "metadata":
+            await self._write_failures()
+            return State.INCOMPLETE if progress.failed_files else State.DONE
+        await self._wait_until_settled()
+        await self._compare()
+        self._preflight()
+        if spec.mode == "load":
+            await self._enter(State.LOADING)
+            await self._load()
+        if spec.mode != "dry-run":
+            await self._enter(State.VERIFYING)
+            await self._verify()
+        await self._write_failures()
+        if spec.mode == "dry-run":
+            return State.DONE
+        complete = progress.verified_files == progress.files and not progress.failed_files
+        return State.DONE if complete else State.INCOMPLETE
+
+    async def _enter(self, state: State) -> None:
+        self.report.state = state
+        await self._changed()
+
+    # -- expand --------------------------------------------------------------------------------
+
+    async def _expand(self) -> None:
+        around, spec = self._around, self.report.spec
+        walk = Walk(around.namespace, spec, around.namespace.now_ns(), self._progress, self._fail)
+        await walk.run(spec.paths, self._lines(), around.paths)
+        self._inos = walk.inos
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        if not self.report.spec.has_list:
+            return
+        chunks = self._around.journal.list_chunks(self.report.id)
+        while True:
+            lines = await trio.to_thread.run_sync(next, chunks, None)
+            if lines is None:
+                return
+            for line in lines:
+                yield line
+            await self._write_failures_if_many()
+
+    async def _wait_until_settled(self) -> None:
+        """After a crash blocks may be there that the cache doesn't know of yet: they must not be
+        fetched again."""
+        cache = self._around.cache
+        with trio.move_on_after(_MOST_SETTLING_S):
+            while not cache.is_settled:
+                self._progress.waiting_for = "what the last daemon left is being looked through"
+                await trio.sleep(_SETTLE_POLL_S)
+        self._progress.waiting_for = None
+
+    async def _compare(self) -> None:
+        """Which files are missing. Empty ones never are."""
+        progress, cache = self._progress, self._around.cache
+        for number, ino in enumerate(self._inos):
+            if number % _FILES_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
+            ref = self._ref(ino)
+            if ref is None:
+                continue
+            if cache.is_stored(ref):
+                progress.cached_files += 1
+                progress.cached_bytes += ref.meta.size_bytes
+            else:
+                self._missing.append(ino)
+                progress.wanted_files += 1
+                progress.wanted_bytes += ref.meta.size_bytes
+
+    def _ref(self, ino: int) -> ObjectRef | None:
+        """None if the file was replaced since the job began; that is counted as a failure."""
+        try:
+            namespace = self._around.namespace
+            return namespace.object_ref(namespace.inode(ino))
+        except (CachefsError, LookupError):
+            return None
+
+    # -- preflight -----------------------------------------------------------------------------
+
+    def _preflight(self) -> None:
+        """How the job spreads over the tiers, and what of it must be left out."""
+        progress = self._progress
+        tiers = self._around.cache.status()
+        cached_bytes, wanted_bytes = self._charges()
+        progress.tiers = room_by_tier(tiers, cached_bytes + wanted_bytes)
+        pinned_bytes = sum(tier.kept_bytes for tier in tiers)
+        room_bytes = sum(tier.high_bytes for tier in tiers) - max(pinned_bytes, cached_bytes)
+        if wanted_bytes > room_bytes:
+            self._leave_out(room_bytes)
+
+    def _charges(self) -> tuple[int, int]:
+        is_missing = _Subsequence(self._missing)
+        cached_bytes = wanted_bytes = 0
+        for ino in self._inos:
+            missing = is_missing.takes(ino)
+            stat = self._around.namespace.table.stat(ino)
+            if stat is None:
+                continue
+            if missing:
+                wanted_bytes += charge_bytes(stat[1])
+            else:
+                cached_bytes += charge_bytes(stat[1])
+        return cached_bytes, wanted_bytes
+
+    def _leave_out(self, room_bytes: int) -> None:
+        """Keep of the missing files, in their order, what there is room for. To fetch more would
+        only drive out what was just fetched."""
+        fitting = array("Q")
+        for ino in self._missing:
+            stat = self._around.namespace.table.stat(ino)
+            size_bytes = 0 if stat is None else stat[1]
+            room_bytes -= charge_bytes(size_bytes)
+            if room_bytes >= 0:
+                fitting.append(ino)
+            else:
+                room_bytes = 0
+                self._excess.append(ino)
+                self._progress.excess_files += 1
+                self._progress.excess_bytes += size_bytes
+        self._missing = fitting
+
+    # -- load and verify -----------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        around = self._around
+        fetcher = Fetcher(
+            around.cache, around.origin, around.most_held_bytes, self._progress, self._fail
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_failures_now_and_then)
+            await fetcher.run(self._missing_refs(), self.report.spec.jobs)
+            nursery.cancel_scope.cancel()
+        self._told = fetcher.failed
+        await around.cache.drain()
+
+    def _missing_refs(self) -> Iterator[ObjectRef]:
+        for ino in self._missing:
+            ref = self._ref(ino)
+            if ref is not None:
+                yield ref
+
+    async def _verify(self) -> None:
+        """Look all files up in the cache again, and say what is not there, and why."""
+        is_excess = _Subsequence(self._excess)
+        inos = iter(self._inos)
+        while batch := list(islice(inos, _FILES_PER_TURN)):
+            stored = [ref for ino in batch if (ref := self._verified(ino, is_excess.takes(ino)))]
+            if self.report.spec.pin and self.report.spec.mode == "load":
+                await self._pin(stored)
+            await trio.lowlevel.checkpoint()
+            await self._write_failures_if_many()
+
+    def _verified(self, ino: int, is_excess: bool) -> ObjectRef | None:
+        """The file, if all of it is cached."""
+        progress, ref = self._progress, self._ref(ino)
+        if ref is None:
+            progress.failed_files += 1
+            self._fail(Failure(f"inode {ino}", _REPLACED))
+        elif self._around.cache.is_stored(ref):
+            progress.verified_files += 1
+            progress.verified_bytes += ref.meta.size_bytes
+            return ref
+        elif self.report.spec.mode == "check":
+            self._fail(Failure(ref.path, _NOT_CACHED))
+        elif is_excess:
+            self._fail(Failure(ref.path, _NO_ROOM))
+        elif ref.object_id not in self._told:
+            progress.failed_files += 1
+            self._fail(Failure(ref.path, _NOT_STORED))
+        return None
+
+    async def _pin(self, refs: list[ObjectRef]) -> None:
+        kept = await self._around.cache.objects.keep(refs)
+        if kept.refused_blocks and self.report.error is None:
+            self.report.error = (
+                "not everything could be pinned: the limit of pinned bytes is reached (--pin-limit)"
+            )
+
+    # -- failures ------------------------------------------------------------------------------
+
+    def _fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+
+    async def _write_failures_if_many(self) -> None:
+        if len(self._failures) >= _FAILURES_AT_A_TIME:
+            await self._write_failures()
+
+    async def _write_failures_now_and_then(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            await self._write_failures()
+
+    async def _write_failures(self) -> None:
+        failures, self._failures = self._failures, []
+        if failures:
+            journal = self._around.journal
+            await trio.to_thread.run_sync(journal.append_failures, self.report.id, failures)
+
+
+class _Subsequence:
+    """Which numbers of a sequence belong to one that has some of them, in the same order."""
+
+    def __init__(self, numbers: "array[int]") -> None:
+        self._numbers = numbers
+        self._position = 0
+
+    def takes(self, number: int) -> bool:
+        """To be called for each number of the sequence."""
+        position = self._position
+        if position == len(self._numbers) or self._numbers[position] != number:
+            return False
+        self._position += 1
+        return True

@@ -1,0 +1,184 @@
+"""All load jobs of a mount: accepted, carried out a few at a time, carried on after a restart."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import NamedTuple
+
+import trio
+
+from cachefs.errors import CachefsError, NotFoundError, UsageError
+from cachefs.load.job import Job, Surroundings
+from cachefs.load.spec import JobReport, LoadSpec, Progress, State
+
+log = logging.getLogger(__name__)
+
+_AT_A_TIME = 4
+_SAVE_INTERVAL_S = 2.0
+_WATCH_INTERVAL_S = 0.25
+
+
+class _Run(NamedTuple):
+    scope: trio.CancelScope
+    ended: trio.Event
+
+
+class Jobs:
+    """One per mount. Usable while `run` runs. Methods raise `CachefsError`s."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._journal = around.journal
+        self._reports: dict[str, JobReport] = {}
+        """Oldest first."""
+        self._running: dict[str, _Run] = {}
+        self._writing: dict[str, trio.Lock] = {}
+        self._turn = trio.CapacityLimiter(_AT_A_TIME)
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Jobs that the last daemon didn't finish are taken up again."""
+        reports = await trio.to_thread.run_sync(self._journal.read_all)
+        self._reports = {report.id: report for report in reports}
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for report in reports:
+                if not report.state.is_final:
+                    log.info("load job %s is taken up again", report.id)
+                    self._start(report)
+            task_status.started()
+            await trio.sleep_forever()
+
+    # -- what users ask for --------------------------------------------------------------------
+
+    async def create(self, spec: LoadSpec) -> JobReport:
+        """A job that waits for its list, if it has one, and for `start`."""
+        paths = tuple(self._around.paths.path(path) for path in spec.paths)
+        try:
+            job_id = await trio.to_thread.run_sync(self._journal.new_id)
+        except OSError as error:
+            raise _cant_be_kept(error) from error
+        spec = spec.model_copy(update={"paths": paths})
+        report = JobReport(id=job_id, spec=spec, created_at=time.time())
+        self._reports[job_id] = report
+        return report
+
+    async def extend(self, job_id: str, lines: bytes) -> None:
+        """Add to the list of a new job."""
+        report = self._new(job_id)
+        try:
+            await trio.to_thread.run_sync(self._journal.append_to_list, report.id, lines)
+        except OSError as error:
+            raise _cant_be_kept(error) from error
+
+    async def start(self, job_id: str) -> JobReport:
+        """Accept a new job: from now on it outlives the daemon. It begins when it is its turn."""
+        report = self._new(job_id)
+        report.state = State.QUEUED
+        try:
+            await trio.to_thread.run_sync(self._journal.write, report)
+        except OSError as error:
+            report.state = State.NEW
+            raise _cant_be_kept(error) from error
+        self._start(report)
+        for gone in await trio.to_thread.run_sync(self._journal.prune, self.all()):
+            self._reports.pop(gone.id, None)
+        return report
+
+    def _new(self, job_id: str) -> JobReport:
+        report = self.get(job_id)
+        if report.state is not State.NEW:
+            raise CachefsError(f"load job {job_id} has been started already")
+        return report
+
+    def all(self) -> list[JobReport]:
+        """Oldest first."""
+        return list(self._reports.values())
+
+    def get(self, job_id: str) -> JobReport:
+        """Raises `NotFoundError`."""
+        if job_id not in self._reports:
+            raise NotFoundError(f"there is no load job {job_id} on this mount; see cachefs jobs")
+        return self._reports[job_id]
+
+    async def watch(self, job_id: str) -> AsyncGenerator[JobReport, None]:
+        """The report now, several times a second, and when the job has ended."""
+        while True:
+            report, run = self.get(job_id), self._running.get(job_id)
+            yield report
+            if run is None:
+                return
+            with trio.move_on_after(_WATCH_INTERVAL_S):
+                await run.ended.wait()
+
+    async def cancel(self, job_id: str) -> JobReport:
+        """Stop it; what it has fetched stays. Nothing if it has ended."""
+        report = self.get(job_id)
+        run = self._running.get(job_id)
+        if run is not None:
+            report.state = State.CANCELLED
+            run.scope.cancel()
+            await run.ended.wait()
+        return report
+
+    async def resume(self, job_id: str) -> JobReport:
+        """Carry a job on that has ended, however it ended; nothing if it is running."""
+        report = self.get(job_id)
+        if report.state is State.NEW:
+            return await self.start(job_id)
+        if job_id not in self._running:
+            report.state = State.QUEUED
+            self._start(report)
+        return report
+
+    async def failures(self, job_id: str) -> AsyncGenerator[bytes, None]:
+        """The lines of its list of failures, which a list of paths may consist of too."""
+        self.get(job_id)
+        lines = self._journal.failures(job_id)
+        while (line := await trio.to_thread.run_sync(next, lines, None)) is not None:
+            yield line
+
+    # -- carrying out --------------------------------------------------------------------------
+
+    def _start(self, report: JobReport) -> None:
+        if self._nursery is None:
+            raise UsageError("the mount is shutting down")
+        run = self._running[report.id] = _Run(trio.CancelScope(), trio.Event())
+        self._nursery.start_soon(self._carry_out, report, run)
+
+    async def _carry_out(self, report: JobReport, run: _Run) -> None:
+        try:
+            with run.scope:
+                await self._save(report)
+                async with self._turn:
+                    report.started_at, report.ended_at, report.error = time.time(), None, None
+                    report.progress = Progress()
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._save_now_and_then, report)
+                        await Job(self._around, report, lambda: self._save(report)).run()
+                        nursery.cancel_scope.cancel()
+            if report.state.is_final:
+                report.ended_at = time.time()
+                log.info("load job %s: %s", report.id, report.state)
+            # Else the mount is going: the next daemon takes the job up again.
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._save(report)
+            del self._running[report.id]
+            run.ended.set()
+
+    async def _save_now_and_then(self, report: JobReport) -> None:
+        while True:
+            await trio.sleep(_SAVE_INTERVAL_S)
+            await self._save(report)
+
+    async def _save(self, report: JobReport) -> None:
+        async with self._writing.setdefault(report.id, trio.Lock()):
+            snapshot = report.model_copy(deep=True)
+            with suppress(OSError):  # the job goes on; a restart would find it as it was
+                await trio.to_thread.run_sync(self._journal.write, snapshot)
+
+
+def _cant_be_kept(error: OSError) -> CachefsError:
+    return CachefsError(f"the load job can't be kept in the cache directory: {error.strerror}")
