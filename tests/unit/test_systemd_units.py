@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.cli.install_systemd import link_helper, units
+from cachefs.config import load_mount_config
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 NAMES = {"cachefs@.service", "cachefs-load@.service", "cachefs-load@.timer"}
@@ -150,3 +151,11 @@ def test_the_link_for_mount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     link_helper(link, target, dry_run=False)
     assert "left" in capsys.readouterr().out
     assert link.read_text() == "somebody else's"
+
+
+def test_the_instance_in_the_document_is_one(tmp_path: Path) -> None:
+    text = (PROJECT / "docs/SYSTEMD.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    file = tmp_path / "data.toml"
+    file.write_text(text)
+    config = load_mount_config(None, None, {}, file)
+    assert config.mountpoint == Path("/mnt/data")
