@@ -109,7 +109,7 @@ async def overfill(cache: BlockCache, origin: MemoryOrigin) -> list[ObjectRef]:
 def swept(cache: BlockCache) -> bool:
     """MEM is at its low mark, and nothing is on its way from there."""
     store = store_of(cache, "mem")
-    if cache._tiers[0]._mover._moving:
+    if cache._tiers[0].mover.moving:
         return False
     return store.slabs.used_charge_bytes <= store.tier.watermarks.low_bytes
 

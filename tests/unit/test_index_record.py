@@ -43,6 +43,23 @@ def test_golden_slab_row() -> None:
     assert decode_slab_row(encode_slab_row(row)) == row
 
 
+def test_golden_slab_row_with_kept_slots() -> None:
+    used = pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 1, 1]))
+    kept = pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 1]))
+    row = SlabRow(22, 10, 3, 77, 250_000, used, kept)
+    assert encode_slab_row(row).hex() == "160001000a000000030000004d00000090d003000000000001030102"
+    assert decode_slab_row(encode_slab_row(row)) == row
+    assert decode_slab_row(encode_slab_row(row)[:-1]) is None
+    assert decode_slab_row(encode_slab_row(row) + b"x") is None
+
+
+def test_what_is_kept_must_be_used() -> None:
+    data = encode_slab_row(SlabRow(22, 10, 3, 77, 250_000, b"\1\3", b"\1\3"))
+    assert decode_slab_row(data) is not None
+    assert decode_slab_row(data[:-2] + b"\2\0") is None
+    assert decode_slab_row(data[:2] + b"\2" + data[3:]) is None, "an unknown flag"
+
+
 @pytest.mark.parametrize("cut", [0, 5, 24, 25, 27])
 def test_a_row_that_contradicts_itself_is_no_row(cut: int) -> None:
     data = encode_slab_row(SlabRow(22, 10, 3, 77, 250_000, b"\1\3")) + b"x"

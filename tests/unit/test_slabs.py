@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachefs.format.index_record import decode_slab_row, encode_slab_row
 from cachefs.format.slab import class_of
-from cachefs.tiers.slabs import FREE, USED, WRITING, ZOMBIE, Slab, SlabSet
+from cachefs.tiers.slabs import FREE, KEPT, USED, WRITING, ZOMBIE, Slab, SlabSet
 
 SLAB_BYTES = 4 << 20
 CLASSES = [class_of(1 << 20), class_of(800_000), class_of(500_000)]
@@ -68,27 +68,36 @@ class SlotMachine(RuleBasedStateMachine):
             self.slabs.abort(slab, slot)
             del self.model[slab.slab_id, slot]
 
-    @precondition(lambda self: self.has(USED))
+    @precondition(lambda self: self.has(USED, KEPT))
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED)
+        slab, slot = self.pick(data, USED, KEPT)
         slab.pin(slot)
         self.model[slab.slab_id, slot][2] += 1
 
-    @precondition(lambda self: self.has(USED, ZOMBIE, pinned=True))
+    @precondition(lambda self: self.has(USED, KEPT, ZOMBIE, pinned=True))
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED, ZOMBIE, pinned=True)
+        slab, slot = self.pick(data, USED, KEPT, ZOMBIE, pinned=True)
         self.slabs.unpin(slab, slot)
         value = self.model[slab.slab_id, slot]
         value[2] -= 1
         if value[0] == ZOMBIE and value[2] == 0:
             del self.model[slab.slab_id, slot]
 
-    @precondition(lambda self: self.has(USED))
+    @precondition(lambda self: self.has(USED, KEPT))
+    @rule(data=st.data(), keep=st.booleans())
+    def keep_or_not(self, data: st.DataObject, keep: bool) -> None:
+        slab, slot = self.pick(data, USED, KEPT)
+        value = self.model[slab.slab_id, slot]
+        change = self.slabs.keep if keep else self.slabs.unkeep
+        assert change(slab, slot) is (value[0] == (USED if keep else KEPT))
+        value[0] = KEPT if keep else USED
+
+    @precondition(lambda self: self.has(USED, KEPT))
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED)
+        slab, slot = self.pick(data, USED, KEPT)
         value = self.model[slab.slab_id, slot]
         self.slabs.free(slab, slot, value[1])
         assert slab.proof[slot] == 0
@@ -120,13 +129,15 @@ class SlotMachine(RuleBasedStateMachine):
     def restart_one(self, data: st.DataObject) -> None:
         """A row restores what is used; only for slabs where nothing is under way."""
         slab = self.slabs.by_id[data.draw(st.sampled_from(sorted(self.slabs.by_id)))]
-        if any(state != USED or pins for state, _, pins in self.of_slab(slab)):
+        if any(state not in (USED, KEPT) or pins for state, _, pins in self.of_slab(slab)):
             return
         row = decode_slab_row(encode_slab_row(slab.row()))
         self.slabs.remove(slab)
         self.draining.discard(slab.slab_id)
         again = self.slabs.add(slab.slab_id, row)
         assert again.class_index == slab.class_index
+        kept = [slot for slot in range(again.slot_count) if slab.keeps(slot)]
+        assert kept == [slot for slot in range(again.slot_count) if again.keeps(slot)]
         for slot in range(again.slot_count):
             assert again.holds(slot) == ((slab.slab_id, slot) in self.model)
 
@@ -145,21 +156,28 @@ class SlotMachine(RuleBasedStateMachine):
 
     @invariant()
     def sums_agree(self) -> None:
-        used = [v for v in self.model.values() if v[0] == USED]
+        used = [v for v in self.model.values() if v[0] in (USED, KEPT)]
         assert self.slabs.cached_blocks == len(used)
         assert self.slabs.cached_bytes == sum(length for _, length, _ in used)
-        charge = 0
+        charge = kept_charge = 0
         for slab in self.slabs.by_id.values():
             values = self.of_slab(slab)
-            assert slab.used_count == sum(state == USED for state, _, _ in values)
+            assert slab.used_count == sum(state in (USED, KEPT) for state, _, _ in values)
+            assert slab.kept_count == sum(state == KEPT for state, _, _ in values)
+            assert slab.loose_count == len(list(slab.loose_slots()))
+            assert slab.used_count == len(list(slab.used_slots()))
+            kept_charge += slab.kept_count * slab.charge_bytes
             assert slab.writing_count == sum(state == WRITING for state, _, _ in values)
             assert slab.free_count == slab.slot_count - len(values)
             charge += slab.used_count * slab.charge_bytes
         assert self.slabs.used_charge_bytes == charge <= self.slabs.disk_bytes
+        assert self.slabs.kept_charge_bytes == kept_charge
         for (slab_id, slot), (state, _, _) in self.model.items():
             slab = self.slabs.by_id[slab_id]
             slab.hydrate()
             assert slab.state[slot] == state != FREE
+            assert slab.is_loose(slot) is (state == USED)
+            assert slab.keeps(slot) is (state == KEPT)
 
 
 TestSlots = SlotMachine.TestCase

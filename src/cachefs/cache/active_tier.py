@@ -8,13 +8,16 @@ import trio
 
 from cachefs.cache.admission import Admission
 from cachefs.cache.evictor import Evictor
+from cachefs.cache.intents import Intents
 from cachefs.cache.mover import Mover, Promoter
 from cachefs.cache.placement import Place, Resting, promotes
 from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.scrubber import Scrubber
 from cachefs.cache.store import TierStore
+from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey
+from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Neighbours(Protocol):
     """The other tiers, as one of them sees them."""
 
     resting: Resting
+    intents: Intents
 
     def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
         """Where the block may go down to; None: nowhere."""
@@ -56,11 +60,13 @@ class ActiveTier:
         self.tier = tier
         self.level = 0
         self._neighbours = neighbours
-        self.store = TierStore.open(tier, options.policy, history, options.verify_full)
+        self.store = TierStore.open(
+            tier, options.policy, history, options.verify_full, neighbours.intents
+        )
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, neighbours.resting)
-        self._mover = Mover(self.store, neighbours.resting, self._target_below)
-        self._promoter = Promoter(self._mover, self.store, neighbours.resting, self._target_above)
+        self.mover = Mover(self.store, neighbours.resting, self._target_below)
+        self._promoter = Promoter(self.mover, self.store, neighbours.resting, self._target_above)
         self._scrubber = Scrubber(self.store, options.scrub_interval_s)
         self.store.io.on_change = self._health_changed
         self._scope = trio.CancelScope()
@@ -78,7 +84,7 @@ class ActiveTier:
     def connect(self, level: int, level_count: int) -> None:
         """The tier is on `level` (0 is the fastest) of `level_count`."""
         self.level = level
-        self.evictor.demote = self._mover.demote if level < level_count - 1 else None
+        self.evictor.demote = self.mover.demote if level < level_count - 1 else None
         self.store.on_lower_hit = self._hit if level else None
 
     # -- neighbours ----------------------------------------------------------------------------
@@ -96,6 +102,24 @@ class ActiveTier:
         above = self._neighbours.above(self, key)
         if above is not None and promotes(age, above.evictor.oldest_age, above.has_room()):
             self._promoter.want(key)
+
+    def takes(self, key: BlockKey, length: int) -> bool:
+        """Whether the block would probably be stored, and kept if it is to be."""
+        return self.admission.takes(length) and (
+            not self.store.intents.wants_kept(key) or self.store.may_keep(length)
+        )
+
+    def refuse_to_lose_kept(self, quota_bytes: int) -> None:
+        """Raises `CacheDirError` if what is kept from eviction would not fit into the quota."""
+        kept_bytes = self.tier.slabs.kept_charge_bytes
+        if (
+            kept_bytes
+            > quota_bytes // self.tier.identity.slab_bytes * self.tier.identity.slab_bytes
+        ):
+            raise CacheDirError(
+                f"{format_bytes(kept_bytes)} are pinned in {self.tier.paths.root}, more than "
+                f"{format_bytes(quota_bytes)}: nothing was changed; unpin some first"
+            )
 
     def has_room(self) -> bool:
         """Whether blocks may come up here without others having to go."""

@@ -44,7 +44,18 @@ class Candidate:
     `checksum` is 0 if it isn't known yet; `age` is that of a block that comes from another tier.
     """
 
-    __slots__ = ("_done", "age", "checksum", "data", "flight", "key", "level", "settled")
+    __slots__ = (
+        "_done",
+        "age",
+        "began_at",
+        "checksum",
+        "data",
+        "flight",
+        "key",
+        "level",
+        "must_keep",
+        "settled",
+    )
 
     def __init__(
         self,
@@ -62,8 +73,12 @@ class Candidate:
         self.flight = flight
         self.checksum = checksum
         self.age = age
+        self.began_at = trio.current_time() if flight is None else flight.began_at
+        """When the block was asked for, or known to be in the tier that it comes from."""
         self.level = 0
         """Of the tier that it was offered to."""
+        self.must_keep = False
+        """If users want it kept from eviction: where it can't be kept it doesn't go."""
 
     def settle(self, stored: bool) -> None:
         """The block is stored, or won't be as far as anybody waits for it. Only the first call
@@ -103,6 +118,11 @@ class Admission:
         self._failing = False
         self._no_room_before = 0.0
         self.closed = False
+
+    @property
+    def store(self) -> TierStore:
+        """Where it stores."""
+        return self._store
 
     @property
     def counters(self) -> TierCounters:
@@ -210,7 +230,8 @@ class Admission:
         store = self._store
         if store.index.find(candidate.key) is not None:
             return True
-        if store.io.health.usable:
+        refused = self._refuses(candidate)
+        if store.io.health.usable and not refused:
             allocation = await self._allocate(candidate)
             if allocation is None and writes:
                 await self._flush(writes)  # slots being written may be what is in the way
@@ -218,8 +239,17 @@ class Admission:
             if allocation is not None:
                 return allocation
             self._evictor.refuse(class_of(len(candidate.data)))
-        store.counters.rejected += 1
+        store.counters.rejected += not refused
         return False
+
+    def _refuses(self, candidate: Candidate) -> bool:
+        """The block was evicted on its way, or wouldn't be kept as it must be."""
+        store, key = self._store, candidate.key
+        if store.intents.is_unwanted(key, candidate.began_at):
+            return True
+        if not candidate.must_keep or not store.intents.wants_kept(key):
+            return False
+        return not store.may_keep(len(candidate.data))
 
     async def _allocate(self, candidate: Candidate) -> Allocation | None:
         slabs = self._store.slabs
@@ -264,6 +294,9 @@ class Admission:
                 self._write_failed(result)
                 store.slabs.abort(slab, slot)
             elif store.index.find(candidate.key) is not None:  # adopted from a table meanwhile
+                store.slabs.abort(slab, slot)
+            elif self._refuses(candidate):
+                stored = False
                 store.slabs.abort(slab, slot)
             else:
                 store.admit(candidate.key, slab, slot, len(candidate.data), result, candidate.age)

@@ -19,6 +19,8 @@ from cachefs.cache.active_tier import ActiveTier, CacheOptions
 from cachefs.cache.admission import Admission, Candidate
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.flights import Budget, Flight
+from cachefs.cache.intents import Intents
+from cachefs.cache.objects import CachedObjects
 from cachefs.cache.placement import Placement, Resting
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.errors import BadDataError, CacheDirError, OriginError, OriginUnavailableError
@@ -56,6 +58,7 @@ class BlockCache:
         """
         self.counters = CacheCounters()
         self.resting = Resting()
+        self.intents = Intents()
         self._origin = origin
         self._options = CacheOptions(policy_name, verify_full, scrub_interval_s)
         self._history = make_history(policy_name)
@@ -80,6 +83,11 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
+        self.objects = CachedObjects(lambda: self._tiers, self.intents, self._under_way)
+
+    def _under_way(self) -> set[bytes]:
+        """The objects that have blocks on their way into a tier from the origin."""
+        return {key.object_id for key in (*self._flights, *self._admitting)}
 
     def _activate(self, tier: Tier) -> ActiveTier:
         return ActiveTier(tier, self._options, self._history, self)
@@ -343,6 +351,8 @@ class BlockCache:
         if target is None:
             return False
         candidate.level = target.level
+        if len(self._tiers) > 1 and self.intents.wants_kept(candidate.key):
+            candidate.must_keep = target.store.may_keep(len(candidate.data))
         target.admission.offer(candidate)
         return True
 
@@ -352,12 +362,14 @@ class BlockCache:
             (only,) = tiers
             takes = first_level == 0 and only.usable and only.admission.takes(length)
             return only if takes else None
+        usable = [active.usable for active in tiers].__getitem__
         number = self._placement.entry(
-            key,
-            lambda number: tiers[number].usable,
-            lambda number: tiers[number].admission.takes(length),
-            first_level,
+            key, usable, lambda number: tiers[number].takes(key, length), first_level
         )
+        if number is None and self.intents.wants_kept(key):  # better not kept than not there
+            number = self._placement.entry(
+                key, usable, lambda number: tiers[number].admission.takes(length), first_level
+            )
         return None if number is None else tiers[number]
 
     def _settled(self, candidate: Candidate, stored: bool) -> None:
@@ -409,9 +421,10 @@ class BlockCache:
     async def resize_tier(self, path: Path, quota_bytes: int) -> None:
         """Change a tier's quota. What is over it goes in the background, slab by slab.
 
-        Raises `CacheDirError` if there is no such tier.
+        Raises `CacheDirError` if there is no such tier, or if more is kept from eviction there.
         """
         active = self._find(path)
+        active.refuse_to_lose_kept(quota_bytes)
         active.tier.resize(quota_bytes)
         self._arrange()
         active.evictor.wake()

@@ -16,6 +16,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import and_
 from pathlib import Path
 
 from cachefs.cache.check_slab import (
@@ -53,6 +54,7 @@ from cachefs.format.index_record import (
     encode_slab_key,
     encode_slab_row,
     pack_bitmap,
+    unpack_bitmap,
 )
 from cachefs.format.paths import TierPaths, slab_id_of, slab_name
 from cachefs.format.slab import SlabLayout, decode_header, slab_layout
@@ -294,10 +296,12 @@ class _Check:
         for slab_id in self._layouts.keys() - self._rows.keys():
             self.report.add(Problem.NO_ROW, slab_name(slab_id))
 
-    def _recount(self, slab_id: int, row: SlabRow) -> tuple[int, int, int, bytes]:
-        """What the row should say from its used count on; its tick can't be told."""
+    def _recount(self, slab_id: int, row: SlabRow) -> tuple[int, int, int, bytes, bytes]:
+        """What the row should say from its used count on; its tick and which blocks are kept
+        can't be told."""
         claims = self._claims[slab_id]
-        return (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
+        counted = (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
+        return (*counted, row.kept_bitmap)
 
     # -- what the slabs hold -----------------------------------------------------------------------
 
@@ -347,6 +351,9 @@ class _Check:
         states = bytearray(layout.slot_count)
         for block in blocks:
             states[block.slot] = 1
+        kept = bytearray(len(states))
+        if old is not None and old[:2] == (layout.class_index, layout.slot_count):
+            kept = bytearray(map(and_, unpack_bitmap(old.kept_bitmap, len(states)), states))
         row = SlabRow(
             layout.class_index,
             layout.slot_count,
@@ -354,6 +361,7 @@ class _Check:
             old.tick if old is not None else 0,
             sum(block.length for block in blocks),
             pack_bitmap(states),
+            pack_bitmap(kept) if any(kept) else b"",
         )
         self._builder.put(SLABS_TABLE, key, encode_slab_row(row))
         recency = self._reader.get(RECENCY_TABLE, key) if self._reader is not None else None

@@ -69,3 +69,6 @@ class TierStatus:
     cached_bytes: int
     cached_blocks: int
     counters: TierCounters
+    kept_bytes: int = 0
+    """Charged slots of blocks that are kept from eviction (pinned by users)."""
+    keep_limit_bytes: int = 0

@@ -59,6 +59,7 @@ class Evictor:
         self._no_growth_before = 0.0
         self._broken_before = 0.0
         self._failing = False
+        self._kept_reported = False
         self._debt_bytes = [0] * len(SLOT_CLASSES)
         """Slots that a class has borrowed since it last got a slab."""
         self._planned: float | None = None
@@ -165,11 +166,14 @@ class Evictor:
         return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
 
     def _plan(self, least: float = 0.0) -> float | None:
-        """To get down to the low mark; for `least` of all blocks, and for one, also below it."""
+        """To get down to the low mark; for `least` of all blocks, and for one, also below it.
+        Blocks that are kept don't count, and don't go."""
         used = self._slabs.used_charge_bytes
-        if used == 0:
+        loose = used - self._slabs.kept_charge_bytes
+        if loose <= 0:
             return None
-        fraction = max(least, (used - self._store.tier.watermarks.low_bytes) / used)
+        surplus = (used - self._store.tier.watermarks.low_bytes) / loose
+        fraction = min(1.0, max(least, surplus))
         slabs = list(self._slabs.by_id.values())
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
 
@@ -279,7 +283,8 @@ class Evictor:
         candidates = [
             slab
             for slab in self._slabs.by_id.values()
-            if slab.class_index not in (class_index, NO_CLASS) and slab.writing_count == 0
+            if slab.class_index not in (class_index, NO_CLASS)
+            and slab.writing_count == slab.kept_count == 0
         ]
         donor = self._least_worth(candidates)
         return donor if donor is not None and self._policy.may_empty(donor) else None
@@ -312,7 +317,19 @@ class Evictor:
         while self._slabs.by_id and await self._should_shrink():
             async with self._lock:
                 if not await self._delete_one():
+                    self._report_kept()
                     return
+
+    def _report_kept(self) -> None:
+        """Once, if what users keep is what stands in the way of a smaller tier."""
+        kept = sum(slab.kept_count > 0 for slab in self._slabs.by_id.values())
+        if kept and kept == len(self._slabs.by_id) and not self._kept_reported:
+            self._kept_reported = True
+            log.warning(
+                "%s: uses more than it should, and can give nothing back: there are pinned blocks "
+                "in all of its slabs; unpin some",
+                self._store.tier.paths.root,
+            )
 
     async def _should_shrink(self) -> bool:
         if len(self._slabs.by_id) > self._slabs.max_slabs:
@@ -324,7 +341,7 @@ class Evictor:
 
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
-        slab = self._least_worth(list(slabs.by_id.values()))
+        slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.kept_count])
         if slab is None:
             return False
         if not slab.is_empty() and (

@@ -100,6 +100,17 @@ class Index:
         for key, value in self._database.scan(BLOCKS_TABLE, object_id):
             yield decode_block_key(key), decode_location(value)
 
+    def blocks_between(
+        self, object_id: bytes, first: int, stop: int
+    ) -> Iterator[tuple[BlockKey, BlockLocation]]:
+        """Those with indexes of [first, stop). Use it up before the next await."""
+        start = encode_block_key(BlockKey(object_id, first))
+        for data, value in self._database.scan(BLOCKS_TABLE, object_id, start):
+            key = decode_block_key(data)
+            if key.block_index >= stop:
+                return
+            yield key, decode_location(value)
+
     def slab_rows(self) -> Iterator[tuple[int, SlabRow | None]]:
         for key, value in self._database.scan(SLABS_TABLE, b""):
             yield decode_slab_key(key), decode_slab_row(value)

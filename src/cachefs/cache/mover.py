@@ -3,7 +3,8 @@
 A block is copied first, and dropped from where it was in the very step in which the copy can be
 found: it is always in one of both, and no two moves of the same block can each rely on the other's
 copy. (The two indexes are committed one after the other, so a crash may leave it in both, with the
-same bytes, or have the copy adopted from its slot table.) Readers wait for none of it. The bytes
+same bytes, or have the copy adopted from its slot table.) Readers wait for none of it. A block that
+is kept is kept where it arrives, in the same step; it moves up, and never down. The bytes
 are proven on the way, so that a move never hands on a damaged block.
 
 A place that had room when it was asked may still refuse: its disk got sick, it is being removed,
@@ -15,7 +16,7 @@ one up at a time.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -83,6 +84,8 @@ class _Delivery:
             return
         if stored:
             self.arrived[load.key] = admission
+            if load.slab.keeps(load.location.slot):
+                admission.store.keep_moved(load.key)
             if self._store.moved_away(load.key, load.slab, load.location):
                 self._store.put_row(load.slab)
         elif self._insist:
@@ -131,6 +134,11 @@ class Mover:
         refused = [pick for pick in picks if pick.slot in loads]
         refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
         return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
+
+    @property
+    def moving(self) -> Set[BlockKey]:
+        """What is on its way out of the tier."""
+        return self._moving
 
     def must_stay(self, key: BlockKey) -> bool:
         """Whether the block was copied within the last second, or is just being moved."""
@@ -248,9 +256,12 @@ class Promoter:
     def _load(self, key: BlockKey) -> _Load | None:
         location = self._store.index.locate(key)
         slab = None if location is None else self._store.slabs.by_id.get(location.slab)
-        if slab is None or self._mover.must_stay(key):
+        if slab is None or location is None or self._mover.must_stay(key):
             return None
-        return self._mover.load(key, slab, None, self._target)
+        target = self._target
+        if slab.keeps(location.slot):
+            target = self._target_for_kept
+        return self._mover.load(key, slab, None, target)
 
     def _target(self, key: BlockKey, length: int) -> Admission | None:
         # This may have become the fastest tier, or be about to be closed, since the block was
@@ -258,6 +269,10 @@ class Promoter:
         if self._store.on_lower_hit is None or self._store.retired:
             return None
         return self._wanted(key, length)
+
+    def _target_for_kept(self, key: BlockKey, length: int) -> Admission | None:
+        target = self._target(key, length)
+        return target if target is not None and target.store.may_keep(length) else None
 
 
 def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:

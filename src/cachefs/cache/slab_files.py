@@ -25,7 +25,7 @@ from cachefs.cache.index import Index
 from cachefs.cache.tier_io import OverdueError, TierIo
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slabs import FREE, USED, Slab
+from cachefs.tiers.slabs import FREE, Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockLocation
 
@@ -67,6 +67,8 @@ class SlabFiles:
         index.before_commit(self._put_rows)
         self.must_reconcile = not index.take_clean_mark()
         """The last daemon crashed: index, slot tables and slots may differ."""
+        self.found_unclean = self.must_reconcile
+        """It did, and rows of the index may point to slots that hold another's block."""
         self._load()
 
     def _load(self) -> None:
@@ -214,14 +216,14 @@ class SlabFiles:
     def _settle_slot(self, slab: Slab, slot: int, table: bytes) -> int:
         """Returns the bytes that the slot holds: those of the table's block if the index knows
         it to be here, or doesn't know it at all; then it is taken in, unproven."""
-        if slab.state[slot] not in (FREE, USED):
+        if slab.state[slot] != FREE and not slab.holds(slot):
             return 0
         entry = entry_at(table, slot)
         found = location = None
         if entry is not None and entry.length <= slab.slot_bytes:
             location = BlockLocation(slab.slab_id, slot, entry.length, entry.checksum)
             found = self._index.locate(entry.key)
-        if slab.state[slot] == USED:
+        if slab.holds(slot):
             if location is not None and found == location:
                 return location.length
             self._slabs.free(slab, slot, 0)

@@ -16,6 +16,7 @@ import trio
 from cachefs.cache.arrivals import Arrivals
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.index import Index
+from cachefs.cache.intents import Intents
 from cachefs.cache.policies import History, make_policy
 from cachefs.cache.slab_files import SlabFiles
 from cachefs.cache.tier_io import OverdueError, TierIo
@@ -55,9 +56,16 @@ class TierStore:
     """See the module docstring."""
 
     def __init__(
-        self, tier: Tier, index: Index, policy_name: str, history: History, verify_full: bool
+        self,
+        tier: Tier,
+        index: Index,
+        policy_name: str,
+        history: History,
+        verify_full: bool,
+        intents: Intents,
     ) -> None:
         self.tier = tier
+        self.intents = intents
         self.slabs = tier.slabs
         self.index = index
         self.counters = TierCounters(bad_index=int(index.replaced_bad))
@@ -82,11 +90,16 @@ class TierStore:
 
     @classmethod
     def open(
-        cls, tier: Tier, policy_name: str, history: History, verify_full: bool = False
+        cls,
+        tier: Tier,
+        policy_name: str,
+        history: History,
+        verify_full: bool = False,
+        intents: Intents | None = None,
     ) -> "TierStore":
-        """Raises `CacheDirError`."""
+        """`intents` are those of the mount. Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        return cls(tier, index, policy_name, history, verify_full)
+        return cls(tier, index, policy_name, history, verify_full, intents or Intents())
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -235,6 +248,22 @@ class TierStore:
         self.index.put(key, BlockLocation(slab.slab_id, slot, length, checksum))
         self.counters.admitted += 1
         self.counters.admitted_bytes += length
+        if self.intents.wants_kept(key):
+            self.intents.note_entered(key)
+            if self.may_keep(slab.charge_bytes):
+                self.slabs.keep(slab, slot)
+
+    def may_keep(self, charge_bytes: int) -> bool:
+        """Whether so much more may be kept from eviction in this tier."""
+        return self.slabs.kept_charge_bytes + charge_bytes <= self.tier.keep_limit_bytes
+
+    def keep_moved(self, key: BlockKey) -> None:
+        """The block came from another tier, where it was kept. A mark outlives any limit."""
+        location = self.index.locate(key)
+        slab = None if location is None else self._by_id.get(location.slab)
+        if location is not None and slab is not None and slab.holds(location.slot):
+            self.slabs.keep(slab, location.slot)
+            self.put_row(slab)
 
     def drop_bad(
         self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None
@@ -251,6 +280,8 @@ class TierStore:
             return
         if self._belongs_to_other(key, slab, location, owner):
             return
+        if slab.keeps(location.slot):
+            self.intents.note_lost(key)
         self.slabs.free(slab, location.slot, location.length)
         self.put_row(slab)
 
@@ -310,6 +341,8 @@ class TierStore:
             low_bytes=self.tier.watermarks.low_bytes,
             cached_bytes=self.slabs.cached_bytes,
             cached_blocks=self.slabs.cached_blocks,
+            kept_bytes=self.slabs.kept_charge_bytes,
+            keep_limit_bytes=self.tier.keep_limit_bytes,
             counters=self.counters,
         )
 

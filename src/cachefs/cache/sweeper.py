@@ -40,14 +40,14 @@ class Sweeper:
 
     async def evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         """Evict the slab's blocks that the plan gives up, until it is `enough`."""
-        if slab.used_count == 0:
+        if slab.loose_count == 0:
             return
         # Open it first: after a crash the header may turn out to say another class than the row.
         if not slab.settled and not await self._store.settle_slab(slab):
             return
         layout = slab.layout
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            if slab.used_count == 0 or slab.fd < 0 or slab.layout is not layout:
+            if slab.loose_count == 0 or slab.fd < 0 or slab.layout is not layout:
                 return
             victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
             if not victims:
@@ -73,7 +73,7 @@ class Sweeper:
         picks = [
             Pick(slot, tick, entry_at(table, slot - first))
             for slot, tick in zip(victims, chosen_at, strict=True)
-            if slab.holds(slot) and slab.ticks[slot] == tick
+            if slab.is_loose(slot) and slab.ticks[slot] == tick
         ]
         count = _DROP_BLOCKS if self.demote is None else _MOVE_BLOCKS
         for start in range(0, len(picks), count):
@@ -106,7 +106,7 @@ class Sweeper:
         for slot, tick, entry in picks:
             if self._store.retired or (enough is not None and enough()):
                 break  # retired, we are closing: a slower tier may have gone first
-            if slab.holds(slot) and (enough is None or slab.ticks[slot] == tick):
+            if slab.is_loose(slot) and (enough is None or slab.ticks[slot] == tick):
                 self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
 
@@ -124,13 +124,15 @@ class Sweeper:
 
     async def empty(self, slab: Slab, must: bool = False) -> bool:
         """Drop every block of the slab and keep it from getting new ones. False (and the slab
-        goes on as before) if a block is being written or read for too long."""
-        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
+        goes on as before) if a block is kept, or being written, or read for too long."""
+        if not await self._store.settle_slab(slab) or slab.fd < 0:
+            return False
+        if slab.writing_count or slab.kept_count:
             return False
         self._slabs.drain(slab)
         # No slot is being written and none is given out: the table is as new as every block.
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            slots = list(slab.used_slots(first, first + _STEP_SLOTS))
+            slots = list(slab.loose_slots(first, first + _STEP_SLOTS))
             if self.demote is not None:
                 await self._evict_slots(slab, slots, first, lambda: False)
                 if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
@@ -142,13 +144,14 @@ class Sweeper:
                 return False
             picks = [
                 Pick(slot, slab.ticks[slot], entry_at(table, slot - first))
-                for slot in slab.used_slots(first, first + _STEP_SLOTS)
+                for slot in slab.loose_slots(first, first + _STEP_SLOTS)
             ]
             for start in range(0, len(picks), _DROP_BLOCKS):
                 self._drop(slab, picks[start : start + _DROP_BLOCKS])
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_PIN_PATIENCE_S):
-            while not slab.is_empty():  # noqa: ASYNC110 - slabs know nothing of trio
+            # A user may have wanted one of its blocks kept meanwhile.
+            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no trio there
                 await trio.sleep(0.005)
         if not slab.is_empty():
             self._slabs.undrain(slab)

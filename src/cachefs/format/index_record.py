@@ -28,7 +28,9 @@ BLOCK_RECORD = struct.Struct("<IIIQ")
 _BLOCK_KEY = struct.Struct(">16sI")
 _SLAB_KEY = struct.Struct(">I")
 _SLAB_ROW = struct.Struct("<HHIIIQ")
-"""class, 0, slot count, used count, recency tick, bytes of the blocks; then the bitmap."""
+"""class, flags, slot count, used count, recency tick, bytes of the blocks; then the bitmaps."""
+_HAS_KEPT = 1
+"""Flag: a second bitmap follows, of the slots that are kept."""
 
 _RECENCY_HEAD = struct.Struct("<HH")
 """class, 0; then a u32 for each slot."""
@@ -71,7 +73,8 @@ class SlabRow(NamedTuple):
     """What is known of a slab without opening it.
 
     `bitmap` has one bit a slot, lowest bit first: 1 means that a key in the blocks table points
-    there. `tick` is the recency of the most recently used slot when the row was written.
+    there. `kept_bitmap` has a 1 for those that must not be evicted, and is empty if there are
+    none. `tick` is the recency of the most recently used slot when the row was written.
     """
 
     class_index: int
@@ -80,22 +83,30 @@ class SlabRow(NamedTuple):
     tick: int
     used_bytes: int
     bitmap: bytes
+    kept_bitmap: bytes = b""
 
 
 def encode_slab_row(row: SlabRow) -> bytes:
-    fields = (row.class_index, 0, row.slot_count, row.used_count, row.tick, row.used_bytes)
-    return _SLAB_ROW.pack(*fields) + row.bitmap
+    flags = _HAS_KEPT if row.kept_bitmap else 0
+    fields = (row.class_index, flags, row.slot_count, row.used_count, row.tick, row.used_bytes)
+    return _SLAB_ROW.pack(*fields) + row.bitmap + row.kept_bitmap
 
 
 def decode_slab_row(data: bytes) -> SlabRow | None:
     """None if the row contradicts itself; the slab's header is asked then."""
     if len(data) < _SLAB_ROW.size:
         return None
-    class_index, _, slot_count, used_count, tick, used_bytes = _SLAB_ROW.unpack_from(data)
-    bitmap = data[_SLAB_ROW.size :]
-    if len(bitmap) != -(-slot_count // 8) or used_count > slot_count:
+    class_index, flags, slot_count, used_count, tick, used_bytes = _SLAB_ROW.unpack_from(data)
+    bitmap_bytes = -(-slot_count // 8)
+    bitmap = data[_SLAB_ROW.size : _SLAB_ROW.size + bitmap_bytes]
+    kept = data[_SLAB_ROW.size + bitmap_bytes :]
+    if len(bitmap) != bitmap_bytes or used_count > slot_count or flags not in (0, _HAS_KEPT):
         return None
-    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap)
+    if len(kept) != (bitmap_bytes if flags == _HAS_KEPT else 0):
+        return None
+    if int.from_bytes(kept, "little") & ~int.from_bytes(bitmap, "little"):
+        return None
+    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap, kept)
 
 
 def encode_recency(class_index: int, ticks: "array[int]") -> bytes:

@@ -5,12 +5,17 @@ Pure arithmetic, no I/O and no waiting: every method is atomic on the loop threa
     FREE -> WRITING -> USED -> FREE
                   \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
 
+KEPT is USED for a block that a user wants never to be evicted: the state is the mark. Whoever looks
+for blocks that may go looks for USED ones (`loose_slots`), and so passes over kept ones at no cost.
+
 Invariants (checked by tests/unit/test_slabs.py):
 - a slot is given out by `allocate` only while FREE, so no two blocks ever share one;
-- `free_count` is the number of FREE slots, `used_count` of USED ones, of each slab;
+- `free_count` is the number of FREE slots, `used_count` of USED and KEPT ones, `kept_count` of
+  KEPT ones, of each slab;
 - a slab stands in `_open[class]` exactly if it has a FREE slot and isn't draining;
 - a slab stands in `spare` if all its slots are FREE, or if it has no class, unless it drains;
-- `used_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all slabs.
+- `used_charge_bytes`, `kept_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all
+  slabs.
 
 A used slot is charged its share of the slab file (`slab_bytes / slot_count`, rounded down), so
 that a tier whose slots are all used is charged its whole quota whatever the classes.
@@ -23,7 +28,9 @@ from typing import NamedTuple
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
 from cachefs.format.slab import SLOT_CLASSES, SlabLayout, slab_layout
 
-FREE, USED, WRITING, ZOMBIE = 0, 1, 2, 3
+FREE, USED, WRITING, ZOMBIE, KEPT = 0, 1, 2, 3, 4
+_KEPT_AS_USED = bytes(USED if state == KEPT else state for state in range(256))
+_ONLY_KEPT = bytes(state == KEPT for state in range(256))
 
 NEAR_CLASSES = 5
 """Classes grow by an eighth: a slot of one of these is larger by 80 % at most."""
@@ -43,6 +50,7 @@ class Slab:
     __slots__ = (
         "_bitmap",
         "_hint",
+        "_kept_bitmap",
         "_pins",
         "charge_bytes",
         "class_index",
@@ -50,6 +58,7 @@ class Slab:
         "draining",
         "fd",
         "free_count",
+        "kept_count",
         "layout",
         "load_ticks",
         "proof",
@@ -91,12 +100,14 @@ class Slab:
         self.charge_bytes = self.slab_bytes // layout.slot_count if layout.slot_count else 0
         self.free_count = layout.slot_count
         self.used_count = 0
+        self.kept_count = 0
         self.used_bytes = 0
         self.writing_count = 0
         self.draining = False
         self.tick = tick
         self._hint = 0
         self._bitmap: bytes | None = b"\0" * -(-layout.slot_count // 8)
+        self._kept_bitmap = b""
         self.state = bytearray()
         self.ticks = array("I")
         self.proof = array("Q")
@@ -105,6 +116,8 @@ class Slab:
         """Be what the row says. The bitmap is unpacked only when the slab is first used."""
         self.format(layout, row.tick)
         self._bitmap = row.bitmap
+        self._kept_bitmap = row.kept_bitmap
+        self.kept_count = int.from_bytes(row.kept_bitmap, "little").bit_count()
         self.used_count = row.used_count
         self.used_bytes = row.used_bytes
         self.free_count = layout.slot_count - row.used_count
@@ -114,32 +127,63 @@ class Slab:
         if self._bitmap is None:
             return
         self.state = unpack_bitmap(self._bitmap, self.slot_count)
+        if self.kept_count:
+            # All bytes at once: USED + 3 is KEPT, and nothing is carried into the next byte.
+            used = int.from_bytes(self.state, "little")
+            kept = int.from_bytes(unpack_bitmap(self._kept_bitmap, self.slot_count), "little")
+            self.state = bytearray(
+                (used + (KEPT - USED) * kept).to_bytes(self.slot_count, "little")
+            )
         self._bitmap = None
+        self._kept_bitmap = b""
         known = self.load_ticks(self)
         self.ticks = array("I", [self.tick]) * self.slot_count if known is None else known
         self.proof = array("Q", [0]) * self.slot_count
 
     def row(self) -> SlabRow:
         tick = max(self.ticks) if self.ticks else self.tick
-        bitmap = pack_bitmap(self.state) if self._bitmap is None else self._bitmap
-        return SlabRow(
-            self.class_index, self.slot_count, self.used_count, tick, self.used_bytes, bitmap
-        )
+        bitmap, kept = self._bitmap, self._kept_bitmap
+        if bitmap is None:
+            bitmap = pack_bitmap(self.state.translate(_KEPT_AS_USED))
+            if self.kept_count:
+                kept = pack_bitmap(self.state.translate(_ONLY_KEPT))
+        fields = (self.class_index, self.slot_count, self.used_count, tick, self.used_bytes)
+        return SlabRow(*fields, bitmap, kept)
 
-    def used_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
+    def used_slots(self) -> Iterator[int]:
         """Slots that hold a block, ascending. Not to be held over a change."""
         self.hydrate()
+        return _find_all(self.state.translate(_KEPT_AS_USED), 0, self.slot_count)
+
+    def loose_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
+        """Slots that hold a block which may be evicted, ascending. Not to be held over a change."""
+        self.hydrate()
         end = self.slot_count if stop is None else min(stop, self.slot_count)
-        slot = self.state.find(USED, first, end)
-        while slot >= 0:
-            yield slot
-            slot = self.state.find(USED, slot + 1, end)
+        return _find_all(self.state, first, end)
+
+    @property
+    def loose_count(self) -> int:
+        """Blocks that may be evicted."""
+        return self.used_count - self.kept_count
 
     def holds(self, slot: int) -> bool:
         if slot >= self.slot_count:
             return False
         self.hydrate()
-        return self.state[slot] == USED
+        return self.state[slot] in (USED, KEPT)
+
+    def is_loose(self, slot: int) -> bool:
+        """The slot holds a block that may be evicted."""
+        return self.holds(slot) and self.state[slot] == USED
+
+    def keeps(self, slot: int) -> bool:
+        """The slot holds a block that must not be evicted. Costs nothing if the slab isn't in
+        use."""
+        if self.kept_count == 0 or slot >= self.slot_count:
+            return False
+        if self._bitmap is not None:
+            return bool(self._kept_bitmap[slot >> 3] >> (slot & 7) & 1)
+        return self.state[slot] == KEPT
 
     def is_empty(self) -> bool:
         """No slot is used, being written, or read by a thread."""
@@ -148,6 +192,13 @@ class Slab:
     def pin(self, slot: int) -> None:
         """Keep the slot from being reused until `SlabSet.unpin`."""
         self._pins[slot] = self._pins.get(slot, 0) + 1
+
+
+def _find_all(states: bytearray, first: int, end: int) -> Iterator[int]:
+    slot = states.find(USED, first, end)
+    while slot >= 0:
+        yield slot
+        slot = states.find(USED, slot + 1, end)
 
 
 class Allocation(NamedTuple):
@@ -163,6 +214,7 @@ class SlabSet:
         self.max_slabs = max_slabs
         self.by_id: dict[int, Slab] = {}
         self.used_charge_bytes = 0
+        self.kept_charge_bytes = 0
         self.cached_blocks = 0
         self.cached_bytes = 0
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
@@ -279,7 +331,8 @@ class SlabSet:
     def free(self, slab: Slab, slot: int, length: int) -> None:
         """The block is no longer wanted. Its slot can be given out again at once, or when the
         last pin is gone."""
-        assert slab.state[slot] == USED
+        assert slab.state[slot] in (USED, KEPT)
+        self.unkeep(slab, slot)
         slab.proof[slot] = 0
         if slab.used_count == 1:
             length = slab.used_bytes  # a damaged table may have lied about the others' lengths
@@ -293,6 +346,26 @@ class SlabSet:
             slab.state[slot] = ZOMBIE
         else:
             self._release(slab, slot)
+
+    def keep(self, slab: Slab, slot: int) -> bool:
+        """Mark the block of a used slot as one that is not to be evicted. False if it was."""
+        slab.hydrate()
+        if slab.state[slot] != USED:
+            return False
+        slab.state[slot] = KEPT
+        slab.kept_count += 1
+        self.kept_charge_bytes += slab.charge_bytes
+        return True
+
+    def unkeep(self, slab: Slab, slot: int) -> bool:
+        """Take the mark away. False if there was none."""
+        slab.hydrate()
+        if slab.state[slot] != KEPT:
+            return False
+        slab.state[slot] = USED
+        slab.kept_count -= 1
+        self.kept_charge_bytes -= slab.charge_bytes
+        return True
 
     def set_used_bytes(self, slab: Slab, used_bytes: int) -> None:
         """The slab's blocks were counted."""
@@ -338,6 +411,7 @@ class SlabSet:
 
     def _count(self, slab: Slab, sign: int) -> None:
         self.used_charge_bytes += sign * slab.used_count * slab.charge_bytes
+        self.kept_charge_bytes += sign * slab.kept_count * slab.charge_bytes
         self.cached_blocks += sign * slab.used_count
         self.cached_bytes += sign * slab.used_bytes
         if slab.class_index != NO_CLASS:

@@ -37,6 +37,8 @@ from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
 
+DEFAULT_KEEP_RATIO = 0.8
+
 _PROBE = bytes(range(256)) * 16
 
 
@@ -81,6 +83,8 @@ class Tier:
         self.identity = identity
         self._ratios = ratios
         self.free_space_ratio = ratios[2]
+        self.keep_ratio = DEFAULT_KEEP_RATIO
+        """Share of the quota that users may keep from eviction."""
         self.slabs = SlabSet(identity.slab_bytes, 1)
         self.resize(quota_bytes)
         self.read_flags = probe_read_flags(paths.probe)
@@ -94,6 +98,11 @@ class Tier:
         capacity = self.slabs.capacity_bytes
         high, low, _ = self._ratios
         self.watermarks = Watermarks(int(capacity * high), int(capacity * low))
+
+    @property
+    def keep_limit_bytes(self) -> int:
+        """How much may be kept from eviction, in bytes of slots' charges."""
+        return int(self.slabs.capacity_bytes * self.keep_ratio)
 
     @classmethod
     def open(

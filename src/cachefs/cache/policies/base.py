@@ -87,8 +87,8 @@ class EvictionPolicy:
         return ages[rank_of(ages, fraction)] if ages else None
 
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
-        """Used slots of [first, stop) that the plan gives up."""
-        slots = list(slab.used_slots(first, stop))
+        """Used slots of [first, stop) that the plan gives up; none that is kept."""
+        slots = list(slab.loose_slots(first, stop))
         ticks, now = slab.ticks, self._history.now
         return [slot for slot in slots if (now - ticks[slot]) & CLOCK_MASK >= plan]
 
@@ -112,10 +112,12 @@ class EvictionPolicy:
         return sorted((self.age(*place) for place in self._sample(slabs, most)), reverse=True)
 
     def _sample(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[Place]:
-        """All used slots if they are no more than `most`; else that many, each as likely."""
-        if sum(slab.used_count for slab in slabs) <= most:
-            return [(slab, slot) for slab in slabs for slot in slab.used_slots()]
-        sums = list(accumulate(slab.used_count for slab in slabs))
+        """All used slots that aren't kept if they are no more than `most`; else that many, each
+        as likely."""
+        counts = [slab.used_count - slab.kept_count for slab in slabs]
+        if sum(counts) <= most:
+            return [(slab, slot) for slab in slabs for slot in slab.loose_slots()]
+        sums = list(accumulate(counts))
         picks: dict[int, int] = {}
         for position in self._random.choices(range(len(slabs)), cum_weights=sums, k=most):
             picks[position] = picks.get(position, 0) + 1
@@ -126,8 +128,9 @@ class EvictionPolicy:
         ]
 
     def _sample_slab(self, slab: Slab, count: int) -> list[int]:
-        """`count` used slots (the same may come twice), each found from a random one onwards."""
-        if slab.used_count == 0:
+        """`count` used slots that aren't kept (the same may come twice), each found from a random
+        one onwards."""
+        if slab.loose_count == 0:
             return []
         slab.hydrate()
         find, chance, slot_count = slab.state.find, self._random.random, slab.slot_count

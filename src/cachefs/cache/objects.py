@@ -1,0 +1,310 @@
+"""Whole object versions in the tiers: where they are; keeping them, letting them go, dropping them.
+
+All of it works on a batch of object versions, and lets the loop run every `_STEP_BLOCKS` blocks.
+Within a step nothing is awaited between looking a block up and changing it.
+
+A version that is dropped does not come back by itself: blocks of it that were on their way into a
+tier (from the origin, or from another tier) in the step in which the drop came by are refused where
+they arrive (`intents.py`). Who reads it afterwards fetches it anew, and may have it stored.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.active_tier import ActiveTier
+from cachefs.cache.index import Index
+from cachefs.cache.intents import Intents
+from cachefs.cache.store import TierStore
+from cachefs.format.slab import entry_at
+from cachefs.tiers.slabs import Slab
+from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
+
+_STEP_BLOCKS = 256
+"""Looked at without letting the loop run: some 5 us each."""
+_FEW_BLOCKS = 16
+"""Looked up one by one; more are found by a scan of the index."""
+_PASSES = 3
+"""Over all tiers, while blocks that move between them may have escaped."""
+
+Place = tuple[BlockKey, BlockLocation]
+Act = Callable[[TierStore, BlockKey, Slab, BlockLocation], None]
+
+
+@dataclass(slots=True)
+class TierShare:
+    """What one tier holds of some object versions."""
+
+    path: Path
+    medium: Medium
+    blocks: int = 0
+    size_bytes: int = 0
+    kept_bytes: int = 0
+    """Of `size_bytes`."""
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """What is cached of an object version. A block that is just moving is in two tiers, and counted
+    once in the sums."""
+
+    tiers: list[TierShare]
+    blocks: int = 0
+    size_bytes: int = 0
+    kept_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Kept:
+    """What came of `keep`: bytes that are kept now, and bytes for which a tier's limit is too
+    low."""
+
+    blocks: int = 0
+    size_bytes: int = 0
+    refused_blocks: int = 0
+    refused_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What came of `evict`, and of `unkeep`: blocks concerned; and what stayed because it is kept,
+    or because its disk doesn't answer."""
+
+    blocks: int = 0
+    size_bytes: int = 0
+    kept_blocks: int = 0
+    kept_bytes: int = 0
+    stuck_blocks: int = 0
+
+
+class KeepRoom(NamedTuple):
+    """How much of a tier may be kept, and is, in bytes of slots."""
+
+    path: Path
+    limit_bytes: int
+    kept_bytes: int
+
+
+class CachedObjects:
+    """One per mount, the cache's."""
+
+    def __init__(
+        self,
+        tiers: Callable[[], Sequence[ActiveTier]],
+        intents: Intents,
+        fetching: Callable[[], set[bytes]],
+    ) -> None:
+        """`tiers` are those of now, fastest first; `fetching` names the objects of which blocks are
+        on their way from the origin into a tier."""
+        self._tiers = tiers
+        self._fetching = fetching
+        self.intents = intents
+
+    # -- asking --------------------------------------------------------------------------------
+
+    async def where(self, ref: ObjectRef) -> Whereabouts:
+        """What is cached of the object version, as the indexes say. Waits only if it is large."""
+        tiers = list(self._tiers())
+        found = Whereabouts([TierShare(a.tier.paths.root, a.tier.medium) for a in tiers])
+        seen: set[int] = set()
+        for active, share in zip(tiers, found.tiers, strict=True):
+            by_id = active.tier.slabs.by_id
+            for places in _steps(active.store, (ref,)):
+                for key, location in places:
+                    slab = by_id.get(location.slab)
+                    kept = slab is not None and slab.keeps(location.slot)
+                    share.blocks += 1
+                    share.size_bytes += location.length
+                    share.kept_bytes += location.length * kept
+                    if len(tiers) == 1 or key.block_index not in seen:
+                        seen.add(key.block_index)
+                        found.blocks += 1
+                        found.size_bytes += location.length
+                        found.kept_bytes += location.length * kept
+                if len(places) >= _STEP_BLOCKS:
+                    await trio.lowlevel.checkpoint()
+        return found
+
+    def keep_room(self) -> list[KeepRoom]:
+        """By tier, fastest first."""
+        return [
+            KeepRoom(a.tier.paths.root, a.tier.keep_limit_bytes, a.tier.slabs.kept_charge_bytes)
+            for a in self._tiers()
+        ]
+
+    async def charge_to_keep(self, refs: Sequence[ObjectRef]) -> dict[Path, int]:
+        """What `keep` would add to the kept bytes of each tier."""
+        charges: dict[Path, int] = {}
+        for active in list(self._tiers()):
+            charge_bytes = 0
+            for places in _steps(active.store, refs):
+                for _, location in places:
+                    slab = active.tier.slabs.by_id.get(location.slab)
+                    if slab is not None and not slab.keeps(location.slot):
+                        charge_bytes += slab.charge_bytes
+                await trio.lowlevel.checkpoint()
+            charges[active.tier.paths.root] = charge_bytes
+        return charges
+
+    # -- changing ------------------------------------------------------------------------------
+
+    async def keep(self, refs: Sequence[ObjectRef]) -> Kept:
+        """Keep what is cached of these object versions from being evicted, until `unkeep`, as far
+        as the tiers' limits allow. For what comes later see `Intents.keeping`."""
+        result = Kept()
+
+        def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
+            if not slab.keeps(location.slot):
+                if not store.may_keep(slab.charge_bytes):
+                    result.refused_blocks += 1
+                    result.refused_bytes += location.length
+                    return
+                store.slabs.keep(slab, location.slot)
+                store.put_row(slab)
+            result.blocks += 1
+            result.size_bytes += location.length
+
+        for active in list(self._tiers()):
+            await self._each(active.store, refs, act)
+        return result
+
+    async def unkeep(self, refs: Sequence[ObjectRef]) -> Dropped:
+        """Let the blocks of these object versions be evicted like all others."""
+        result = Dropped()
+
+        def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
+            if store.slabs.unkeep(slab, location.slot):
+                store.put_row(slab)
+                result.blocks += 1
+                result.size_bytes += location.length
+
+        for _ in range(self._passes()):
+            before = result.blocks
+            for active in list(self._tiers()):
+                result.stuck_blocks = await self._each(active.store, refs, act)
+            if result.blocks == before:
+                break
+        return result
+
+    async def evict(
+        self, refs: Sequence[ObjectRef], kept_too: bool = False, dry_run: bool = False
+    ) -> Dropped:
+        """Drop all blocks of these object versions, without those that are kept unless
+        `kept_too`. With `dry_run` only count."""
+        result = Dropped()
+
+        def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
+            if slab.keeps(location.slot) and not kept_too:
+                result.kept_blocks += 1
+                result.kept_bytes += location.length
+            else:
+                result.blocks += 1
+                result.size_bytes += location.length
+                if not dry_run:
+                    store.moved_away(key, slab, location)
+                    store.put_row(slab)
+
+        if not dry_run:
+            self._bar({ref.object_id for ref in refs} & self._fetching())
+        for _ in range(1 if dry_run else self._passes()):
+            before = result.blocks
+            result.kept_blocks = result.kept_bytes = result.stuck_blocks = 0
+            for active in list(self._tiers()):
+                result.stuck_blocks += await self._each(active.store, refs, act, not dry_run)
+            if result.blocks == before:
+                break
+        return result
+
+    def _passes(self) -> int:
+        return _PASSES if len(self._tiers()) > 1 else 1
+
+    def _bar(self, object_ids: set[bytes]) -> None:
+        if object_ids:
+            self.intents.note_evicted(object_ids)
+
+    def _bar_moving(self, places: Iterable[Place]) -> None:
+        """In the step in which they are dropped: copies that are under way must not arrive."""
+        for active in self._tiers():
+            if moving := active.mover.moving:
+                self._bar({key.object_id for key, _ in places if key in moving})
+
+    async def _each(
+        self, store: TierStore, refs: Sequence[ObjectRef], act: Act, drops: bool = False
+    ) -> int:
+        """Call `act` for each block of the object versions that is really in the tier. Returns
+        how many could not be told, because the disk doesn't answer."""
+        stuck = 0
+        for places in _steps(store, refs):
+            known = await self._settled(store, places)
+            stuck += len(places) - len(known)
+            if store.retired:
+                break
+            if drops:
+                self._bar_moving(known)
+            for key, location in known:
+                slab = store.slabs.by_id.get(location.slab)
+                if slab is None or not slab.holds(location.slot):
+                    continue
+                if store.index.locate(key) == location:
+                    act(store, key, slab, location)
+            await trio.lowlevel.checkpoint()
+        return stuck
+
+    async def _settled(self, store: TierStore, places: list[Place]) -> list[Place]:
+        """Those whose slabs are settled, and whose slot isn't another's (`slab_files.py`)."""
+        by_slab: dict[int, list[Place]] = {}
+        for place in places:
+            by_slab.setdefault(place[1].slab, []).append(place)
+        known: list[Place] = []
+        for slab_id, some in by_slab.items():
+            slab = store.slabs.by_id.get(slab_id)
+            if slab is None:
+                known += some
+            elif slab.settled or await store.settle_slab(slab):
+                known += await _own(store, slab, some) if store.files.found_unclean else some
+        return known
+
+
+async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]:
+    """Without those of which the slot table says that the slot is another block's: after a crash
+    rows of the index may point to slots that were given to others."""
+    if slab.fd < 0 or all(
+        location.slot < slab.slot_count and slab.proof[location.slot] == location.checksum
+        for _, location in places
+    ):
+        return places
+    layout = slab.layout
+    try:
+        table = await store.io.read(layout.data_offset, store.tier.read_table, slab.fd, layout)
+    except OSError:
+        store.counters.read_errors += 1
+        return []
+    entries = [(place, entry_at(table, place[1].slot)) for place in places]
+    return [place for place, entry in entries if entry is not None and entry.key == place[0]]
+
+
+def _steps(store: TierStore, refs: Iterable[ObjectRef]) -> Iterator[list[Place]]:
+    """The rows of the index, `_STEP_BLOCKS` or some more at a time; the last step may be empty.
+    Each is looked up when it is asked for, so that one may await in between."""
+    places: list[Place] = []
+    for ref in refs:
+        for first in range(0, ref.block_count, _STEP_BLOCKS):
+            if store.retired:  # its index may be closed
+                return
+            places += _look_up(store.index, ref, first)
+            if len(places) >= _STEP_BLOCKS:
+                yield places
+                places = []
+    yield places
+
+
+def _look_up(index: Index, ref: ObjectRef, first: int) -> Iterable[Place]:
+    stop = min(first + _STEP_BLOCKS, ref.block_count)
+    if stop - first > _FEW_BLOCKS:
+        return index.blocks_between(ref.object_id, first, stop)
+    keys = [BlockKey(ref.object_id, block_index) for block_index in range(first, stop)]
+    found = ((key, index.locate(key)) for key in keys)
+    return [(key, location) for key, location in found if location is not None]

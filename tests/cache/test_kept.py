@@ -1,0 +1,386 @@
+"""Blocks that users keep from eviction, and object versions that they drop at once."""
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.cache import evictor as evictor_module
+from cachefs.cache import placement
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.check import check_directory
+from cachefs.cache.policies import POLICIES
+from cachefs.errors import CacheDirError
+from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.tier import Tier
+from cachefs.types import Medium, ObjectRef
+from tests.cache.harness import (
+    MIB,
+    assert_right,
+    key_of,
+    open_tier,
+    put,
+    put_many,
+    read_whole,
+    recount,
+    serving,
+    stores,
+    until,
+)
+
+BLOCK = 100_000
+
+
+async def kept_bytes(cache: BlockCache, refs: list[ObjectRef]) -> int:
+    return sum([(await cache.objects.where(ref)).kept_bytes for ref in refs])
+
+
+async def cached_bytes(cache: BlockCache, refs: list[ObjectRef]) -> int:
+    return sum([(await cache.objects.where(ref)).size_bytes for ref in refs])
+
+
+async def read_all(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef]) -> None:
+    await assert_right(cache, origin, refs)
+    await cache.drain()
+
+
+def below_high(cache: BlockCache) -> bool:
+    return all(status.used_bytes <= status.high_bytes for status in cache.status())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evictor_module, "_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(placement, "REST_S", 0.01)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_kept_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: str) -> None:
+    origin = MemoryOrigin()
+    kept = put_many(origin, 50, BLOCK, "kept")
+    others = put_many(origin, 300, BLOCK, "other") + put_many(origin, 300, 7000, "small")
+    async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name=policy) as cache:
+        await read_all(cache, origin, kept)
+        done = await cache.objects.keep(kept)
+        assert (done.blocks, done.size_bytes, done.refused_blocks) == (50, 50 * BLOCK, 0)
+        for _ in range(3):
+            await read_all(cache, origin, others)
+        if policy in ("lru", "sieve", "2-random"):
+            await until(lambda: below_high(cache))
+        assert await kept_bytes(cache, kept) == 50 * BLOCK
+        assert cache.status()[0].kept_bytes >= 50 * BLOCK
+        before = origin.counters.gets
+        await read_all(cache, origin, kept)
+        assert origin.counters.gets == before
+        recount(cache)
+
+        done = await cache.objects.unkeep(kept)
+        assert (done.blocks, done.size_bytes) == (50, 50 * BLOCK)
+        assert cache.status()[0].kept_bytes == 0
+        if policy == "lru":
+            await read_all(cache, origin, others)
+            await until(lambda: below_high(cache))
+            assert await cached_bytes(cache, kept) < 10 * BLOCK
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_the_mark_outlives_the_daemon(tmp_path: Path, crash: bool) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 60, BLOCK)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs[:20])
+        await stores(cache)[0].index.commit()
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        assert await kept_bytes(cache, refs) == 20 * BLOCK
+        if crash:
+            await until(lambda: not stores(cache)[0].files.must_reconcile)
+        await read_all(cache, origin, put_many(origin, 300, BLOCK, "other"))
+        assert await kept_bytes(cache, refs[:20]) == 20 * BLOCK
+        recount(cache)
+    report = check_directory(tmp_path)
+    assert not report.counts
+
+
+async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 60, BLOCK)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs[:20])
+        store = stores(cache)[0]
+        location = store.index.locate(key_of(refs[3]))
+        assert location is not None
+        store._disk.write(store.slabs.by_id[location.slab].fd, b"damage", 2 * MIB)
+    assert check_directory(tmp_path, repair=True).repaired
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        gone = 60 * BLOCK - await cached_bytes(cache, refs)
+        assert gone == BLOCK
+        assert 19 * BLOCK <= await kept_bytes(cache, refs[:20]) <= 20 * BLOCK
+        assert await kept_bytes(cache, refs[20:]) == 0
+
+
+async def test_nothing_else_is_stored_when_all_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nobody looks for victims again and again."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 200, BLOCK)
+    others = put_many(origin, 100, BLOCK, "other")
+    tier = open_tier(tmp_path, 16 * MIB, high=0.5, low=0.4)
+    tier.keep_ratio = 1.0
+    async with serving(origin, tier) as cache:
+        for ref in refs:
+            with cache.intents.keeping([ref]):
+                await read_whole(cache, ref)
+                await cache.drain()
+        store = stores(cache)[0]
+        assert store.slabs.kept_charge_bytes == store.slabs.used_charge_bytes
+        assert store.slabs.used_charge_bytes > tier.watermarks.high_bytes
+        slots = 0
+        policy_sample = store.policy._sample_slab
+
+        def counted(slab: object, count: int) -> list[int]:
+            nonlocal slots
+            slots += count
+            return policy_sample(slab, count)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store.policy, "_sample_slab", counted)
+        before = store.counters.admitted
+        await read_all(cache, origin, others)
+        await trio.sleep(0.2)
+        assert store.counters.admitted == before
+        assert store.counters.evicted == 0
+        assert slots < 5000
+        await read_all(cache, origin, refs[:100])
+
+
+async def test_no_more_than_the_limit_is_kept(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, BLOCK)
+    tier = open_tier(tmp_path, 16 * MIB)
+    tier.keep_ratio = 0.25
+    async with serving(origin, tier) as cache:
+        await read_all(cache, origin, refs)
+        (charge,) = (await cache.objects.charge_to_keep(refs)).values()
+        (room,) = cache.objects.keep_room()
+        assert room.kept_bytes == 0
+        assert charge > room.limit_bytes == 4 * MIB
+        done = await cache.objects.keep(refs)
+        assert 30 < done.blocks < 42
+        assert done.refused_blocks == 100 - done.blocks
+        assert cache.status()[0].kept_bytes <= 4 * MIB
+        again = await cache.objects.keep(refs[: done.blocks])
+        assert (again.blocks, again.refused_blocks) == (done.blocks, 0)
+        with pytest.raises(CacheDirError, match=r"pinned in .*: nothing was changed; unpin"):
+            await cache.resize_tier(tmp_path, 1 * MIB)
+
+
+async def test_blocks_are_kept_as_they_come(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    wanted, other = put(origin, "wanted", 5 * MIB + 7), put(origin, "other", 3 * MIB)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        with cache.intents.keeping([wanted]):
+            await read_all(cache, origin, [wanted, other])
+        assert await kept_bytes(cache, [wanted]) == 5 * MIB + 7
+        assert await kept_bytes(cache, [other]) == 0
+
+
+@pytest.mark.expect_log("not what was stored")
+async def test_a_damaged_block_is_kept_again_when_it_was_fetched_again(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 10, BLOCK)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        store = stores(cache)[0]
+        location = store.index.locate(key_of(refs[0]))
+        assert location is not None
+        slab = store.slabs.by_id[location.slab]
+        await store.open_slab(slab)
+        store._disk.write(slab.fd, b"damage", slab.layout.slot_offset(location.slot))
+        await read_all(cache, origin, refs)
+        assert store.counters.bad_blocks == 1
+        assert await kept_bytes(cache, refs) == 10 * BLOCK
+
+
+# -- several tiers -------------------------------------------------------------------------------
+
+
+def two_tiers(root: Path) -> tuple[Tier, Tier]:
+    return (
+        open_tier(root / "mem", 8 * MIB, medium=Medium.MEM),
+        open_tier(root / "ssd", 32 * MIB, medium=Medium.SSD),
+    )
+
+
+async def test_what_is_kept_stays_in_its_tier_and_moves_up_with_its_mark(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 30, BLOCK)
+    async with serving(origin, open_tier(tmp_path / "ssd", 32 * MIB)) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs)
+        await cache.add_tier(open_tier(tmp_path / "mem", 8 * MIB, medium=Medium.MEM))
+        for _ in range(3):
+            await read_all(cache, origin, refs)
+            await trio.sleep(0.05)
+        mem = stores(cache)[0]
+        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        assert mem.counters.promoted > 10
+        assert await kept_bytes(cache, refs) == 30 * BLOCK
+        up = mem.slabs.kept_charge_bytes
+        assert up > 10 * BLOCK
+        await read_all(cache, origin, put_many(origin, 200, BLOCK, "other"))
+        await until(lambda: below_high(cache))
+        assert mem.slabs.kept_charge_bytes >= up
+        assert await kept_bytes(cache, refs) == 30 * BLOCK
+        recount(cache)
+
+
+async def test_where_it_is_not_kept_in_the_fastest_tier_it_goes_to_the_next(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 60, BLOCK)
+    mem, ssd = two_tiers(tmp_path)
+    mem.keep_ratio = 0.25
+    async with serving(origin, mem, ssd) as cache:
+        with cache.intents.keeping(refs):
+            await read_all(cache, origin, refs)
+        assert await kept_bytes(cache, refs) == 60 * BLOCK
+        share = [
+            sum(
+                b.kept_bytes
+                for w in [await cache.objects.where(r) for r in refs]
+                for b in w.tiers[number : number + 1]
+            )
+            for number in range(2)
+        ]
+        assert 0 < share[0] <= 2 * MIB
+        assert share[1] == 60 * BLOCK - share[0]
+
+
+async def test_kept_while_it_moves(tmp_path: Path) -> None:
+    """Blocks go up and down all the time; whatever is kept at any moment stays kept."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 150, BLOCK)
+    async with serving(origin, *two_tiers(tmp_path)) as cache:
+        kept: list[ObjectRef] = []
+
+        async def read_on() -> None:
+            for _ in range(4):
+                await read_all(cache, origin, refs)
+
+        async def keep_on() -> None:
+            for first in range(0, 60, 5):
+                some = refs[first : first + 5]
+                await trio.sleep(0.01)
+                await read_all(cache, origin, some)
+                done = await cache.objects.keep(some)
+                if done.blocks >= 5 and not done.refused_blocks:
+                    kept.extend(some)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_on)
+            nursery.start_soon(keep_on)
+        assert len(kept) > 20
+        assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+
+
+async def test_dropped_while_it_moves(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, BLOCK)
+    async with serving(origin, *two_tiers(tmp_path)) as cache:
+        for _ in range(8):
+            await read_all(cache, origin, refs)
+            assert await cached_bytes(cache, refs) > 80 * BLOCK
+            some = any(active.mover.moving for active in cache._tiers)
+            dropped = await cache.objects.evict(refs)
+            assert dropped.size_bytes >= 80 * BLOCK
+            assert await cached_bytes(cache, refs) == 0
+            await until(lambda: not any(active.mover.moving for active in cache._tiers))
+            assert await cached_bytes(cache, refs) == 0, some
+            assert all(status.cached_blocks == 0 for status in cache.status())
+
+
+# -- dropping ------------------------------------------------------------------------------------
+
+
+async def test_dropped_at_once_and_fetched_again(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = [put(origin, "large", 40 * MIB + 5), *put_many(origin, 20, BLOCK)]
+    size_bytes = sum(ref.meta.size_bytes for ref in refs)
+    async with serving(origin, open_tier(tmp_path, 128 * MIB)) as cache:
+        await read_all(cache, origin, refs)
+        told = await cache.objects.evict(refs, dry_run=True)
+        assert (told.blocks, told.size_bytes) == (61, size_bytes)
+        assert await cached_bytes(cache, refs) == size_bytes
+        await cache.objects.keep(refs[1:5])
+        done = await cache.objects.evict(refs)
+        assert (done.blocks, done.size_bytes) == (57, size_bytes - 4 * BLOCK)
+        assert (done.kept_blocks, done.kept_bytes) == (4, 4 * BLOCK)
+        assert await cached_bytes(cache, refs) == 4 * BLOCK
+        done = await cache.objects.evict(refs, kept_too=True)
+        assert (done.blocks, done.kept_blocks) == (4, 0)
+        status = cache.status()[0]
+        assert status.used_bytes == status.kept_bytes == status.cached_bytes == 0
+        before = origin.counters.gets
+        await read_all(cache, origin, refs)
+        assert origin.counters.gets > before
+        assert await cached_bytes(cache, refs) == size_bytes
+        recount(cache)
+
+
+async def test_what_is_being_fetched_does_not_come_back(tmp_path: Path) -> None:
+    origin = MemoryOrigin(delay_s=0.1)
+    refs = put_many(origin, 4, BLOCK)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        async with trio.open_nursery() as nursery:
+            for ref in refs:
+                nursery.start_soon(assert_right, cache, origin, [ref])
+            await trio.sleep(0.02)
+            await cache.objects.evict(refs[:2])
+        await cache.drain()
+        assert await cached_bytes(cache, refs[:2]) == 0
+        assert await cached_bytes(cache, refs[2:]) == 2 * BLOCK
+        await read_all(cache, origin, refs)
+        assert await cached_bytes(cache, refs) == 4 * BLOCK
+
+
+async def test_what_is_being_written_does_not_come_back(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 30, BLOCK)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs)  # queued, not stored
+        await cache.objects.evict(refs)
+        await cache.drain()
+        assert await cached_bytes(cache, refs) == 0
+        assert cache.status()[0].used_bytes == 0
+
+
+async def test_after_a_restart_without_reading_anything(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 40, BLOCK)
+    for crash in (False, True):
+        async with serving(origin, open_tier(tmp_path), crash=crash) as cache:
+            await read_all(cache, origin, refs)
+            await stores(cache)[0].index.commit()
+        async with serving(origin, open_tier(tmp_path)) as cache:
+            assert (await cache.objects.evict(refs)).blocks == 40
+            assert cache.status()[0].used_bytes == 0
+            recount(cache)
+
+
+async def test_where_counts_by_tier(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    ref = put(origin, "large", 20 * MIB)
+    async with serving(origin, *two_tiers(tmp_path)) as cache:
+        assert (await cache.objects.where(ref)).blocks == 0
+        await read_all(cache, origin, [ref])
+        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        found = await cache.objects.where(ref)
+        assert [share.medium for share in found.tiers] == [Medium.MEM, Medium.SSD]
+        assert found.size_bytes == 20 * MIB
+        assert sum(share.size_bytes for share in found.tiers) >= 20 * MIB
+        assert all(share.blocks for share in found.tiers)
