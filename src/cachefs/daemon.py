@@ -22,9 +22,10 @@ from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
-from cachefs.db import Database
-from cachefs.errors import CacheDirError, CachefsError
+from cachefs.db import Database, database_exists
+from cachefs.errors import CacheDirError, CachefsError, OriginUnavailableError
 from cachefs.format import inode_record
+from cachefs.format.paths import TierPaths
 from cachefs.fuse import session
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
@@ -78,16 +79,29 @@ async def _run(config: MountConfig, on_ready: Callable[[], None], manager: Servi
     inner = open_origin(config.source, _origin_options(config))
     origin = ResilientOrigin(inner, _resilience(config))
     try:
-        await origin.check()
+        failure = await _check(origin, config)
         tiers = _open_tiers(origin.identity, *config.tiers)
         try:
-            mount = _Mount(config, origin, tiers, manager)
+            mount = _Mount(config, origin, tiers, manager, failure)
             await mount.serve(mountpoint, on_ready)
         finally:
             _close_all(tiers)
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
             await origin.aclose()
+
+
+async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:
+    """See `Origin.check`; but an origin that is away is no error where the cache knows names of
+    it which may be shown. Returns what it is away with."""
+    try:
+        await origin.check()
+    except OriginUnavailableError as error:
+        if not config.stale_if_error or not database_exists(_namespace_path(config)):
+            raise
+        log.warning("%s; what is known and cached of it is mounted all the same", error)
+        return error
+    return None
 
 
 class _Mount:
@@ -100,8 +114,11 @@ class _Mount:
         origin: ResilientOrigin,
         tiers: list[Tier],
         manager: ServiceManager,
+        failure: OriginUnavailableError | None,
     ) -> None:
+        """`failure` is what the origin is away with."""
         self._config = config
+        self._failure = failure
         self._origin = origin
         self._manager = manager
         # The namespace first: it is the one that may find its directory to be of a newer format.
@@ -207,7 +224,10 @@ class _Mount:
             on_unbound=session.forget_entry,
             on_changed=session.forget_attributes,
         )
-        await namespace.observe_root()
+        if self._failure is None:
+            await namespace.observe_root()
+        else:
+            namespace.begin_outage(self._failure)
         self._state.namespace = namespace
         namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.
@@ -316,6 +336,12 @@ def _make_private(home: Path) -> None:
             f"{home} is not a directory that only uid {os.geteuid()} may write to; remove it, or "
             "name another with --mem-dir"
         )
+
+
+def _namespace_path(config: MountConfig) -> Path:
+    """Where `_namespace_tier` will have it."""
+    homes = [tier for tier in config.tiers if tier.medium is not Medium.MEM] or config.tiers
+    return TierPaths(homes[0].paths[0]).namespace
 
 
 def _namespace_tier(tiers: list[Tier]) -> Tier:

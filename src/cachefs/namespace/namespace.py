@@ -113,6 +113,10 @@ class Namespace:
         """The clock by which everything here is dated."""
         return self._clock.now_ns()
 
+    def begin_outage(self, error: OriginUnavailableError) -> None:
+        """The origin is away already, with this: nobody need wait to find out."""
+        self._outage.begin(error)
+
     def inode(self, ino: int) -> Inode:
         """Raises `ObjectChangedError` for a number whose record is gone (ESTALE)."""
         inode = self.table.get(ino)

@@ -87,14 +87,15 @@ class Outage:
         try:
             yield
         except OriginUnavailableError as error:
-            self._note_failure(error)
+            self.begin(error)
             raise
         except CachefsError:
             self._answered = True
             raise
         self._answered = True
 
-    def _note_failure(self, error: OriginUnavailableError) -> None:
+    def begin(self, error: OriginUnavailableError) -> None:
+        """A request has failed with this; without `stale_if_error_s` that begins nothing."""
         self._answered = False
         self._reason = str(error)
         if not self.is_on and self._stale_if_error_ns > 0:
