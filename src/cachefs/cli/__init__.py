@@ -17,6 +17,8 @@ from cachefs.errors import CachefsError, UsageError
 _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "install-systemd": "Put the systemd units in place.",
+    "jobs": "Show, follow, cancel or resume load jobs.",
+    "load": "Load files or directories into the cache.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "set": "Change limits of a running mount.",
     "status": "Show what is mounted and how its cache does.",

@@ -3,7 +3,7 @@
 from cachefs.config.address import OFF, join_address, split_address
 from cachefs.config.changes import Changes, load_changes
 from cachefs.config.fields import Flag, Group, absolute_path, nearest, user_mem_home
-from cachefs.config.load import flags, load_mount_config, load_tier, mountpoint_in
+from cachefs.config.load import flags, load_mount_config, load_table_in, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 
@@ -20,6 +20,7 @@ __all__ = [
     "join_address",
     "load_changes",
     "load_mount_config",
+    "load_table_in",
     "load_tier",
     "mountpoint_in",
     "nearest",

@@ -77,6 +77,17 @@ def mountpoint_in(file: Path) -> Path:
     return absolute_path(place)
 
 
+def load_table_in(file: Path) -> dict[str, Any]:
+    """The `[load]` table of the instance that `file` describes, {} if it has none. Raises
+    `UsageError`."""
+    _read_toml(file)  # complains of what is wrong with the rest
+    with file.open("rb") as stream:
+        table = tomllib.load(stream).get("load", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{file}: load: a table is wanted: [load]")
+    return table
+
+
 def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
     """A tier for a running mount, from the keys of a `[[tier]]` table.
 

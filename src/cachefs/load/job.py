@@ -78,11 +78,11 @@ class Job:
         try:
             report.state = await self._run()
         except CachefsError as error:
-            report.state, report.error = State.FAILED, str(error)
+            report.state, report.problem = State.FAILED, str(error)
         except Exception as error:
             log.exception("bug in load job %s", report.id)
             report.state = State.FAILED
-            report.error = f"internal error: {type(error).__name__}: {error}; see the log"
+            report.problem = f"internal error: {type(error).__name__}: {error}; see the log"
         finally:
             self._progress.waiting_for = None
 
@@ -264,8 +264,8 @@ class Job:
 
     async def _pin(self, refs: list[ObjectRef]) -> None:
         kept = await self._around.cache.objects.keep(refs)
-        if kept.refused_blocks and self.report.error is None:
-            self.report.error = (
+        if kept.refused_blocks and self.report.problem is None:
+            self.report.problem = (
                 "not everything could be pinned: the limit of pinned bytes is reached (--pin-limit)"
             )
 

@@ -152,7 +152,7 @@ class Jobs:
             with run.scope:
                 await self._save(report)
                 async with self._turn:
-                    report.started_at, report.ended_at, report.error = time.time(), None, None
+                    report.started_at, report.ended_at, report.problem = time.time(), None, None
                     report.progress = Progress()
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._save_now_and_then, report)

@@ -96,7 +96,7 @@ class JobReport(BaseModel):
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
-    error: str | None = None
+    problem: str | None = None
     progress: Progress = Progress()
 
 

@@ -1,5 +1,6 @@
 """Mountpoints: the kernel's table, checks before mounting, unmounting, and runtime files."""
 
+from cachefs.mounts.inside import locate
 from cachefs.mounts.prepare import prepare_mountpoint
 from cachefs.mounts.runtime import (
     RuntimeEntry,
@@ -25,6 +26,7 @@ __all__ = [
     "find_entry",
     "find_mount",
     "holders",
+    "locate",
     "prepare_mountpoint",
     "probe",
     "read_entries",

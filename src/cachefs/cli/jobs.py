@@ -1,0 +1,160 @@
+"""`cachefs jobs`: load jobs of all mounts."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachefs.cli import load_view
+from cachefs.cli.load import TIMEOUT_S, follow
+from cachefs.control import api
+from cachefs.control.client import ask, stream
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import canonical, read_entries, socket_path
+from cachefs.units import format_bytes, format_duration
+
+_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("jobs", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Show, follow, cancel or resume load jobs; without a command, list them.
+
+    Jobs are kept in the cache directory. One that a daemon's end broke off goes on with the next
+    daemon by itself.
+    """
+    if context.invoked_subcommand is None:
+        _print_list(None, as_json=False)
+
+
+@command.command("ls", short_help="List the jobs.")
+@click.argument("mountpoint", required=False)
+@_json
+@_debug
+def list_jobs(mountpoint: str | None, as_json: bool, debug: bool) -> None:
+    """List the jobs of MOUNTPOINT, or of all mounts, oldest first."""
+    _print_list(mountpoint, as_json)
+
+
+def _job_command(name: str, help_text: str) -> Callable[..., Any]:
+    def decorate(function: Callable[..., None]) -> Any:
+        return command.command(name, help=help_text)(click.argument("job_id", metavar="ID")(
+            _json(_debug(function))
+        ))  # fmt: skip
+
+    return decorate
+
+
+@_job_command("show", "Show what a job was asked for, and how far it is.")
+def show(job_id: str, as_json: bool, debug: bool) -> None:
+    """See the help text."""
+    place, report = _find(job_id)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    click.echo(f"load job {report['id']} on {place}: {report['state']}{_age(report)}")
+    spec = report["spec"]
+    paths = [path or "/" for path in spec["paths"]] + ["a list"] * spec["has_list"]
+    click.echo(f"  of {', '.join(paths)} ({spec['mode']}{', pinned' if spec['pin'] else ''})")
+    for line in load_view.summary(report):
+        click.echo(f"  {line}")
+
+
+@_job_command("attach", "Follow a job to its end; Ctrl-C leaves it to the daemon.")
+def attach(job_id: str, as_json: bool, debug: bool) -> None:
+    """See the help text."""
+    place, _ = _find(job_id)
+    raise SystemExit(follow(place, job_id, as_json, cancel=False))
+
+
+@_job_command("cancel", "Stop a job; what it has loaded stays.")
+def cancel(job_id: str, as_json: bool, debug: bool) -> None:
+    """See the help text."""
+    place, _ = _find(job_id)
+    report = ask(socket_path(place), api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
+    click.echo(json.dumps(report) if as_json else f"load job {job_id}: {report['state']}")
+
+
+@_job_command("resume", "Carry a job on that has ended, and follow it to its end.")
+def resume(job_id: str, as_json: bool, debug: bool) -> None:
+    """See the help text."""
+    place, _ = _find(job_id)
+    ask(socket_path(place), api.JOB_RESUME, {"id": job_id}, TIMEOUT_S)
+    raise SystemExit(follow(place, job_id, as_json, cancel=False))
+
+
+@_job_command("failures", "Print what a job could not load, as a list for load -f.")
+def failures(job_id: str, as_json: bool, debug: bool) -> None:
+    """See the help text."""
+    place, _ = _find(job_id)
+    for line in stream(socket_path(place), api.JOB_FAILURES, {"id": job_id}):
+        click.echo(json.dumps(line["failure"]))
+
+
+def _find(job_id: str) -> tuple[Path, dict[str, Any]]:
+    """The mount that has the job, and its report."""
+    for place in _mounts(None):
+        for report in _reports(place):
+            if report["id"] == job_id:
+                return place, report
+    raise UsageError(f"there is no load job {job_id}; cachefs jobs shows what there is")
+
+
+def _mounts(mountpoint: str | None) -> list[Path]:
+    alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
+    if mountpoint is None:
+        return alive
+    place = canonical(Path(mountpoint))
+    if place not in alive:
+        raise UsageError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    return [place]
+
+
+def _reports(place: Path) -> list[dict[str, Any]]:
+    """None from a mount that doesn't answer; that is said."""
+    try:
+        reports: list[dict[str, Any]] = ask(socket_path(place), api.JOBS, {}, TIMEOUT_S)["jobs"]
+    except CachefsError as error:
+        click.echo(f"cachefs: {place}: {error}", err=True)
+        return []
+    return reports
+
+
+def _print_list(mountpoint: str | None, as_json: bool) -> None:
+    found = [(place, report) for place in _mounts(mountpoint) for report in _reports(place)]
+    if as_json:
+        click.echo(json.dumps([{"mountpoint": str(place), **report} for place, report in found]))
+        return
+    if not found:
+        click.echo("no load jobs")
+        return
+    from cachefs.cli import tier_table
+
+    table = tier_table.table()
+    for title in ("JOB", "MOUNT", "STATE", "AGE", "FILES", "CACHED", "FAILED"):
+        table.add_column(title)
+    for place, report in found:
+        progress = report["progress"]
+        cached = progress["verified_bytes"] or progress["cached_bytes"] + progress["fetched_bytes"]
+        table.add_row(
+            report["id"],
+            str(place),
+            report["state"],
+            format_duration(round(time.time() - report["created_at"])),
+            f"{progress['files']:,}",
+            f"{format_bytes(cached)} of {format_bytes(progress['bytes'])}",
+            f"{progress['failed_files']:,}",
+        )
+    tier_table.console().print(table)
+
+
+def _age(report: dict[str, Any]) -> str:
+    if report["started_at"] is None:
+        return ""
+    until = report["ended_at"] or time.time()
+    return f", {format_duration(round(until - report['started_at'], 1))} at work"

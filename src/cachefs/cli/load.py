@@ -1,0 +1,188 @@
+"""`cachefs load`: bring files into the cache before they are read."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from cachefs.cli import load_view
+from cachefs.control import api
+from cachefs.control.client import ask
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import locate, socket_path
+
+_PIECE_BYTES = 256 << 10
+TIMEOUT_S = 30.0
+_FIELDS = ("include", "exclude", "pin", "jobs")
+_MODES = {"metadata": "--metadata", "check": "--check", "dry-run": "--dry-run"}
+
+
+@click.command("load")
+@click.argument("paths", nargs=-1, metavar="[PATH...]")
+@click.option(
+    "-f",
+    "--files-from",
+    "list_file",
+    metavar="LIST",
+    help="Load the paths in the file LIST too, one a line (or JSON objects with a path); - is the "
+    "standard input.",
+)
+@click.option("-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant.")
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Load what [load] in this file of a mount names: paths, list, include, exclude, "
+    "metadata, pin, jobs.",
+)
+@click.option(
+    "--include",
+    metavar="GLOB",
+    multiple=True,
+    help="Only files like this; * matches / too, and a pattern without / is for names alone.",
+)
+@click.option("--exclude", metavar="GLOB", multiple=True, help="No files like this.")
+@click.option("--metadata", is_flag=True, help="Names and attributes alone.")
+@click.option("--check", is_flag=True, help="Fetch nothing; say whether all of it is cached.")
+@click.option("--dry-run", is_flag=True, help="Fetch nothing; say what would be fetched.")
+@click.option("--pin", is_flag=True, help="Keep what is loaded from being evicted, until unpin.")
+@click.option(
+    "-j", "--jobs", metavar="N", type=click.IntRange(1, 256), help="Requests at a time. [32]"
+)
+@click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it to the daemon.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job's report as JSON at the end.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(
+    paths: tuple[str, ...],
+    list_file: str | None,
+    mountpoint: str | None,
+    config_file: Path | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    metadata: bool,
+    check: bool,
+    dry_run: bool,
+    pin: bool,
+    jobs: int | None,
+    detach: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Load files, and all files below directories, into the cache.
+
+    A PATH lies in a mount, or is relative to the only mount (or to --mount). The origin is asked
+    what is there now; what the cache has already is not fetched again. Readers go first.
+
+    The exit code is 0 only if all of it is cached at the end, looked up there once more.
+
+    \b
+      cachefs load /mnt/data/train
+      cachefs load -f today.txt --pin
+      cachefs load /mnt/data --metadata --detach
+    """
+    chosen = [name for name, on in zip(_MODES, (metadata, check, dry_run), strict=True) if on]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(_MODES[name] for name in chosen)} exclude each other")
+    fields: dict[str, Any] = {"include": include, "exclude": exclude, "pin": pin, "jobs": jobs}
+    fields["mode"] = chosen[0] if chosen else None
+    fields = {name: value for name, value in fields.items() if value}
+    if config_file is not None:
+        mountpoint, paths, list_file, fields = _configured(
+            config_file, mountpoint, paths, list_file, fields
+        )
+    if not paths and list_file is None:
+        raise UsageError("nothing to load is named; give paths, or a list with -f")
+    place, inner = locate(paths, mountpoint)
+    fields |= {"paths": inner, "has_list": list_file is not None}
+    job = _submit(socket_path(place), fields, list_file)
+    if detach:
+        click.echo(json.dumps(job) if as_json else job["id"])
+        return
+    sys.exit(follow(place, job["id"], as_json))
+
+
+def _configured(
+    file: Path,
+    mountpoint: str | None,
+    paths: tuple[str, ...],
+    list_file: str | None,
+    fields: dict[str, Any],
+) -> tuple[str, tuple[str, ...], str | None, dict[str, Any]]:
+    """What the command line doesn't say, from the file."""
+    from cachefs.config import load_table_in, mountpoint_in
+
+    table = load_table_in(file)
+    known = {"paths", "list", "metadata", *_FIELDS}
+    if unknown := sorted(set(table) - known):
+        raise UsageError(f'{file}: load: unknown key "{unknown[0]}"; known are {sorted(known)}')
+    place = mountpoint or str(mountpoint_in(file))
+    if not paths and list_file is None:
+        paths, list_file = tuple(table.get("paths", ())), table.get("list")
+        if not paths and list_file is None:
+            raise UsageError(f"{file}: [load] names neither paths nor a list")
+    if table.get("metadata"):
+        fields.setdefault("mode", "metadata")
+    given = {name: value for name, value in table.items() if name in _FIELDS}
+    return place, paths, list_file, {**given, **fields}
+
+
+def _submit(socket: Path, fields: dict[str, Any], list_file: str | None) -> dict[str, Any]:
+    if list_file is None:
+        job = ask(socket, api.JOB_CREATE, fields, TIMEOUT_S)
+    else:
+        try:
+            with _opened(list_file) as lines:
+                job = ask(socket, api.JOB_CREATE, fields, TIMEOUT_S)
+                for piece in _pieces(lines):
+                    ask(socket, api.JOB_LIST, {"id": job["id"], "lines": piece}, TIMEOUT_S)
+        except OSError as error:
+            raise CachefsError(f"can't read the list {list_file}: {error.strerror}") from error
+    return ask(socket, api.JOB_START, {"id": job["id"]}, TIMEOUT_S)
+
+
+def _opened(list_file: str) -> IO[bytes]:
+    if list_file == "-":
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    return Path(list_file).open("rb")
+
+
+def _pieces(lines: IO[bytes]) -> Iterator[list[str]]:
+    """All lines of the list, some at a time."""
+    while piece := lines.readlines(_PIECE_BYTES):
+        yield [os.fsdecode(line.rstrip(b"\n")) for line in piece]
+
+
+def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True) -> int:
+    """Show the job's progress until it has ended; the exit code. Ctrl-C ends the job if `cancel`,
+    else only the showing."""
+    socket = socket_path(mountpoint)
+    try:
+        report = load_view.show_progress(socket, job_id)
+    except KeyboardInterrupt:
+        if not cancel:
+            click.echo(f"load job {job_id} goes on; see cachefs jobs", err=True)
+            return 130
+        with suppress(CachefsError):
+            ask(socket, api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
+        click.echo(
+            f"load job {job_id} is cancelled; what it loaded stays, and cachefs jobs resume "
+            f"{job_id} goes on from there",
+            err=True,
+        )
+        return 130
+    except CachefsError as error:
+        raise CachefsError(
+            f"{error}; load job {job_id} goes on when {mountpoint} is mounted again"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        load_view.print_summary(socket, report)
+    return 0 if report["state"] == "done" else 1
