@@ -27,6 +27,7 @@ from cachefs.errors import CacheDirError, CachefsError, OriginUnavailableError
 from cachefs.format import inode_record
 from cachefs.format.paths import TierPaths
 from cachefs.fuse import session
+from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
@@ -137,7 +138,8 @@ class _Mount:
             patience_s=_resilience(config).patience_s,
         )
         self._limits = UidLimits(config.limit_uid)
-        self._set_verb = SetVerb(origin, self._limits)
+        self._access_log = AccessLog()
+        self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)
         self._state = MountState(config, origin, self._cache, self._limits, self._set_verb)
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(_open_tiers, origin.identity), tiers, home
@@ -165,6 +167,7 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
+        nursery.start_soon(self._access_log.run)
         handlers = {api.STATUS: self._state.answer_status, **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
         jobs = self._jobs(namespace)
@@ -245,6 +248,7 @@ class _Mount:
             on_init,
             self._limits,
             self._state.requests,
+            self._access_log,
         )
 
     async def _announce(

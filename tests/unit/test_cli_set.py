@@ -13,6 +13,7 @@ from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.set_verb import SetVerb
 from cachefs.errors import CachefsError, UsageError
+from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.mounts import RuntimeEntry
 from cachefs.origin.memory import MemoryOrigin
@@ -26,13 +27,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the daemon was asked; it answers that all was unlimited."""
     seen: list[dict[str, Any]] = []
 
-    def ask(path: Path, route: Route, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(
+        path: Path, route: Route, arguments: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
         assert route == api.SET
         seen.append(arguments)
         after = {"limit_uid": {}} | arguments
         after["limit_uid"] = {str(uid): rate for uid, rate in after["limit_uid"].items()}
         return {
-            "before": {"max_downloads": 64, "download_limit": 0, "limit_uid": {}},
+            "before": {
+                "max_downloads": 64,
+                "download_limit": 0,
+                "limit_uid": {},
+                "access_log": "off",
+            },
             "after": after,
         }
 
@@ -63,6 +71,16 @@ def test_set(asked: list[dict[str, Any]]) -> None:
         "limit-uid of 7 was unlimited and is 1 MiB/s",
         "limit-uid of 8 was unlimited and is 2 MiB/s",
     ]
+
+
+def test_the_access_log_is_named_as_seen_from_here(
+    asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = run("/mnt", "access-log=file").stdout
+    assert said == f"access-log was off and is {tmp_path}/file until the daemon ends\n"
+    run("/mnt", "access-log=off")
+    assert asked == [{"access_log": f"{tmp_path}/file"}, {"access_log": "off"}]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +124,21 @@ def test_limits_as_options(tmp_path: Path) -> None:
 async def test_the_daemon() -> None:
     origin = ResilientOrigin(MemoryOrigin(), Resilience())
     limits = UidLimits({7: MIB})
-    verb = SetVerb(origin, limits)
+    verb = SetVerb(origin, limits, AccessLog(), Path("/mnt"))
     reply = await verb.set({"max_downloads": 3, "limit_uid": {"8": 2 * MIB}})
     assert reply == {
-        "before": {"max_downloads": 64, "download_limit": 0, "limit_uid": {"7": MIB}},
-        "after": {"max_downloads": 3, "download_limit": 0, "limit_uid": {"7": MIB, "8": 2 * MIB}},
+        "before": {
+            "max_downloads": 64,
+            "download_limit": 0,
+            "limit_uid": {"7": MIB},
+            "access_log": "off",
+        },
+        "after": {
+            "max_downloads": 3,
+            "download_limit": 0,
+            "limit_uid": {"7": MIB, "8": 2 * MIB},
+            "access_log": "off",
+        },
     }
     assert origin.max_downloads == 3
     await verb.set({"download_limit": 5 * MIB, "limit_uid": {"7": 0}})

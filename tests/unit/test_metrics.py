@@ -18,6 +18,7 @@ from cachefs.control.metrics_server import application, serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
 from cachefs.errors import CachefsError
+from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
 from cachefs.metrics import BOUNDS_S, METRICS, Histogram
 from cachefs.origin.memory import MemoryOrigin
@@ -46,9 +47,8 @@ class House:
         self.limits = UidLimits({})
         self.cache: Any = FakeCache()
         self.origin = origin
-        self.state = MountState(
-            config, origin, self.cache, self.limits, SetVerb(origin, self.limits)
-        )
+        verb = SetVerb(origin, self.limits, AccessLog(), config.mountpoint)
+        self.state = MountState(config, origin, self.cache, self.limits, verb)
 
     def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
         """By name and values of the labels."""

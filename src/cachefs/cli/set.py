@@ -1,4 +1,4 @@
-"""`cachefs set`: limits of a running mount."""
+"""`cachefs set`: limits and the access log of a running mount."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from cachefs.units import format_bytes
 
 _TIMEOUT_S = 10.0
 _KEEP = "until the daemon ends; to keep it so, change the mount's options too"
+_HERE_ONLY = {"access_log"}
+"""What is no option of `cachefs mount`."""
 
 
 @click.command("set")
@@ -20,12 +22,13 @@ _KEEP = "until the daemon ends; to keep it so, change the mount's options too"
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
-    """Change limits of the mount on MOUNTPOINT, until its daemon ends.
+    """Change limits of the mount on MOUNTPOINT, or log its requests, until its daemon ends.
 
     \b
       max-downloads=N            most requests to the origin at one time
       download-limit=SIZE        most bytes per second to read from the origin; 0 for no limit
       limit-uid=UID=SIZE         most bytes per second for the readers of a user; 0 for no limit
+      access-log=FILE|off        one line for each request of the kernel, in a file of this host
 
     A user's limit holds for the files that he has open, too.
     """
@@ -41,7 +44,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
     except CachefsError as error:
         raise CachefsError(f"{place}: {error}") from error
     for line in _describe(arguments, reply["before"], reply["after"]):
-        click.echo(f"{line} {_KEEP}")
+        click.echo(line)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
@@ -67,13 +70,14 @@ def _describe(asked: dict[str, Any], before: dict[str, Any], after: dict[str, An
     lines = []
     for field, value in asked.items():
         name = field.replace("_", "-")
+        keep = "until the daemon ends" if field in _HERE_ONLY else _KEEP
         if field == "limit_uid":
             for uid in map(str, value):
                 was, is_ = (_rate(state[field].get(uid, 0)) for state in (before, after))
-                lines.append(f"{name} of {uid} was {was} and is {is_}")
+                lines.append(f"{name} of {uid} was {was} and is {is_} {keep}")
             continue
         show = _rate if field == "download_limit" else str
-        lines.append(f"{name} was {show(before[field])} and is {show(after[field])}")
+        lines.append(f"{name} was {show(before[field])} and is {show(after[field])} {keep}")
     return lines
 
 

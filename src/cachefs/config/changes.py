@@ -4,11 +4,18 @@ of `cachefs mount`."""
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from cachefs.config.fields import LIMITS, MAX_DOWNLOADS, RATE, nearest
+from cachefs.config.fields import LIMITS, MAX_DOWNLOADS, RATE, absolute_path, nearest
 from cachefs.config.load import explain
 from cachefs.errors import UsageError
+
+OFF = "off"
+
+
+def _check_access_log(value: object) -> str:
+    """Text: an absolute path, or "off"."""
+    return OFF if value == OFF else str(absolute_path(value))
 
 
 class Changes(BaseModel):
@@ -19,6 +26,7 @@ class Changes(BaseModel):
     max_downloads: Annotated[int | None, MAX_DOWNLOADS] = None
     download_limit: Annotated[int | None, RATE] = None
     limit_uid: Annotated[dict[int, int], LIMITS] = {}
+    access_log: Annotated[str | None, BeforeValidator(_check_access_log)] = None
 
 
 def load_changes(values: Mapping[str, object]) -> Changes:

@@ -63,11 +63,13 @@ class OriginStatus(TypedDict):
 
 
 class LimitStatus(TypedDict):
-    """What `cachefs set` can change. Rates are bytes per second, 0 for no limit."""
+    """What `cachefs set` can change. Rates are bytes per second, 0 for no limit; `access_log` is a
+    path or "off"."""
 
     max_downloads: int
     download_limit: int
     limit_uid: dict[str, int]
+    access_log: str
 
 
 class StatusReport(TypedDict):

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from cachefs.config import load_changes
+from cachefs.config.changes import OFF
+from cachefs.config.model import refuse_below_mountpoint
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.report import LimitStatus
 from cachefs.control.server import Handler
 from cachefs.errors import UsageError
+from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.origin.resilience import ResilientOrigin
 
@@ -19,9 +23,13 @@ log = logging.getLogger(__name__)
 class SetVerb:
     """Changes last until the daemon ends."""
 
-    def __init__(self, origin: ResilientOrigin, limits: UidLimits) -> None:
+    def __init__(
+        self, origin: ResilientOrigin, limits: UidLimits, access_log: AccessLog, mountpoint: Path
+    ) -> None:
         self._origin = origin
         self._limits = limits
+        self._access_log = access_log
+        self._mountpoint = mountpoint
 
     def handlers(self) -> dict[Route, Handler]:
         """By route. They raise `CachefsError`s."""
@@ -35,6 +43,8 @@ class SetVerb:
         """Any fields of `config.Changes`. Answers `before` and `after`: all of them."""
         changes = load_changes(arguments)
         before = self.settings()
+        if changes.access_log is not None:
+            await self._access_log.switch(self._access_file(changes.access_log))
         try:
             for uid, bytes_per_s in changes.limit_uid.items():
                 self._limits.set(uid, bytes_per_s)
@@ -55,4 +65,14 @@ class SetVerb:
             "max_downloads": self._origin.max_downloads,
             "download_limit": int(self._origin.download_limit or 0),
             "limit_uid": {str(uid): limits[uid] for uid in sorted(limits)},
+            "access_log": OFF if self._access_log.file is None else str(self._access_log.file),
         }
+
+    def _access_file(self, wanted: str) -> Path | None:
+        if wanted == OFF:
+            return None
+        try:
+            refuse_below_mountpoint("access-log", Path(wanted), self._mountpoint)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return Path(wanted)

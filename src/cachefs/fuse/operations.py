@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import pyfuse3
 
 from cachefs.errors import CachefsError, NotFoundError
+from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
@@ -68,7 +69,10 @@ def translated(
             raise pyfuse3.FUSEError(errno.EIO) from None
         finally:
             requests.waiting -= 1
-            requests.histogram(operation, outcome).note(perf_counter_ns() - began_ns)
+            lasted_ns = perf_counter_ns() - began_ns
+            requests.histogram(operation, outcome).note(lasted_ns)
+            if self.access_log.is_on:
+                self.note_access(operation, args, outcome, lasted_ns)
 
     return answer
 
@@ -106,9 +110,11 @@ class Operations(pyfuse3.Operations):
         on_init: Callable[[], None],
         limits: UidLimits,
         requests: Requests,
+        access_log: AccessLog,
     ) -> None:
         super().__init__()
         self.requests = requests
+        self.access_log = access_log
         self._hits = requests.histogram("read", "hit")
         self._waits = requests.histogram("read", "wait")
         self._errors = requests.histogram("read", "error")
@@ -149,6 +155,8 @@ class Operations(pyfuse3.Operations):
     # -- files ---------------------------------------------------------------------------------
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if self.access_log.is_on:
+            self.note_access("open", (inode, ctx), "ok", 0)
         # A file inode never changes its content, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
 
@@ -164,10 +172,16 @@ class Operations(pyfuse3.Operations):
                 data = self._readers.get(fh & INO_MASK).read_now(off, size)
                 if data is not None:
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
-                    self._hits.note(perf_counter_ns() - began_ns)
+                    lasted_ns = perf_counter_ns() - began_ns
+                    self._hits.note(lasted_ns)
+                    if self.access_log.is_on:
+                        self._note_read(fh, off, size, "hit", lasted_ns)
                     return data
         except Exception as error:
-            self._errors.note(perf_counter_ns() - began_ns)
+            lasted_ns = perf_counter_ns() - began_ns
+            self._errors.note(lasted_ns)
+            if self.access_log.is_on:
+                self._note_read(fh, off, size, "error", lasted_ns)
             raise _read_failure(error) from None
         return await self._read_slowly(fh, off, size, began_ns)
 
@@ -188,6 +202,9 @@ class Operations(pyfuse3.Operations):
             lasted_ns = perf_counter_ns() - began_ns
             outcome.note(lasted_ns)
             limits.stalled_ns[user] += lasted_ns
+            if self.access_log.is_on:
+                word = "wait" if outcome is self._waits else "error"
+                self._note_read(fh, off, size, word, lasted_ns)
 
     async def _read(self, fh: int, off: int, size: int) -> Buffer:
         reader = self._readers.get(fh & INO_MASK)
@@ -289,6 +306,31 @@ class Operations(pyfuse3.Operations):
         stats.f_files = stats.f_ffree = stats.f_favail = 1 << 40
         stats.f_namemax = 255
         return stats
+
+    # -- the access log ------------------------------------------------------------------------
+
+    def note_access(
+        self, operation: str, args: tuple[Any, ...], outcome: str, lasted_ns: int
+    ) -> None:
+        """A request with an inode number, perhaps a name, and perhaps who asks."""
+        context = args[-1] if isinstance(args[-1], pyfuse3.RequestContext) else None
+        uid, pid = (None, None) if context is None else (context.uid, context.pid)
+        shown = self._path_of(args[0])
+        if len(args) > 1 and isinstance(args[1], bytes):
+            name = args[1].decode("utf-8", "surrogateescape")
+            shown = f"{shown.rstrip('/')}/{name}" if operation == "lookup" else f"{shown},{name}"
+        self.access_log.note(operation, shown, uid, pid, outcome, lasted_ns)
+
+    def _note_read(self, fh: int, off: int, size: int, outcome: str, lasted_ns: int) -> None:
+        uid = self._limits.uid_of(fh >> INO_BITS)
+        shown = f"{self._path_of(fh & INO_MASK)},{off},{size}"
+        self.access_log.note("read", shown, uid, None, outcome, lasted_ns)
+
+    def _path_of(self, ino: int) -> str:
+        try:
+            return f"/{self._namespace.table.path(self._namespace.inode(ino))}"
+        except (CachefsError, LookupError):
+            return f"inode {ino}"
 
 
 def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:

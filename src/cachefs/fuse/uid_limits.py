@@ -64,6 +64,10 @@ class UidLimits:
         for uid, number in self._numbers.items():
             yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
 
+    def uid_of(self, number: int) -> int | None:
+        """Whose a number is; None for those who have none."""
+        return next((uid for uid, his in self._numbers.items() if his == number), None)
+
     def handle(self, ino: int, uid: int) -> int:
         """The file handle for what `uid` opens."""
         return ino | self._number(uid) << INO_BITS

@@ -1,0 +1,125 @@
+"""The access log: one line for each request that the kernel sends, for as long as it is on.
+
+    2026-11-21T18:00:00.123456Z [uid:1000,pid:4403] lookup (/train/a.jpg): ok <0.000310>
+    2026-11-21T18:00:00.123999Z [uid:1000,pid:-] read (/train/a.jpg,0,131072): hit <0.000012>
+
+Time, who, operation, path (for READ with offset and size in bytes), outcome as in docs/METRICS.md,
+seconds. READ doesn't say which process reads. What the kernel answers from its caches is not seen.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import trio
+
+from cachefs.errors import CachefsError
+
+_FLUSH_S = 0.25
+_MOST_LINES = 100_000
+"""Waiting to be written. More than a disk that writes at all leaves behind."""
+_MOST_BYTES = 256 << 20
+"""Then the file becomes FILE.1, and the FILE.1 before it is gone."""
+
+_logger = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Used on the loop, where it only takes notes; a worker thread writes them."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """To be looked at before `note` is called."""
+        self._file: Path | None = None
+        self._lines: list[str] = []
+        self._lost = 0
+        self._switched_on = trio.Event()
+        self._writing = trio.Lock()
+
+    @property
+    def file(self) -> Path | None:
+        """Where it is written; None while it is off."""
+        return self._file if self.is_on else None
+
+    async def switch(self, file: Path | None) -> None:
+        """Write to `file` from now on (appending), or no more. Raises `CachefsError`."""
+        if file is not None:
+            try:
+                await trio.to_thread.run_sync(_append, file, "")
+            except OSError as error:
+                raise CachefsError(
+                    f"can't write the access log {file}: {error.strerror}"
+                ) from error
+        await self._flush()
+        self._file = file
+        self.is_on = file is not None
+        if self.is_on:
+            self._switched_on.set()
+
+    async def run(self) -> None:
+        """Write what has been noted; ends by cancellation, with everything written."""
+        try:
+            while True:
+                await self._switched_on.wait()
+                await trio.sleep(_FLUSH_S)
+                await self._flush()
+                if not self.is_on:
+                    self._switched_on = trio.Event()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._flush()
+
+    def note(
+        self,
+        operation: str,
+        arguments: str,
+        uid: int | None,
+        pid: int | None,
+        outcome: str,
+        lasted_ns: int,
+    ) -> None:
+        """One request. `arguments` may hold anything; control characters are escaped."""
+        if len(self._lines) >= _MOST_LINES:
+            self._lost += 1
+            return
+        now = time.time_ns()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000))
+        if not arguments.isprintable():
+            arguments = arguments.encode("unicode_escape").decode()
+        self._lines.append(
+            f"{stamp}.{now // 1000 % 1_000_000:06d}Z "
+            f"[uid:{_shown(uid)},pid:{_shown(pid)}] {operation} ({arguments}): {outcome} "
+            f"<{lasted_ns / 1e9:.6f}>\n"
+        )
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            lines, self._lines = self._lines, []
+            lost, self._lost = self._lost, 0
+            if lost:
+                lines.append(f"# {lost} requests are missing here: they came faster than written\n")
+            if not lines or self._file is None:
+                return
+            try:
+                await trio.to_thread.run_sync(_append, self._file, "".join(lines))
+            except OSError as error:
+                self.is_on = False
+                _logger.warning("the access log ends: %s: %s", self._file, error.strerror)
+
+
+def _shown(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _append(file: Path, text: str) -> None:
+    """Names of files are not for everybody: mode 600."""
+    with open(file, "a", encoding="utf-8", opener=_private) as stream:
+        stream.write(text)
+        size_bytes = stream.tell()
+    if size_bytes > _MOST_BYTES and file.is_file():
+        file.replace(f"{file}.1")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
