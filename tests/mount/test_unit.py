@@ -20,6 +20,20 @@ from tests.mount.harness import Site
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
 
+def _value(text: str, key: str) -> str:
+    found = re.search(f"^{key}=(.*)$", text, re.MULTILINE)
+    assert found is not None, key
+    return found[1]
+
+
+def _start(text: str) -> list[str]:
+    """The command of a unit with the privileges that are left to it."""
+    kept = _value(text, "CapabilityBoundingSet").lower().replace("cap_", "+").split()
+    limits = ["setpriv", f"--bounding-set={','.join(['-all', *kept])}", "--no-new-privs"]
+    assert _value(text, "NoNewPrivileges") == "yes"
+    return [*limits, *shlex.split(_value(text, "ExecStart"))]
+
+
 class Unit:
     """The instance "data" of the unit, with its files below `home`."""
 
@@ -27,8 +41,11 @@ class Unit:
         if os.geteuid() != 0:
             pytest.skip("the system's units run as root")
         self.site = site
-        text = units(False, CACHEFS)["cachefs@.service"].replace("%i", "data")
-        self.text = text.replace("/etc/cachefs/", f"{home}/")
+        here = {
+            name: text.replace("%i", "data").replace("/etc/cachefs/", f"{home}/")
+            for name, text in units(False, CACHEFS).items()
+        }
+        self.text, self.load_text = here["cachefs@.service"], here["cachefs-load@.service"]
         (home / "data.toml").write_text(
             f'source = "{site.source}"\nmountpoint = "{site.mountpoint}"\n'
             f'cache_dir = "{site.cache}"\ncache_size = "64MiB"\nfree_space_ratio = 0\n'
@@ -39,9 +56,7 @@ class Unit:
         self.socket.settimeout(20)
 
     def value(self, key: str) -> str:
-        found = re.search(f"^{key}=(.*)$", self.text, re.MULTILINE)
-        assert found is not None, key
-        return found[1]
+        return _value(self.text, key)
 
     def environment(self) -> dict[str, str]:
         """Little more than what systemd gives to a service."""
@@ -51,12 +66,8 @@ class Unit:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        kept = self.value("CapabilityBoundingSet").lower().replace("cap_", "+").split()
-        limits = ["setpriv", f"--bounding-set={','.join(['-all', *kept])}", "--no-new-privs"]
-        assert self.value("NoNewPrivileges") == "yes"
         with self.site.log.open("ab") as log:
-            command = [*limits, *shlex.split(self.value("ExecStart"))]
-            daemon = subprocess.Popen(command, env=self.environment(), stderr=log)
+            daemon = subprocess.Popen(_start(self.text), env=self.environment(), stderr=log)
         try:
             while (message := self.socket.recv(4096).decode()) == "WATCHDOG=1":
                 pass
@@ -66,6 +77,10 @@ class Unit:
             daemon.kill()
             daemon.wait()
             self.after()
+
+    def load(self, code: int = 0) -> None:
+        done = subprocess.run(_start(self.load_text), check=False, capture_output=True, timeout=60)
+        assert done.returncode == code, done
 
     def after(self) -> None:
         command = shlex.split(self.value("ExecStopPost").removeprefix("-"))
@@ -118,3 +133,14 @@ def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Uni
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert str(done.returncode) == unit.value("RestartPreventExitStatus")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_nightly_load(unit: Unit) -> None:
+    (unit.site.files / "file").write_text("content")
+    unit.load(code=1)  # nothing is mounted
+    with unit.started():
+        unit.load()
+        before = unit.site.origin()["gets"]
+        assert before > 0
+        assert (unit.site.mountpoint / "file").read_text() == "content"
+        assert unit.site.origin()["gets"] == before
