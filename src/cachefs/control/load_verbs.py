@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 from cachefs.control import api
@@ -42,13 +43,15 @@ class LoadVerbs:
 
     async def watch(self, arguments: dict[str, Any]) -> Lines:
         """`id`. A stream of reports until the job has ended."""
-        async for report in self._jobs.watch(self._id(arguments)):
-            yield _shown(report)
+        async with aclosing(self._jobs.watch(self._id(arguments))) as reports:
+            async for report in reports:
+                yield _shown(report)
 
     async def failures(self, arguments: dict[str, Any]) -> Lines:
-        """`id`. A stream of `path` and `error`."""
-        async for line in self._jobs.failures(self._id(arguments)):
-            yield {"failure": json.loads(line)}
+        """`id`. A stream of `failure`s: `path` and `error`."""
+        async with aclosing(self._jobs.failures(self._id(arguments))) as lines:
+            async for line in lines:
+                yield {"failure": json.loads(line)}
 
     async def create(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """The fields of a `LoadSpec`."""

@@ -51,6 +51,7 @@ class Fetcher:
         self._progress = progress
         self._on_failure = on_failure
         self._under_way = 0
+        self._under_way_bytes = 0
         self.failed: set[bytes] = set()
         """Ids of objects that could not be had."""
 
@@ -78,10 +79,13 @@ class Fetcher:
         ref = extent.ref
         if ref.object_id in self.failed:
             return
+        blocks = range(extent.first_block, extent.first_block + extent.block_count)
+        size_bytes = sum(map(ref.block_length, blocks))
         tries = 0
         while True:
             await self._wait_for_turn()
             self._under_way += 1
+            self._under_way_bytes += size_bytes
             try:
                 self._cache.fetch(ref, extent.first_block, extent.block_count)
                 await self._cache.fetched(ref, extent.first_block, extent.block_count)
@@ -99,9 +103,8 @@ class Fetcher:
                 return
             finally:
                 self._under_way -= 1
-        self._progress.fetched_bytes += sum(
-            ref.block_length(extent.first_block + index) for index in range(extent.block_count)
-        )
+                self._under_way_bytes -= size_bytes
+        self._progress.fetched_bytes += size_bytes
         self._progress.fetched_files += extent.is_last
 
     async def _wait_for_turn(self) -> None:
@@ -111,7 +114,7 @@ class Fetcher:
     def _must_wait(self) -> bool:
         if self._under_way == 0:
             return False
-        if self._cache.held_bytes >= self._most_held_bytes:
+        if max(self._cache.held_bytes, self._under_way_bytes) >= self._most_held_bytes:
             return True
         readers_wait = self._cache.waiting_readers or self._origin.queued
         return bool(readers_wait) and self._under_way >= _BESIDE_READERS

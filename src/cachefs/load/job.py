@@ -202,11 +202,11 @@ class Job:
         for ino in self._missing:
             stat = self._around.namespace.table.stat(ino)
             size_bytes = 0 if stat is None else stat[1]
-            room_bytes -= charge_bytes(size_bytes)
-            if room_bytes >= 0:
+            charge = charge_bytes(size_bytes)
+            if charge <= room_bytes:
+                room_bytes -= charge
                 fitting.append(ino)
             else:
-                room_bytes = 0
                 self._excess.append(ino)
                 self._progress.excess_files += 1
                 self._progress.excess_bytes += size_bytes
