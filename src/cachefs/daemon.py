@@ -15,7 +15,6 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
-from cachefs.control import api
 from cachefs.control import server as control_server
 from cachefs.control.load_verbs import LoadVerbs
 from cachefs.control.metrics_server import serve_metrics
@@ -168,7 +167,7 @@ class _Mount:
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
         nursery.start_soon(self._access_log.run)
-        handlers = {api.STATUS: self._state.answer_status, **self._tier_verbs.handlers()}
+        handlers = {**self._state.handlers(), **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
         jobs = self._jobs(namespace)
         handlers |= LoadVerbs(jobs).handlers()

@@ -126,13 +126,17 @@ class Histogram:
         self.counts[(ns >> _SHIFT).bit_length()] += 1
         self.sum_ns += ns
 
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
     def cumulated(self) -> list[int]:
         """How many took no longer than each of `BOUNDS_S`, and how many there were."""
         total, sums = 0, []
         for count in self.counts[:_BUCKETS]:
             total += count
             sums.append(total)
-        return [*sums, sum(self.counts)]
+        return [*sums, self.count]
 
 
 class Requests:

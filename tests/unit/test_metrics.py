@@ -11,7 +11,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.cache.counters import CacheCounters, TierCounters, TierStatus
-from cachefs.config import load_mount_config
+from cachefs.config import load_mount_config, split_address
 from cachefs.control import metrics_server
 from cachefs.control.exporter import Exporter
 from cachefs.control.metrics_server import application, serve_metrics
@@ -168,6 +168,20 @@ def test_users_beyond_the_first_are_counted_together(house: House) -> None:
     assert samples["cachefs_user_stalled_seconds_total", ("other",)] == 2
 
 
+async def test_the_same_over_the_control_socket(house: House) -> None:
+    house.state.requests.histogram("read", "hit").note(9_000)
+    house.state.requests.histogram("read", "hit").note(1_000_000_000)
+    house.limits.read_bytes[house.limits.handle(1, 7) >> INO_BITS] = 5
+    answer: Any = await house.state.answer_requests({})
+    (entry,) = answer["requests"]
+    assert (entry["operation"], entry["outcome"], entry["count"]) == ("read", "hit", 2)
+    assert entry["seconds"] == pytest.approx(1.000009)
+    found = dict(zip(answer["bounds_s"], entry["cumulated"], strict=True))
+    assert (found[8.192e-6], found[1.6384e-5], found[BOUNDS_S[-1]]) == (0, 1, 2)
+    assert answer["users"] == [{"uid": 7, "read_bytes": 5, "stalled_s": 0}]
+    assert json.loads(json.dumps(answer)) == answer | {"bounds_s": list(BOUNDS_S)}
+
+
 # -- health --------------------------------------------------------------------------------------
 
 
@@ -201,6 +215,27 @@ async def test_an_origin_that_is_down(
     found, text = await answer(house, "/readyz")
     assert found == code
     assert ("from the cache" if code == 200 else "does not answer since") in text
+
+
+async def test_nothing_needs_a_thread(nursery: trio.Nursery) -> None:
+    """They answer while every thread hangs, in a disk or in the origin."""
+    house = House(metrics="127.0.0.1:0")
+    await nursery.start(serve_metrics, house.state)
+    assert house.state.metrics_address is not None
+    host, port = split_address(house.state.metrics_address)
+    limiter = trio.to_thread.current_default_thread_limiter()
+    borrowers = [object() for _ in range(int(limiter.total_tokens))]
+    for borrower in borrowers:
+        limiter.acquire_on_behalf_of_nowait(borrower)
+    try:
+        for path, wanted in (("/healthz", 200), ("/readyz", 503), ("/metrics", 200)):
+            with trio.fail_after(10):
+                async with await trio.open_tcp_stream(host, port) as stream:
+                    await stream.send_all(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                    assert f" {wanted} ".encode() in (await stream.receive_some())[:20]
+    finally:
+        for borrower in borrowers:
+            limiter.release_on_behalf_of(borrower)
 
 
 # -- the address ---------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig
+from cachefs.control import api
+from cachefs.control.api import Route
 from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.server import Handler
 from cachefs.control.set_verb import SetVerb
 from cachefs.fuse.uid_limits import UidLimits
-from cachefs.metrics import Requests
+from cachefs.metrics import BOUNDS_S, Requests
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 
@@ -39,9 +42,37 @@ class MountState:
         self.metrics_address: str | None = None
         self._settings = settings
 
+    def handlers(self) -> dict[Route, Handler]:
+        """By route."""
+        return {api.STATUS: self.answer_status, api.REQUESTS: self.answer_requests}
+
     async def answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
         """For the control socket."""
         return {**self.status()}
+
+    async def answer_requests(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        """For the control socket: what `metrics.Requests` and `UidLimits` have counted."""
+        requests = [
+            {
+                "operation": operation,
+                "outcome": outcome,
+                "count": histogram.count,
+                "seconds": histogram.sum_ns / 1e9,
+                "cumulated": histogram.cumulated()[:-1],
+            }
+            for (operation, outcome), histogram in sorted(self.requests.histograms().items())
+        ]
+        users = [
+            {"uid": uid, "read_bytes": read_bytes, "stalled_s": stalled_ns / 1e9}
+            for uid, read_bytes, stalled_ns in self.limits.usage()
+            if read_bytes or stalled_ns
+        ]
+        return {
+            "bounds_s": BOUNDS_S,
+            "waiting": self.requests.waiting,
+            "requests": requests,
+            "users": users,
+        }
 
     def status(self) -> StatusReport:
         """What `cachefs status` shows. No secrets: the URL has none."""
