@@ -330,6 +330,7 @@ async def test_what_is_not_http(path: Path, nursery: trio.Nursery, noise: bytes)
 
 async def test_a_request_that_is_too_long(path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, path, {ECHO: echo})
+    tasks = trio.lowlevel.current_statistics().tasks_living
     async with await trio.open_unix_socket(path) as connection, trio.open_nursery() as sending:
 
         async def send() -> None:
@@ -340,6 +341,9 @@ async def test_a_request_that_is_too_long(path: Path, nursery: trio.Nursery) -> 
         answer = await connection.receive_some(1000)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert await asked(path, ECHO) == {"got": {}}
+    with trio.fail_after(5):  # nothing of the connection is left
+        while trio.lowlevel.current_statistics().tasks_living > tasks:
+            await trio.sleep(0.01)
 
 
 async def test_a_client_that_sends_nothing_is_dropped(
