@@ -342,7 +342,7 @@ async def test_a_request_that_is_too_long(path: Path, nursery: trio.Nursery) -> 
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert await asked(path, ECHO) == {"got": {}}
     with trio.fail_after(5):  # nothing of the connection is left
-        while trio.lowlevel.current_statistics().tasks_living > tasks:
+        while trio.lowlevel.current_statistics().tasks_living > tasks:  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
