@@ -16,6 +16,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import server as control_server
+from cachefs.control.cache_routes import CacheRoutes
 from cachefs.control.load_verbs import LoadVerbs
 from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
@@ -171,6 +172,10 @@ class _Mount:
         handlers |= self._set_verb.handlers()
         jobs = self._jobs(namespace)
         handlers |= LoadVerbs(jobs).handlers()
+        routes = CacheRoutes(
+            namespace, self._cache, session.forget_entry, session.forget_attributes
+        )
+        handlers |= routes.handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)

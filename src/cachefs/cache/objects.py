@@ -79,6 +79,14 @@ class Dropped:
     kept_bytes: int = 0
     stuck_blocks: int = 0
 
+    def add(self, other: "Dropped") -> None:
+        """Count those too."""
+        self.blocks += other.blocks
+        self.size_bytes += other.size_bytes
+        self.kept_blocks += other.kept_blocks
+        self.kept_bytes += other.kept_bytes
+        self.stuck_blocks += other.stuck_blocks
+
 
 class KeepRoom(NamedTuple):
     """How much of a tier may be kept, and is, in bytes of slots."""

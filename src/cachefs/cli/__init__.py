@@ -16,14 +16,20 @@ from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
+    "du": "Show how much of each directory is cached.",
+    "evict": "Drop files from the cache at once.",
+    "info": "Show what files are, and what of them is cached where.",
     "install-systemd": "Put the systemd units in place.",
     "jobs": "Show, follow, cancel or resume load jobs.",
     "load": "Load files or directories into the cache.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
+    "pin": "Keep cached files from being evicted.",
+    "refresh": "Ask the origin now whether files have changed.",
     "set": "Change limits of a running mount.",
     "status": "Show what is mounted and how its cache does.",
     "tier": "Show or change the cache tiers of a running mount.",
     "umount": "Unmount, and wait until the daemon has ended.",
+    "unpin": "Let pinned files be evicted again.",
 }
 
 

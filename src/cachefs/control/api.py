@@ -37,6 +37,12 @@ JOB_LIST = Route("POST", "/v1/jobs/list")
 JOB_START = Route("POST", "/v1/jobs/start")
 JOB_CANCEL = Route("POST", "/v1/jobs/cancel")
 JOB_RESUME = Route("POST", "/v1/jobs/resume")
+CACHE_INFO = Route("POST", "/v1/cache/info")
+CACHE_USAGE = Route("POST", "/v1/cache/usage")
+CACHE_EVICT = Route("POST", "/v1/cache/evict")
+CACHE_PIN = Route("POST", "/v1/cache/pin")
+CACHE_UNPIN = Route("POST", "/v1/cache/unpin")
+CACHE_REFRESH = Route("POST", "/v1/cache/refresh")
 
 
 class UnknownError(CachefsError):

@@ -68,6 +68,9 @@ class InodeTable:
         self.found_count = 0
         """Names first bound by a look-up."""
         self.unbound_count = 0
+        self.on_orphaned: list[Callable[[int], None]] = []
+        """Told of every inode that loses its name, while it is still bound or no longer; they must
+        not call back."""
         self._check_meta(identity)
         stored = db.get("meta", b"next_ino")
         self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
@@ -230,9 +233,16 @@ class InodeTable:
     def _put_dirent(self, parent: int, name: bytes, dirent: Dirent) -> None:
         self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))
 
+    @property
+    def next_ino(self) -> int:
+        """What is bound anew from now on has this number, or a greater one."""
+        return self._next_ino
+
     def _unbound(self, parent: int, name: bytes, ino: int) -> None:
         self.unbound_count += 1
         self._orphan(ino)
+        for tell in self.on_orphaned:
+            tell(ino)
         self._on_unbound(parent, name)
 
     def _orphan(self, ino: int) -> None:

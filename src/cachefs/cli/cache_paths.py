@@ -1,0 +1,87 @@
+"""What the commands on cached paths have in common: the mount, the question, failures told."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cachefs.control.api import Route
+from cachefs.control.client import stream
+from cachefs.mounts import locate, socket_path
+
+_REQUEST_BYTES = 512 << 10
+"""Of paths; the daemon takes requests of twice that."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def path_options(function: _Command) -> _Command:
+    """PATH..., and the options of all these commands."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant."
+        ),
+        click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
+    ):
+        function = option(function)
+    return function
+
+
+class Question:
+    """A question about paths to the daemon of the mount in which they lie."""
+
+    def __init__(self, paths: Sequence[str], mountpoint: str | None) -> None:
+        """Raises `CachefsError` if they lie in no mount, or in several."""
+        self.paths = list(paths)
+        place, self._inner = locate(paths, mountpoint)
+        self._socket: Path = socket_path(place)
+        self.failed = False
+        """Something could not be done for one of the paths; it was printed."""
+
+    def ask(self, route: Route, **arguments: object) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of the answer, each with the path that it is about, as the user wrote it ("" if
+        it is about all). Failures are printed. Raises `CachefsError`."""
+        for first, inner in _pieces(self._inner):
+            lines = stream(self._socket, route, {"paths": inner, **arguments})
+            with closing(lines):  # type: ignore[type-var]
+                for line in lines:
+                    number = line.pop("number", None)
+                    path = "" if number is None else self.paths[first + number]
+                    if "failure" in line:
+                        self._tell(path, line)
+                    else:
+                        yield path, line
+
+    def sums(self, route: Route, **arguments: object) -> dict[str, int]:
+        """The sums at the end of the answer."""
+        sums: dict[str, int] = {}
+        for _, line in self.ask(route, **arguments):
+            for name, value in line.items():
+                sums[name] = sums.get(name, 0) + value
+        return sums
+
+    def _tell(self, path: str, line: dict[str, Any]) -> None:
+        self.failed = True
+        place = joined(path, line.get("path", ""))
+        click.echo(f"cachefs: {place}: {line['failure']}", err=True)
+
+
+def joined(path: str, below: str) -> str:
+    """A path below one that a user wrote."""
+    return f"{path.rstrip('/')}/{below}" if below else path
+
+
+def _pieces(inner: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """As many as one request can carry, with the number of the first."""
+    first, size_bytes = 0, 0
+    for number, path in enumerate(inner):
+        size_bytes += len(json.dumps(path)) + 2
+        if size_bytes > _REQUEST_BYTES and number > first:
+            yield first, inner[first:number]
+            first, size_bytes = number, len(json.dumps(path)) + 2
+    yield first, inner[first:]

@@ -1,0 +1,66 @@
+"""`cachefs du`: how much of each directory is cached."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from cachefs.cli.cache_paths import Question, joined, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes
+
+_HEADS = ("cached", "of", "files", "of")
+
+
+@click.command("du")
+@path_options
+@click.option(
+    "-d",
+    "--max-depth",
+    "depth",
+    metavar="DEPTH",
+    type=click.IntRange(min=0),
+    help="Show directories down to this many levels below a PATH.",
+)
+@click.option("-s", "--summarize", is_flag=True, help="Show each PATH alone; same as -d 0.")
+@click.option("-b", "--bytes", "in_bytes", is_flag=True, help="Print sizes in bytes.")
+def command(
+    paths: tuple[str, ...],
+    mountpoint: str | None,
+    depth: int | None,
+    summarize: bool,
+    in_bytes: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Show for each directory at or below the PATHs how much of it is cached: bytes cached, bytes
+    in all, files that are wholly cached, files in all.
+
+    Directories that were never listed are listed for it; others are taken as they were listed
+    last. With --json it is one object a line.
+    """
+    question = Question(paths, mountpoint)
+    if not as_json:
+        click.echo(_row(_HEADS, "path"))
+    arguments: dict[str, object] = {}
+    if summarize or depth is not None:
+        arguments["depth"] = 0 if summarize else depth
+    for path, line in question.ask(api.CACHE_USAGE, **arguments):
+        place = joined(path, line.pop("path"))
+        if as_json:
+            click.echo(json.dumps({"path": place, **line}))
+        else:
+            click.echo(_row(_cells(line, in_bytes), place))
+    sys.exit(1 if question.failed else 0)
+
+
+def _cells(line: dict[str, Any], in_bytes: bool) -> tuple[str, ...]:
+    sizes = line["cached_bytes"], line["size_bytes"]
+    cached, total = map(str if in_bytes else format_bytes, sizes)
+    return cached, total, str(line["cached_files"]), str(line["files"])
+
+
+def _row(cells: tuple[str, ...], path: str) -> str:
+    cached, total, cached_files, files = cells
+    return f"{cached:>10} {total:>10} {cached_files:>8} {files:>8}  {path}"

@@ -1,0 +1,46 @@
+"""`cachefs evict`: drop files from the cache at once."""
+
+import json
+import sys
+
+import click
+
+from cachefs.cli.cache_paths import Question, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes
+
+
+@click.command("evict")
+@path_options
+@click.option("--force", is_flag=True, help="What is pinned, too.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be dropped.")
+def command(
+    paths: tuple[str, ...],
+    mountpoint: str | None,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Drop files, and all files below directories, from all tiers of the cache.
+
+    They stay visible, and are fetched again when they are read. Pages that the kernel holds of them
+    are not dropped. The origin is not asked.
+    """
+    question = Question(paths, mountpoint)
+    sums = question.sums(api.CACHE_EVICT, force=force, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(sums))
+    elif sums:
+        verb = "would evict" if dry_run else "evicted"
+        click.echo(f"{verb} {format_bytes(sums['size_bytes'])} in {sums['blocks']} blocks")
+        if sums["pinned_blocks"]:
+            pinned = format_bytes(sums["pinned_bytes"])
+            click.echo(
+                f"{pinned} are pinned and stay; cachefs unpin them, or add --force", err=True
+            )
+        if sums["stuck_blocks"]:
+            click.echo(
+                f"{sums['stuck_blocks']} blocks stay on a disk that does not answer", err=True
+            )
+    sys.exit(1 if question.failed or sums.get("stuck_blocks") else 0)

@@ -1,0 +1,77 @@
+"""`cachefs info`: what a path is, and what of it is cached where."""
+
+import json
+import sys
+import time
+from datetime import datetime
+from typing import Any
+
+import click
+
+from cachefs.cli.cache_paths import Question, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes, format_duration
+
+
+@click.command("info")
+@path_options
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+    """Show source, version, size and age of files, and what of them is cached in which tier.
+
+    Of a directory the sums over all files below it are shown; directories that were never listed
+    are listed for it. With --json it is one object a line.
+    """
+    question = Question(paths, mountpoint)
+    is_first = True
+    for path, line in question.ask(api.CACHE_INFO):
+        if as_json:
+            click.echo(json.dumps({"path": path, **line}))
+            continue
+        click.echo(("" if is_first else "\n") + path)
+        is_first = False
+        for name, text in _rows(line):
+            click.echo(f"  {name:<9} {text}")
+        if "problem" in line:
+            question.failed = True
+            click.echo(f"cachefs: incomplete: {line['problem']}", err=True)
+    sys.exit(1 if question.failed else 0)
+
+
+def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:
+    size_bytes, cached_bytes = line["size_bytes"], line["cached_bytes"]
+    rows = [("source", line["source"])]
+    if line["kind"] == "file":
+        rows.append(("version", line["version"]))
+        exact = f" ({size_bytes} bytes)" if size_bytes >= 1024 else ""
+        rows.append(("size", format_bytes(size_bytes) + exact))
+    else:
+        inside = f"{line['files']} files, {line['directories'] - 1} directories"
+        rows.append(("size", f"{format_bytes(size_bytes)} in {inside}"))
+    rows += [
+        ("modified", _moment(line["mtime"])),
+        ("checked", _age(line["checked_at"])),
+        ("inode", str(line["inode"])),
+        ("cached", f"{format_bytes(cached_bytes)}{_share(cached_bytes, size_bytes)}"),
+    ]
+    for place, tier in line["tiers"].items():
+        if tier["blocks"]:
+            held = f"{format_bytes(tier['size_bytes'])} in {tier['blocks']} blocks"
+            rows.append(("", f"{tier['medium']} {place}: {held}"))
+    pinned_bytes = line["pinned_bytes"]
+    pinned = f"{format_bytes(pinned_bytes)}{_share(pinned_bytes, size_bytes)}"
+    rows.append(("pinned", pinned if pinned_bytes else "no"))
+    return rows
+
+
+def _share(part_bytes: int, size_bytes: int) -> str:
+    return f", {min(100, 100 * part_bytes // size_bytes)} %" if size_bytes else ""
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    return f"{format_duration(max(0, time.time() - seconds))} ago"

@@ -1,0 +1,49 @@
+"""`cachefs pin`: keep what is cached from being evicted."""
+
+import json
+import shlex
+import sys
+
+import click
+
+from cachefs.cli.cache_paths import Question, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes
+
+_SHOWN_PATHS = 3
+
+
+@click.command("pin")
+@path_options
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+    """Keep files, and all files below directories, from being evicted, until unpin.
+
+    Only what is cached now is pinned; cachefs load --pin fetches the rest. Pins hold over restarts,
+    for these versions of the files. --pin-limit of the mount says which share of a tier may be
+    pinned; if there is more to pin, nothing is.
+    """
+    question = Question(paths, mountpoint)
+    sums = question.sums(api.CACHE_PIN)
+    if as_json:
+        click.echo(json.dumps(sums))
+    elif sums:
+        size_bytes, pinned_bytes = sums["size_bytes"], sums["pinned_bytes"]
+        of = f"{format_bytes(pinned_bytes)} of {format_bytes(size_bytes)}"
+        click.echo(f"pinned {of} in {sums['files']} files")
+        missing_bytes = size_bytes - pinned_bytes - sums["refused_bytes"]
+        if missing_bytes > 0:
+            shown = " ".join(map(shlex.quote, paths[:_SHOWN_PATHS]))
+            more = " ..." if len(paths) > _SHOWN_PATHS else ""
+            click.echo(
+                f"{format_bytes(missing_bytes)} are not cached; to fetch and pin them: "
+                f"cachefs load --pin {shown}{more}",
+                err=True,
+            )
+    refused_bytes = sums.get("refused_bytes", 0)
+    if refused_bytes:
+        click.echo(
+            f"cachefs: {format_bytes(refused_bytes)} could not be pinned: the limit is reached "
+            "(--pin-limit)",
+            err=True,
+        )
+    sys.exit(1 if question.failed or refused_bytes else 0)

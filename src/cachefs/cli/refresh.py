@@ -1,0 +1,37 @@
+"""`cachefs refresh`: ask the origin now whether files have changed."""
+
+import json
+import sys
+
+import click
+
+from cachefs.cli.cache_paths import Question, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes
+
+
+@click.command("refresh")
+@path_options
+@click.option("--wait", is_flag=True, help="Wait for an origin that does not answer.")
+def command(
+    paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool, debug: bool
+) -> None:
+    """Ask the origin now about files, and about all that is known below directories.
+
+    What is new there is seen at once, without waiting for a TTL to end; what is gone, or was
+    replaced, is dropped from the cache, pinned or not. Unchanged files keep what is cached of them.
+    Directories that nobody has looked into are not listed.
+    """
+    question = Question(paths, mountpoint)
+    sums = question.sums(api.CACHE_REFRESH, wait=wait)
+    if as_json:
+        click.echo(json.dumps(sums))
+    elif sums:
+        dropped = ""
+        if sums["dropped_blocks"]:
+            dropped = f"; dropped {format_bytes(sums['dropped_bytes'])} of old versions"
+        click.echo(
+            f"{sums['changed']} changed, {sums['new']} new, {sums['gone']} gone, of "
+            f"{sums['checked'] + sums['gone']} names{dropped}"
+        )
+    sys.exit(1 if question.failed else 0)

@@ -1,0 +1,27 @@
+"""`cachefs unpin`: let what was pinned be evicted again."""
+
+import json
+import sys
+
+import click
+
+from cachefs.cli.cache_paths import Question, path_options
+from cachefs.control import api
+from cachefs.units import format_bytes
+
+
+@click.command("unpin")
+@path_options
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+    """Let files, and all files below directories, be evicted like all others again."""
+    question = Question(paths, mountpoint)
+    sums = question.sums(api.CACHE_UNPIN)
+    if as_json:
+        click.echo(json.dumps(sums))
+    elif sums:
+        click.echo(f"unpinned {format_bytes(sums['size_bytes'])} in {sums['blocks']} blocks")
+    if sums.get("stuck_blocks"):
+        click.echo(
+            f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True
+        )
+    sys.exit(1 if question.failed or sums.get("stuck_blocks") else 0)

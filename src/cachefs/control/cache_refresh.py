@@ -1,0 +1,218 @@
+"""Asking the origin now what else would be believed until its TTL ends.
+
+Directories are listed and files looked up anew. A file that is another version now has another
+inode; of one that is gone, or was replaced, the blocks are dropped, and the kernel is told to ask
+for the name again. Directories of which nothing is known are left alone: there is nothing to mend.
+
+New inodes are told from old ones by their number: it is greater than any that was there before.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.control.cache_tree import NO_SUCH_FILE, CacheTree, parts_of
+from cachefs.errors import CachefsError, NotFoundError, OriginUnavailableError
+from cachefs.format.inode_record import KIND_DIR, Inode
+from cachefs.namespace.namespace import ROOT_INO
+
+_DIRECTORIES_AT_A_TIME = 8
+_ENTRIES_PER_TURN = 500
+_WAIT_S = 1.0
+
+_What = TypeVar("_What")
+
+
+@dataclass(slots=True)
+class Refreshed:
+    """What has been found, in names; and what was dropped of what is gone."""
+
+    checked: int = 0
+    changed: int = 0
+    new: int = 0
+    gone: int = 0
+    directories: int = 0
+    dropped_blocks: int = 0
+    dropped_bytes: int = 0
+
+
+class Refresher:
+    """One run. `forget_entry(parent, name)` and `forget_attributes(ino)` tell the kernel."""
+
+    def __init__(
+        self,
+        tree: CacheTree,
+        cache: BlockCache,
+        forget_entry: Callable[[int, bytes], None],
+        forget_attributes: Callable[[int], None],
+        wait: bool,
+    ) -> None:
+        """With `wait` an origin that doesn't answer is waited for; without it is an error."""
+        self.found = Refreshed()
+        self.failures: list[tuple[int, str]] = []
+        """Numbers of paths, and what went wrong."""
+        self._tree = tree
+        self._namespace = tree.namespace
+        self._table = tree.namespace.table
+        self._objects = cache.objects
+        self._forget_entry = forget_entry
+        self._forget_attributes = forget_attributes
+        self._wait = wait
+        self._since_ns = self._namespace.now_ns()
+        self._first_new = self._table.next_ino
+        self._orphans: list[int] = []
+        self._fresh_count = 0
+        """Names that stand for something else than before, or for something at last."""
+        self._listed: set[int] = set()
+        self._named: set[tuple[int, bytes]] = set()
+        self._directories: list[tuple[int, int]] = []
+        """To be listed; each with the number of the path that led there."""
+
+    async def run(self, paths: Sequence[str]) -> None:
+        """Ask about all of them. What can't be had is told in `failures`."""
+        self._table.on_orphaned.append(self._note_orphan)
+        try:
+            for number, path in enumerate(paths):
+                try:
+                    await self._patiently(self._look_up, path, number)
+                except CachefsError as error:
+                    self.failures.append((number, str(error)))
+            await self._list_all()
+        finally:
+            self._table.on_orphaned.remove(self._note_orphan)
+        await self._drop_orphans()
+        self.found.new = max(0, self._fresh_count - self.found.changed)
+
+    def _note_orphan(self, ino: int) -> None:
+        self._orphans.append(ino)
+
+    async def _patiently(
+        self, ask: Callable[[_What, int], Awaitable[None]], what: _What, number: int
+    ) -> None:
+        while True:
+            try:
+                await ask(what, number)
+                return
+            except OriginUnavailableError:
+                if not self._wait:
+                    raise
+                await trio.sleep(_WAIT_S)
+
+    async def _look_up(self, path: str, number: int) -> None:
+        parts = parts_of(path)
+        if not parts:
+            self._directories.append((ROOT_INO, number))
+            return
+        parent, name = (await self._tree.find(parts[:-1])).ino, parts[-1]
+        was_known = self._table.dirent(parent, name) is not None
+        self._named.add((parent, name))
+        try:
+            inode = await self._namespace.lookup_since(parent, name, self._since_ns)
+        except NotFoundError:
+            if was_known:
+                return  # it is gone, and among the orphans
+            raise NotFoundError(NO_SUCH_FILE) from None
+        self.found.checked += 1
+        if inode.ino >= self._first_new:
+            self._note_fresh(parent, name)
+        elif inode.is_dir:
+            self._directories.append((inode.ino, number))
+
+    def _note_fresh(self, parent: int, name: bytes) -> None:
+        self._fresh_count += 1
+        self._forget_entry(parent, name)  # it may be known as absent
+
+    async def _list_all(self) -> None:
+        """Several directories at a time."""
+        busy = 0
+        changed = trio.Event()
+
+        async def work() -> None:
+            nonlocal busy, changed
+            while self._directories or busy:
+                if not self._directories:
+                    await changed.wait()
+                    continue
+                ino, number = self._directories.pop()
+                busy += 1
+                try:
+                    await self._patiently(self._list, ino, number)
+                except CachefsError as error:
+                    self.failures.append((number, f"{self._path_of(ino)}: {error}"))
+                finally:
+                    busy -= 1
+                    changed.set()
+                    changed = trio.Event()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(_DIRECTORIES_AT_A_TIME):
+                nursery.start_soon(work)
+
+    async def _list(self, ino: int, number: int) -> None:
+        if ino in self._listed:
+            return
+        snapshot = await self._namespace.open_directory_since(ino, self._since_ns)
+        await snapshot.wait_for_end()
+        if snapshot.error is None and snapshot.as_of_ns < self._since_ns:
+            raise OriginUnavailableError("the origin does not answer")
+        await snapshot.has(len(snapshot))  # raises what ended it
+        self._listed.add(ino)
+        self.found.directories += 1
+        self.found.checked += len(snapshot)
+        is_changed = False
+        for position in range(len(snapshot)):
+            if position % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
+                await trio.lowlevel.checkpoint()
+            name, child = snapshot.entry(position)
+            if child >= self._first_new:
+                is_changed = True
+                self._note_fresh(ino, name)
+            elif self._is_known_directory(child):
+                self._directories.append((child, number))
+        if is_changed:
+            self._forget_attributes(ino)
+
+    def _is_known_directory(self, ino: int) -> bool:
+        stat = self._table.stat(ino)
+        if stat is None or stat[0] != KIND_DIR:
+            return False
+        listing = self._table.listing(ino)
+        return listing is not None or next(self._table.dirents(ino), None) is not None
+
+    def _path_of(self, ino: int) -> str:
+        try:
+            return self._table.path(self._namespace.inode(ino)) or "/"
+        except (CachefsError, LookupError):
+            return f"inode {ino}"
+
+    async def _drop_orphans(self) -> None:
+        """Count what lost its name, and drop what nobody can find any more; also of those that
+        others have found out about meanwhile."""
+        parents = set()
+        for ino in self._orphans:
+            orphan = self._table.get(ino)
+            if orphan is None:
+                continue
+            place = (orphan.parent, orphan.name)
+            current = self._table.dirent(*place)
+            if orphan.parent in self._listed or place in self._named:
+                self.found.changed += current is not None
+                self.found.gone += current is None
+                parents.add(orphan.parent)
+            heir = None if current is None else self._table.get(current.ino)
+            if heir is None or heir.version != orphan.version or heir.is_dir != orphan.is_dir:
+                await self._drop(orphan)
+        for parent in parents:
+            self._forget_attributes(parent)
+
+    async def _drop(self, top: Inode) -> None:
+        batches = self._tree.refs(top)
+        async with aclosing(batches):
+            async for refs in batches:
+                dropped = await self._objects.evict(refs, kept_too=True)
+                self.found.dropped_blocks += dropped.blocks
+                self.found.dropped_bytes += dropped.size_bytes

@@ -1,0 +1,221 @@
+"""What names lead to in the cache: single files, and all that is known below a directory.
+
+Names are taken from the namespace, which asks the origin only for what it doesn't know. All of it
+goes in batches, between which the loop runs: a tree may have millions of files.
+"""
+
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import CachefsError, NotADirError, NotFoundError, UsageError
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.namespace import ROOT_INO, Namespace
+from cachefs.types import ObjectRef
+
+NO_SUCH_FILE = "no such file or directory"
+
+_BATCH_NAMES = 256
+"""Looked at without letting the loop run: some 15 us each."""
+
+
+@dataclass(slots=True)
+class TierUsage:
+    """What one tier holds of some files."""
+
+    medium: str
+    blocks: int = 0
+    size_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums over some files. `cached_bytes` counts each block once, `tiers` (by path, fastest
+    first) each copy."""
+
+    files: int = 0
+    directories: int = 0
+    size_bytes: int = 0
+    blocks: int = 0
+    cached_files: int = 0
+    """Those of which every byte is cached."""
+    cached_bytes: int = 0
+    cached_blocks: int = 0
+    pinned_bytes: int = 0
+    tiers: dict[str, TierUsage] = field(default_factory=dict)
+
+    def add(self, other: "Usage") -> None:
+        """Count those files too."""
+        for name in (
+            "files",
+            "directories",
+            "size_bytes",
+            "blocks",
+            "cached_files",
+            "cached_bytes",
+            "cached_blocks",
+            "pinned_bytes",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for path, tier in other.tiers.items():
+            mine = self.tiers.setdefault(path, TierUsage(tier.medium))
+            mine.blocks += tier.blocks
+            mine.size_bytes += tier.size_bytes
+            mine.pinned_bytes += tier.pinned_bytes
+
+
+@dataclass(slots=True)
+class _Directory:
+    """One on the way from the top to where the sum is being made."""
+
+    ino: int
+    depth: int
+    usage: Usage
+    below: "array[int] | None" = None
+    """Its directories that are still to come; None before it was looked at."""
+    failure: CachefsError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryUsage:
+    """`failure` is why some of its names may be missing."""
+
+    ino: int
+    usage: Usage
+    failure: CachefsError | None
+
+
+class CacheTree:
+    """The names and the cache of one mount."""
+
+    def __init__(self, namespace: Namespace, cache: BlockCache) -> None:
+        self.namespace = namespace
+        self._objects = cache.objects
+
+    async def find(self, parts: Sequence[bytes]) -> Inode:
+        """What a path below the mountpoint stands for, as a look-up through the kernel would have
+        it. Raises `CachefsError`."""
+        inode = self.namespace.inode(ROOT_INO)
+        for name in parts:
+            if not inode.is_dir:
+                raise NotADirError("not a directory")
+            try:
+                inode, _ = await self.namespace.lookup(inode.ino, name)
+            except NotFoundError:
+                raise NotFoundError(NO_SUCH_FILE) from None
+        return inode
+
+    async def refs(
+        self, top: Inode, list_unknown: bool = False
+    ) -> AsyncGenerator[list[ObjectRef], None]:
+        """The file, or all files below the directory, in batches. With `list_unknown`
+        directories that were never listed are; without, only known names count."""
+        if not top.is_dir:
+            yield [self.namespace.object_ref(top)]
+            return
+        directories = array("Q", [top.ino])
+        while directories:
+            ino = directories.pop()
+            if list_unknown:
+                await self._list(ino)
+            batches = self._names(ino)
+            async with aclosing(batches):
+                async for batch in batches:
+                    directories.extend(inode.ino for inode in batch if inode.is_dir)
+                    files = [inode for inode in batch if not inode.is_dir]
+                    if files:
+                        yield [self.namespace.object_ref(inode) for inode in files]
+
+    async def usage(self, top: Inode) -> AsyncGenerator[DirectoryUsage, None]:
+        """The sums of every directory at or below `top`, each after those below it, the last is
+        that of `top`. Directories that were never listed are listed."""
+        stack = [_Directory(top.ino, 0, Usage())]
+        while stack:
+            here = stack[-1]
+            if here.below is None:
+                here.below = array("Q")
+                await self._count(here)
+            if here.below:
+                stack.append(_Directory(here.below.pop(), here.depth + 1, Usage()))
+                continue
+            stack.pop()
+            if stack:
+                stack[-1].usage.add(here.usage)
+            yield DirectoryUsage(here.ino, here.usage, here.failure)
+
+    async def _count(self, here: _Directory) -> None:
+        """The directory's own files, and which directories it has."""
+        assert here.below is not None
+        here.usage.directories += 1
+        try:
+            await self._list(here.ino)
+        except CachefsError as error:
+            here.failure = error
+        batches = self._names(here.ino)
+        async with aclosing(batches):
+            async for batch in batches:
+                files = [inode for inode in batch if not inode.is_dir]
+                here.below.extend(inode.ino for inode in batch if inode.is_dir)
+                here.usage.add(await self.usage_of(files))
+        here.below.reverse()  # the last one comes first
+
+    async def usage_of(self, files: Sequence[Inode]) -> Usage:
+        """The sums over these files."""
+        usage = Usage()
+        for inode in files:
+            ref = self.namespace.object_ref(inode)
+            where = await self._objects.where(ref)
+            usage.files += 1
+            usage.size_bytes += inode.size_bytes
+            usage.blocks += ref.block_count
+            usage.cached_files += where.size_bytes >= inode.size_bytes
+            usage.cached_bytes += where.size_bytes
+            usage.cached_blocks += where.blocks
+            usage.pinned_bytes += where.kept_bytes
+            for share in where.tiers:
+                tier = usage.tiers.setdefault(str(share.path), TierUsage(share.medium.value))
+                tier.blocks += share.blocks
+                tier.size_bytes += share.size_bytes
+                tier.pinned_bytes += share.kept_bytes
+        return usage
+
+    async def _list(self, ino: int) -> None:
+        """Unless it was listed before. Raises what the listing failed with."""
+        if self.namespace.table.listing(ino) is None:
+            snapshot = self.namespace.open_directory(ino)
+            await snapshot.wait_for_end()
+            await snapshot.has(len(snapshot))
+
+    async def _names(self, ino: int) -> AsyncGenerator[list[Inode], None]:
+        """What the known names of a directory stand for."""
+        table = self.namespace.table
+        after: bytes | None = None
+        while True:
+            batch: list[Inode] = []
+            count = 0
+            for name, dirent in table.dirents(ino, after):
+                after = name
+                count += 1
+                inode = table.get(dirent.ino)
+                if inode is not None:
+                    batch.append(inode)
+                if count == _BATCH_NAMES:
+                    break
+            if batch:
+                yield batch
+            if count < _BATCH_NAMES:
+                return
+            await trio.lowlevel.checkpoint()
+
+
+def parts_of(path: str) -> list[bytes]:
+    """Raises `UsageError`."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in path:
+        raise UsageError(f"{path!r}: no .. and no zero bytes in paths, please")
+    return [part.encode("utf-8", "surrogateescape") for part in parts]
