@@ -389,12 +389,10 @@ def test_a_silent_daemon_is_given_up(path: Path) -> None:
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"])
 def test_an_answer_that_is_none(path: Path, head: bytes, reply: bytes) -> None:
     def answer(server: socket.socket) -> None:
-        for answering in (False, True):  # it is knocked first
-            connection, _ = server.accept()
-            with connection:
-                if answering:
-                    connection.recv(1000)
-                    connection.sendall(head + reply)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(head + reply)
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))

@@ -1,20 +1,22 @@
-"""The other side of the control socket: asking a daemon."""
+"""The other side of the control socket: asking a daemon.
 
+With the standard library's client: importing httpx costs more time than all else that a command
+such as `cachefs status` does.
+"""
+
+import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.errors import CachefsError
-
-if TYPE_CHECKING:
-    import httpx
 
 TIMEOUT_S = 2.0
 
@@ -22,6 +24,7 @@ SILENCE_S = 30.0
 """A stream has a line, if only a blank one, every few seconds."""
 
 MAX_REPLY_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 16
 
 
 def ask(
@@ -37,13 +40,12 @@ def ask(
     """
     deadline = time.monotonic() + timeout_s
     reply = bytearray()
-    with _explained(path, timeout_s), _opened(path, route, arguments, timeout_s) as response:
-        for piece in response.iter_raw():
+    with _explained(path, timeout_s), _opened(path, route, arguments, timeout_s) as (sock, answer):
+        while piece := answer.read1(_PIECE_BYTES):
             reply += piece
-            if time.monotonic() > deadline:
-                raise TimeoutError
             if len(reply) > MAX_REPLY_BYTES:
                 raise CachefsError("the daemon's answer is too long")
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
     return _parsed(path, bytes(reply))
 
 
@@ -59,9 +61,9 @@ def stream(
     Raises `CachefsError` as `ask` does, also when the daemon ends in the middle, or is silent for
     `silence_s`.
     """
-    with _explained(path, silence_s), _opened(path, route, arguments, silence_s) as response:
+    with _explained(path, silence_s), _opened(path, route, arguments, silence_s) as (_, answer):
         line = b""
-        for piece in response.iter_raw():
+        while piece := answer.read1(_PIECE_BYTES):
             *lines, line = (line + piece).split(b"\n")
             yield from (_parsed(path, whole) for whole in lines if whole)
         if line:
@@ -71,49 +73,41 @@ def stream(
 @contextmanager
 def _opened(
     path: Path, route: Route, arguments: Mapping[str, object] | None, timeout_s: float
-) -> "Iterator[httpx.Response]":
-    """The answer, of which only the head has been read."""
-    import httpx
-
-    _knock(path, timeout_s)
+) -> Iterator[tuple[socket.socket, http.client.HTTPResponse]]:
+    """The connection, and the answer, of which only the head has been read."""
     given = arguments or {}
-    url = f"http://cachefs{route.path}"
-    if route.method == "GET" and given:
-        url += "?" + urlencode(given, errors="surrogateescape")
-    content = json.dumps(given).encode() if route.method == "POST" else None
-    # Without `verify=False` it would load all certificates of the system, for nothing.
-    transport = httpx.HTTPTransport(uds=str(path), verify=False)
-    client = httpx.Client(transport=transport, timeout=timeout_s, trust_env=False)
-    with client, client.stream(route.method, url, content=content) as response:
-        yield response
-
-
-def _knock(path: Path, timeout_s: float) -> None:
-    """Raises `OSError` if nobody listens: httpx would not say why, and leave its socket open."""
+    target, body = route.path, None
+    if route.method == "POST":
+        body = json.dumps(given).encode()
+    elif given:
+        target += "?" + urlencode(given, errors="surrogateescape")
+    connection = http.client.HTTPConnection("cachefs")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
         sock.connect(str(path))
+        connection.sock = sock
+        connection.request(route.method, target, body, {"Connection": "close"})
+        with connection.getresponse() as answer:
+            yield sock, answer
 
 
 @contextmanager
 def _explained(path: Path, timeout_s: float) -> Iterator[None]:
     """Errors of the connection become `CachefsError`s."""
-    import httpx
-
     try:
         yield
-    except (TimeoutError, httpx.TimeoutException):
+    except TimeoutError:
         raise CachefsError(f"the daemon did not answer on {path} within {timeout_s:g} s") from None
-    except httpx.ProtocolError as error:
+    except http.client.HTTPException as error:
+        what = str(error) or type(error).__name__
         raise CachefsError(
-            f"the daemon on {path} did not answer as it should ({error}); it has ended, or is of "
+            f"the daemon on {path} did not answer as it should ({what}); it has ended, or is of "
             "another version than this command"
         ) from error
     except (FileNotFoundError, ConnectionRefusedError):
         raise CachefsError(f"no daemon listens on {path}") from None
-    except (OSError, httpx.TransportError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CachefsError(f"can't ask the daemon on {path}: {reason}") from error
+    except OSError as error:
+        raise CachefsError(f"can't ask the daemon on {path}: {error.strerror or error}") from error
 
 
 def _parsed(path: Path, reply: bytes) -> dict[str, Any]:
