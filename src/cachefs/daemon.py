@@ -36,6 +36,7 @@ from cachefs.load.job import Surroundings
 from cachefs.load.jobs import Jobs
 from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
+from cachefs.manifest.view import ManifestView, open_view
 from cachefs.mounts import prepare_mountpoint, socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
@@ -77,19 +78,24 @@ def run(
 async def _run(config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager) -> None:
     mountpoint = str(config.mountpoint)
     await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
-    inner = open_origin(config.source, _origin_options(config))
-    origin = ResilientOrigin(inner, _resilience(config))
-    try:
-        failure = await _check(origin, config)
-        tiers = _open_tiers(origin.identity, *config.tiers)
+    options = _origin_options(config)
+    async with open_view(config, options) as view:
+        inner = open_origin(config.source, options)
+        origin = ResilientOrigin(view.unlisted(inner) if view else inner, _resilience(config))
         try:
-            mount = _Mount(config, origin, tiers, manager, failure)
-            await mount.serve(mountpoint, on_ready)
+            failure = await _check(origin, config)
+            tiers = _open_tiers(origin.identity, *config.tiers)
+            try:
+                if view is not None:
+                    manifests = _namespace_tier(tiers).paths.manifests
+                    await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)
+                mount = _Mount(config, origin, tiers, manager, failure, view)
+                await mount.serve(mountpoint, on_ready)
+            finally:
+                _close_all(tiers)
         finally:
-            _close_all(tiers)
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
-            await origin.aclose()
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
+                await origin.aclose()
 
 
 async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:
@@ -98,7 +104,8 @@ async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavaila
     try:
         await origin.check()
     except OriginUnavailableError as error:
-        if not config.stale_if_error or not database_exists(_namespace_path(config)):
+        is_known = config.manifest is not None or database_exists(_namespace_path(config))
+        if not config.stale_if_error or not is_known:
             raise
         log.warning("%s; what is known and cached of it is mounted all the same", error)
         return error
@@ -116,18 +123,19 @@ class _Mount:
         tiers: list[Tier],
         manager: ServiceManager,
         failure: OriginUnavailableError | None,
+        view: ManifestView | None,
     ) -> None:
-        """`failure` is what the origin is away with."""
+        """`failure` is what the origin is away with; `view` is of a manifest."""
         self._config = config
+        self._view = view
         self._failure = failure
         self._origin = origin
         self._manager = manager
         # The namespace first: it is the one that may find its directory to be of a newer format.
         home = _namespace_tier(tiers)
         self._jobs_directory = home.paths.jobs
-        self._db = Database.open(
-            str(home.paths.namespace), inode_record.TABLES, _NAMESPACE_MAP_BYTES
-        )
+        names = home.paths.namespace if view is None else view.namespace
+        self._db = Database.open(str(names), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
         self._cache = BlockCache(
             origin,
             tiers,
@@ -167,6 +175,8 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
+        if self._view is not None:
+            nursery.start_soon(self._view.commit_loop)
         nursery.start_soon(self._access_log.run)
         handlers = {**self._state.handlers(), **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
@@ -225,7 +235,7 @@ class _Mount:
         )
         namespace = Namespace(
             self._db,
-            self._origin,
+            self._view.origin(self._origin) if self._view else self._origin,
             nursery,
             ttls,
             on_unbound=session.forget_entry,

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BeforeValidator
 
 from cachefs import units
+from cachefs.config.source_url import refuse_secrets
 from cachefs.errors import UsageError
 from cachefs.types import Medium
 
@@ -235,6 +236,16 @@ def _check_optional_path(value: object) -> Path | None:
     return None if value is None else absolute_path(value)
 
 
+def _check_file_or_url(value: object) -> str | None:
+    """A URL as it is, anything else as an absolute path."""
+    if value is None:
+        return None
+    if isinstance(value, str) and "://" in value:
+        refuse_secrets(value)
+        return _check_text(value)
+    return str(absolute_path(value))
+
+
 def _paths(separators: str) -> BeforeValidator:
     """A list of paths, or text with one of the separators between them; none twice."""
 
@@ -265,6 +276,7 @@ SWITCH = BeforeValidator(_check_switch)
 TEXT = BeforeValidator(_check_text)
 PATH = BeforeValidator(absolute_path)
 OPTIONAL_PATH = BeforeValidator(_check_optional_path)
+FILE_OR_URL = BeforeValidator(_check_file_or_url)
 PATHS = _paths(":")
 TIER_PATHS = _paths(":,")
 MEDIUM = BeforeValidator(_check_medium)

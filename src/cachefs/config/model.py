@@ -18,6 +18,7 @@ from pydantic import (
 from cachefs.config.address import ADDRESS
 from cachefs.config.fields import (
     DURATION,
+    FILE_OR_URL,
     LIMITS,
     MAX_DOWNLOADS,
     MODE,
@@ -251,6 +252,16 @@ class MountConfig(BaseModel):
         math.inf,
         description="How long beyond these times names, attributes and listings are still shown "
         "while the origin does not answer; 0 is not at all.",
+    )
+
+    manifest: Annotated[
+        str | None,
+        FILE_OR_URL,
+        Flag(("--manifest",), metavar="FILE|URL", group=Group.METADATA, shown_default="none"),
+    ] = Field(
+        None,
+        description="Show only the files that this list names, with the sizes and versions that it "
+        "gives, and send no LIST; see cachefs manifest --help.",
     )
 
     buffer_size: Annotated[

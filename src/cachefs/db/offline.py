@@ -79,14 +79,22 @@ class DatabaseBuilder:
             self._txn = self._env.begin(write=True)
         self._open = True
 
-    def put(self, table: str, key: bytes, value: bytes) -> bool:
-        """False, and no change, if the key is there already."""
+    def get(self, table: str, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._txn.get(key, db=self._handles[table])
+        except lmdb.Error as error:
+            raise explanation(self._path, error) from error
+        return value
+
+    def put(self, table: str, key: bytes, value: bytes, overwrite: bool = False) -> bool:
+        """False, and no change, if the key is there already and is not to be overwritten."""
         self._rows += 1
         try:
             if self._rows % _BUILD_ROWS == 0:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
-            return bool(self._txn.put(key, value, db=self._handles[table], overwrite=False))
+            handle = self._handles[table]
+            return bool(self._txn.put(key, value, db=handle, overwrite=overwrite))
         except lmdb.Error as error:
             raise explanation(self._path, error) from error
 

@@ -11,6 +11,7 @@ SLABS_NAME = "slabs"
 INDEX_NAME = "index"
 NAMESPACE_NAME = "namespace"
 JOBS_NAME = "jobs"
+MANIFEST_NAME = "manifest"
 PROBE_NAME = "probe.tmp"
 IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
 BAD_INDEX_NAME = INDEX_NAME + ".bad"
@@ -27,6 +28,7 @@ OWN_NAMES = frozenset(
         NEW_INDEX_NAME,
         NAMESPACE_NAME,
         JOBS_NAME,
+        MANIFEST_NAME,
         PROBE_NAME,
     }
 )
@@ -97,8 +99,43 @@ class TierPaths:
         return self.root / JOBS_NAME
 
     @property
+    def manifests(self) -> Path:
+        """The view of a manifest; beside the namespace."""
+        return self.root / MANIFEST_NAME
+
+    @property
     def probe(self) -> Path:
         return self.root / PROBE_NAME
 
     def slab(self, slab_id: int) -> Path:
         return self.slabs / slab_name(slab_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestPaths:
+    """The files of the view of one manifest, in `TierPaths.manifests`."""
+
+    manifests: Path
+    digest: str
+
+    @property
+    def root(self) -> Path:
+        return self.manifests / self.digest
+
+    @property
+    def new(self) -> Path:
+        """What is being built, until it is renamed to `root`."""
+        return self.manifests / "new"
+
+    @property
+    def table(self) -> Path:
+        return self.root / "table"
+
+    @property
+    def namespace(self) -> Path:
+        """The inode table of this view: that of the whole source is another."""
+        return self.root / NAMESPACE_NAME
+
+    def all_entries(self) -> list[Path]:
+        """Of whatever manifests."""
+        return list(self.manifests.iterdir()) if self.manifests.exists() else []

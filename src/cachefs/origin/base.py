@@ -67,6 +67,12 @@ class Origin(ABC):
         the directory. Raises `NotFoundError`.
         """
 
+    async def stat_unlisted(self, path: str) -> Found:
+        """`stat` of what is known to be a file, or a directory, and never a LIST: so an empty
+        object wins over a directory, and a directory without an owner may be taken for absent.
+        """
+        return await self.stat(path)
+
     @abstractmethod
     def list_dir(self, path: str) -> AsyncIterator[list[Entry]]:
         """The entries directly below `path`, page by page, each name once.

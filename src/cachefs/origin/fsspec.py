@@ -168,6 +168,13 @@ class FsspecOrigin(Origin):
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
+        meta = await self.stat_unlisted(path)
+        if isinstance(meta, ObjectMeta) and not meta.size_bytes and await self._has_children(path):
+            return None
+        return meta
+
+    async def stat_unlisted(self, path: str) -> Found:
+        """See `Origin.stat_unlisted`; one `info`, in which some drivers may LIST what is absent."""
         if not path and not self.tells_owners:
             return None
         self._checked(path)
@@ -177,8 +184,6 @@ class FsspecOrigin(Origin):
         meta = self._meta(info)
         if meta is None:
             raise NotFoundError(f"{self._subject(path)} is neither a file nor a directory")
-        if not meta.size_bytes and await self._has_children(path):
-            return None
         return meta
 
     def list_dir(self, path: str) -> Pages:

@@ -112,6 +112,17 @@ class MemoryOrigin(Origin):
             raise NotFoundError(f"{self.url}/{path} does not exist")
         return found.meta
 
+    async def stat_unlisted(self, path: str) -> Found:
+        """See `Origin.stat_unlisted`."""
+        self._checked(path)
+        self.counters.heads += 1
+        await self._request()
+        if path in self._objects:
+            return self._objects[path].meta
+        if self.tells_owners and self._has_keys(path):
+            return self._dirs.get(path)
+        raise NotFoundError(f"{self.url}/{path} does not exist")
+
     def list_dir(self, path: str) -> Pages:
         """See `Origin.list_dir`; a listing is a snapshot taken at its first page."""
         pages: list[list[Entry]] | None = None

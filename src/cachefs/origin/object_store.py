@@ -103,6 +103,10 @@ class ObjectStoreOrigin(Origin):
             return None
         return meta
 
+    async def stat_unlisted(self, path: str) -> ObjectMeta | None:
+        """One HEAD."""
+        return await self._head(path) if path else None
+
     def list_dir(self, path: str) -> Pages:
         """One LIST per 1,000 keys, the next page under way while this one is used."""
         return Pages(_Listing(self, path).next_page)

@@ -1,0 +1,1 @@
+"""Manifests: lists of files with their versions, written and mounted."""

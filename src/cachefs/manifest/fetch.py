@@ -1,0 +1,79 @@
+"""From what a user gave as a manifest, a path or a URL, to a local file."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+import xxhash
+
+from cachefs.errors import CachefsError, NotFoundError, UsageError
+from cachefs.format.manifest_record import MANIFEST_FORMAT
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import open_origin
+from cachefs.origin.options import OriginOptions
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import ObjectMeta
+
+_PIECE_BYTES = 8 << 20
+
+
+@asynccontextmanager
+async def local_copy(manifest: str, source: str, options: OriginOptions) -> AsyncIterator[Path]:
+    """The manifest as a local file while the context lasts. `source` is what is mounted with
+    `options`: they are used for a URL of the same scheme, too.
+
+    Raises `CachefsError`.
+    """
+    if "://" not in manifest:
+        yield Path(manifest)
+        return
+    scheme, _, rest = manifest.partition("://")
+    above, _, name = rest.rpartition("/")
+    if not name:
+        raise UsageError(f"manifest {manifest}: this is the URL of a directory, not of a file")
+    is_same = scheme == source.partition("://")[0]
+    settings = options if is_same else OriginOptions(max_downloads=options.max_downloads)
+    inner = open_origin(f"{scheme}://{above or '/'}", replace(settings, verify_origin="off"))
+    origin = ResilientOrigin(inner, Resilience())
+    descriptor, path = tempfile.mkstemp(prefix="cachefs-manifest-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            await _download(origin, name, manifest, file.fileno())
+        yield Path(path)
+    finally:
+        Path(path).unlink(missing_ok=True)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+            await origin.aclose()
+
+
+async def _download(origin: Origin, name: str, manifest: str, descriptor: int) -> None:
+    try:
+        found = await origin.stat(name)
+        if not isinstance(found, ObjectMeta):
+            raise NotFoundError(f"{manifest} is a directory")
+        for offset in range(0, found.size_bytes, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, found.size_bytes - offset)
+            data = await origin.read(name, found, offset, length)
+            await trio.to_thread.run_sync(os.write, descriptor, data)
+    except CachefsError as error:
+        raise type(error)(f"can't read the manifest: {error}") from error
+    except OSError as error:
+        raise CachefsError(f"can't keep a copy of the manifest: {error.strerror}") from error
+
+
+def digest_of(file: Path, name: str, *others: str) -> str:
+    """32 hex digits for its content, and for what else decides how it is understood. Blocks.
+    Raises `CachefsError`."""
+    digest = xxhash.xxh3_128("\0".join((str(MANIFEST_FORMAT), *others)).encode(errors="replace"))
+    try:
+        with file.open("rb") as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CachefsError(f"can't read the manifest {name}: {reason}") from error
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""Manifest files: Parquet, or lines that are paths or JSON objects. See docs/formats/manifest.md.
+
+Parquet is told by its first bytes, not by its name. Everything here blocks.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cachefs.errors import CachefsError, UsageError
+from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+
+FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
+"""Columns of Parquet, and keys of JSON. Only `path` is needed; the last three are optional."""
+
+_MAGIC = b"PAR1"
+_LINE_BYTES = 1 << 16
+_BATCH_ROWS = 10_000
+_MOST_BYTES = 1 << 62
+
+Fields = tuple[object, ...]
+"""Values of `FIELDS`."""
+
+
+class Listed(NamedTuple):
+    """One file of a manifest; `meta` is None where the manifest doesn't tell all of it."""
+
+    path: str
+    meta: ObjectMeta | None
+
+
+def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Iterator[Listed]:
+    """Its files in their order. `name` is what errors call it, `path_of` makes a path relative to
+    the source.
+
+    Raises `UsageError`, which names the place, for what can't be understood.
+    """
+    where = ""
+    try:
+        with file.open("rb") as stream:
+            is_parquet = stream.read(len(_MAGIC)) == _MAGIC
+        rows = _parquet_rows(file) if is_parquet else _lines(file)
+        for where, fields in rows:  # noqa: B007 - used when one of the next fails
+            if fields is not None:
+                yield _listed(fields, path_of)
+    except UsageError as error:
+        raise UsageError(f"manifest {name}, {where or 'at its beginning'}: {error}") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise CachefsError(f"can't read the manifest {name}: {reason}") from error
+
+
+def _lines(file: Path) -> Iterator[tuple[str, Fields | None]]:
+    with file.open("rb") as stream:
+        number = 0
+        while True:
+            number += 1
+            line = stream.readline(_LINE_BYTES)
+            if not line:
+                return
+            yield f"line {number}", None  # what is wrong with the next is wrong there
+            if len(line) == _LINE_BYTES:
+                raise UsageError(f"a line of more than {_LINE_BYTES >> 10} KiB is no path")
+            line = line.rstrip(b"\r\n")
+            if line.startswith(b"{"):
+                yield f"line {number}", _fields_of_json(line)
+            elif line:
+                yield f"line {number}", (line.decode("utf-8", "surrogateescape"),)
+
+
+def _fields_of_json(line: bytes) -> Fields:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{line[:60]!r} is no JSON: {error}") from None
+    return tuple(values.get(field) for field in FIELDS)
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Fields | None]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(file, memory_map=False) as source:
+            present = [field for field in FIELDS if field in source.schema_arrow.names]
+            if "path" not in present:
+                raise UsageError(f'it has no column "path", only {source.schema_arrow.names}')
+            first = 1
+            for batch in source.iter_batches(_BATCH_ROWS, columns=present):
+                columns: list[list[Any]] = [
+                    batch.column(field).to_pylist() if field in present else [None] * batch.num_rows
+                    for field in FIELDS
+                ]
+                for number, fields in enumerate(zip(*columns, strict=True)):
+                    yield f"row {first + number}", fields
+                first += batch.num_rows
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        text = str(error).partition("\n")[0]
+        raise UsageError(f"it is no Parquet that can be read: {text}") from None
+
+
+def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
+    written = fields[0]
+    if not isinstance(written, str):
+        raise UsageError('there is no "path"')
+    path = path_of(written)
+    if not path:
+        raise UsageError(f"{written!r} is the source itself, and no file of it")
+    if len(fields) == 1:
+        return Listed(path, None)
+    _, size_bytes, mtime_ns, version, uid, gid, mode = fields
+    posix = Posix(
+        _number("uid", uid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
+        _number("gid", gid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
+        _number("mode", mode, 0, 0o1777, UNKNOWN_MODE),
+    )
+    size = _number("size", size_bytes, 0, _MOST_BYTES, -1)
+    time = _number("mtime_ns", mtime_ns, -_MOST_BYTES, _MOST_BYTES, _MOST_BYTES)
+    if version is not None and not isinstance(version, str):
+        raise UsageError(f"version: {version!r} is no text")
+    if size < 0 or time == _MOST_BYTES or not version:
+        return Listed(path, None)
+    return Listed(path, ObjectMeta(size, time, version, posix))
+
+
+def _number(field: str, value: object, least: int, most: int, otherwise: int) -> int:
+    if value is None:
+        return otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UsageError(f"{field}: {value!r} is no whole number from {least} to {most}")
+    return value

@@ -1,0 +1,208 @@
+"""The two sides of a mount with a manifest, around the origin as it is without.
+
+`ManifestOrigin` is what the namespace asks: names, sizes and versions come from the manifest.
+`UnlistedOrigin` is what really sends requests, and never sends a LIST. Between them stands
+`ResilientOrigin`. Identity and paths are the origin's own, so that cached blocks are shared with
+mounts that have no manifest, or another.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import trio
+
+from cachefs.errors import (
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.format.manifest_record import Directory
+from cachefs.manifest.table import ManifestTable, is_unknown
+from cachefs.origin.base import Origin
+from cachefs.origin.names import Pages, join
+from cachefs.origin.options import CHECK_DEADLINE_S
+from cachefs.types import Buffer, Entry, Found, ObjectMeta
+
+log = logging.getLogger(__name__)
+
+_PAGE_ENTRIES = 1000
+_ASKED_AT_A_TIME = 64
+_SAID_AGAIN_S = 60.0
+
+
+class ManifestOrigin(Origin):
+    """Answers from the table; asks `inner` only for what the manifest doesn't tell, once."""
+
+    def __init__(self, inner: Origin, table: ManifestTable) -> None:
+        self.url = inner.url
+        self.identity = inner.identity
+        self.counters = inner.counters
+        self.tells_owners = inner.tells_owners
+        self._inner = inner
+        self._table = table
+
+    async def check(self) -> None:
+        """`inner`'s."""
+        await self._inner.check()
+
+    async def stat(self, path: str) -> Found:
+        """See `Origin.stat`. What the manifest doesn't name costs no request."""
+        try:
+            row = self._table.find(path)
+        except KeyError:
+            raise NotFoundError(f"{join(self.url, path)} is not in the manifest") from None
+        return await self._complete(path, row)
+
+    def list_dir(self, path: str) -> Pages:
+        """See `Origin.list_dir`. Listed files that the origin doesn't have are left out, where
+        it has to be asked."""
+        after: bytes | None = None
+
+        async def next_page() -> list[Entry] | None:
+            nonlocal after
+            await trio.lowlevel.checkpoint()
+            try:
+                row = self._table.find(path)
+            except KeyError:
+                raise NotFoundError(f"{join(self.url, path)} is not in the manifest") from None
+            if not isinstance(row, Directory):
+                raise NotADirError(f"{join(self.url, path)} is an object, not a directory")
+            children = self._table.children(row.number, after, _PAGE_ENTRIES)
+            if not children:
+                return None
+            page = await self._page(path, children)
+            after = children[-1][0]
+            return page
+
+        return Pages(next_page)
+
+    async def _page(
+        self, path: str, children: Sequence[tuple[bytes, Directory | ObjectMeta | None]]
+    ) -> list[Entry]:
+        found: list[Entry | None] = [None] * len(children)
+        wanted: list[int] = []
+        for number, (raw_name, row) in enumerate(children):
+            name = raw_name.decode("utf-8", "surrogateescape")
+            if not isinstance(row, Directory) and not is_unknown(row, self.tells_owners):
+                found[number] = Entry(name, row)
+            elif isinstance(row, Directory) and not self.tells_owners:
+                found[number] = Entry(name, None)
+            else:
+                wanted.append(number)
+        failures: list[OriginError] = []
+
+        async def ask() -> None:
+            while wanted and not failures:
+                number = wanted.pop()
+                name = children[number][0].decode("utf-8", "surrogateescape")
+                below = f"{path}/{name}" if path else name
+                try:
+                    found[number] = Entry(name, await self._complete(below, children[number][1]))
+                except NotFoundError:
+                    pass
+                except OriginError as error:
+                    failures.append(error)
+
+        if wanted:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(len(wanted), _ASKED_AT_A_TIME)):
+                    nursery.start_soon(ask)
+        if failures:
+            raise failures[0]
+        return [entry for entry in found if entry is not None]
+
+    async def _complete(self, path: str, row: Directory | ObjectMeta | None) -> Found:
+        """What the manifest tells of it, with what the origin has to be asked for."""
+        if isinstance(row, Directory):
+            if not self.tells_owners:
+                return None
+            found = await self._inner.stat(path)
+            if isinstance(found, ObjectMeta):
+                raise NotFoundError(
+                    f"{join(self.url, path)} is a file, and a directory by the manifest"
+                )
+            return found
+        if not is_unknown(row, self.tells_owners):
+            return row
+        found = await self._inner.stat(path)
+        if not isinstance(found, ObjectMeta):
+            raise NotFoundError(
+                f"{join(self.url, path)} is a directory, and a file by the manifest"
+            )
+        return self._table.freeze_file(path, found)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """`inner`'s."""
+        return await self._inner.read(path, meta, offset, length)
+
+    async def aclose(self) -> None:
+        """Nothing: `inner` is others', too."""
+        await trio.lowlevel.checkpoint()
+
+
+class UnlistedOrigin(Origin):
+    """`inner` without LISTs. `samples` are paths that it should have."""
+
+    def __init__(self, inner: Origin, samples: Sequence[str]) -> None:
+        self.url = inner.url
+        self.identity = inner.identity
+        self.counters = inner.counters
+        self.tells_owners = inner.tells_owners
+        self._inner = inner
+        self._samples = samples
+        self._changed_count = 0
+        self._said_at = float("-inf")
+
+    async def check(self) -> None:
+        """Ask for the samples until there is one; see `Origin.check`."""
+        with trio.move_on_after(CHECK_DEADLINE_S) as scope:
+            for path in self._samples:
+                try:
+                    await self._inner.stat_unlisted(path)
+                    return
+                except NotFoundError:
+                    continue
+        if scope.cancelled_caught:
+            self.counters.errors += 1
+            raise OriginUnavailableError(f"{self.url} does not answer")
+        raise NotFoundError(
+            f"nothing of what the manifest names was found below {self.url}, such as "
+            f"{', '.join(self._samples)}; is it a manifest of this source?"
+        )
+
+    async def stat(self, path: str) -> Found:
+        """`Origin.stat_unlisted`."""
+        if not path and not self.tells_owners:
+            return None
+        return await self._inner.stat_unlisted(path)
+
+    def list_dir(self, path: str) -> Pages:
+        """Never."""
+        raise AssertionError("a LIST, on a mount with a manifest")
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """`inner`'s; says when the manifest's version can't be had any more."""
+        try:
+            return await self._inner.read(path, meta, offset, length)
+        except (ObjectChangedError, NotFoundError) as error:
+            self._note_changed(path, error)
+            raise
+
+    def _note_changed(self, path: str, error: OriginError) -> None:
+        self._changed_count += 1
+        now = trio.current_time()
+        if now - self._said_at >= _SAID_AGAIN_S:
+            self._said_at = now
+            log.warning(
+                "%s: the origin no longer has the version that the manifest froze (%s); what is "
+                "not cached of it can't be read. %d such reads so far; a new manifest mends it",
+                path,
+                error,
+                self._changed_count,
+            )
+
+    async def aclose(self) -> None:
+        """Close `inner`."""
+        await self._inner.aclose()

@@ -1,0 +1,220 @@
+"""A manifest as a table on disk: a few bytes of memory, whatever its length.
+
+Built once from the file and kept until another manifest is mounted on the same cache directory; one
+that leaves anything to be asked is built anew at each start, so that what was asked is forgotten
+with the mount.
+"""
+
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachefs.db import Database, DatabaseBuilder
+from cachefs.errors import UsageError
+from cachefs.format.manifest_record import (
+    PATH_ROW,
+    ROOT_NUMBER,
+    Directory,
+    ManifestRow,
+    name_of_row,
+    pack_row,
+    row_key,
+    unpack_row,
+)
+from cachefs.format.paths import ManifestPaths
+from cachefs.manifest.files import Listed
+from cachefs.origin.names import is_name
+from cachefs.types import NO_POSIX, ObjectMeta
+
+_TABLES = ("rows", "meta")
+_MAP_BYTES = 1 << 37
+_KNOWN_DIRECTORIES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a manifest holds: files, those of which only the path is known, and what can't be
+    shown (no names, or below a file)."""
+
+    files: int
+    unknown: int
+    skipped: int
+
+
+def build(paths: ManifestPaths, listed: Iterable[Listed], needs_owners: bool) -> Counts:
+    """Make `paths.table`; what was there of any manifest is gone afterwards. Blocks.
+
+    With `needs_owners` a file counts as unknown also if its owner is. Raises `UsageError` as
+    `listed` does, and for a manifest without files.
+    """
+    for other in paths.all_entries():
+        shutil.rmtree(other, ignore_errors=True)
+    paths.new.parent.mkdir(mode=0o700, exist_ok=True)
+    paths.new.mkdir(mode=0o700)
+    builder = _Builder(paths.new / paths.table.name, needs_owners)
+    try:
+        for item in listed:
+            builder.add(item)
+        counts = builder.finish()
+    except BaseException:
+        builder.abandon()
+        shutil.rmtree(paths.new, ignore_errors=True)
+        raise
+    paths.new.rename(paths.root)
+    return counts
+
+
+def is_unknown(meta: ObjectMeta | None, needs_owners: bool) -> bool:
+    """Whether the origin has to be asked for it."""
+    return meta is None or (needs_owners and meta.posix == NO_POSIX)
+
+
+class _Builder:
+    def __init__(self, path: Path, needs_owners: bool) -> None:
+        self._needs_owners = needs_owners
+        self._db = DatabaseBuilder(path, _TABLES, _MAP_BYTES)
+        self._directories: OrderedDict[str, int | None] = OrderedDict()
+        self._next_number = ROOT_NUMBER + 1
+        self._files = self._unknown = self._skipped = 0
+
+    def add(self, listed: Listed) -> None:
+        """A file that is named twice is as it was named last."""
+        above, _, name = listed.path.rpartition("/")
+        parent = self._directory(above)
+        if parent is None or not is_name(name):
+            self._skipped += 1
+            return
+        key = row_key(parent, name.encode("utf-8", "surrogateescape"))
+        value = pack_row(listed.meta)
+        if not self._db.put("rows", key, value):
+            stored = self._db.get("rows", key)
+            known = None if stored is None else unpack_row(stored)
+            if isinstance(known, Directory):
+                # As everywhere: an object of one byte or more wins over a directory.
+                if listed.meta is None or not listed.meta.size_bytes:
+                    self._skipped += 1
+                    return
+                self._directories.clear()
+            else:
+                self._files -= 1
+                self._unknown -= self._is_unknown(known)
+            self._db.put("rows", key, value, overwrite=True)
+        self._files += 1
+        self._unknown += self._is_unknown(listed.meta)
+
+    def _is_unknown(self, meta: ObjectMeta | None) -> bool:
+        return is_unknown(meta, self._needs_owners)
+
+    def _directory(self, path: str) -> int | None:
+        """Its number; None if it can't be one."""
+        if not path:
+            return ROOT_NUMBER
+        if path in self._directories:
+            self._directories.move_to_end(path)
+            return self._directories[path]
+        above, _, name = path.rpartition("/")
+        parent = self._directory(above)
+        number = None if parent is None or not is_name(name) else self._make(parent, name)
+        self._directories[path] = number
+        if len(self._directories) > _KNOWN_DIRECTORIES:
+            self._directories.popitem(last=False)
+        return number
+
+    def _make(self, parent: int, name: str) -> int | None:
+        key = row_key(parent, name.encode("utf-8", "surrogateescape"))
+        number = self._next_number
+        if not self._db.put("rows", key, pack_row(Directory(number))):
+            stored = self._db.get("rows", key)
+            known = None if stored is None else unpack_row(stored)
+            if isinstance(known, Directory):
+                return known.number
+            if known is not None and known.size_bytes:
+                return None
+            self._db.put("rows", key, pack_row(Directory(number)), overwrite=True)
+            self._files -= 1
+            self._unknown -= self._is_unknown(known)
+            self._skipped += 1
+        self._next_number += 1
+        return number
+
+    def finish(self) -> Counts:
+        if not self._files:
+            raise UsageError("the manifest names no file; nothing would be mounted")
+        counts = Counts(self._files, self._unknown, self._skipped)
+        text = f"{counts.files} {counts.unknown} {counts.skipped}"
+        self._db.put("meta", b"counts", text.encode())
+        self._db.finish()
+        return counts
+
+    def abandon(self) -> None:
+        self._db.abandon()
+
+
+class ManifestTable:
+    """Synchronous and atomic, on the loop thread."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._directories: OrderedDict[str, int] = OrderedDict()
+        stored = db.get("meta", b"counts") or b"0 1 0"
+        self.counts = Counts(*map(int, stored.split()))
+
+    @classmethod
+    def open(cls, path: Path) -> "ManifestTable":
+        """What `build` made. Raises `CacheDirError`."""
+        return cls(Database.open(str(path), _TABLES, _MAP_BYTES))
+
+    @property
+    def db(self) -> Database:
+        """For the loop that commits."""
+        return self._db
+
+    def find(self, path: str) -> ManifestRow:
+        """Raises `KeyError` for what the manifest doesn't name."""
+        if not path:
+            return Directory(ROOT_NUMBER)
+        value = self._db.get("rows", self._key(path))
+        if value is None:
+            raise KeyError(path)
+        return unpack_row(value)
+
+    def _key(self, path: str) -> bytes:
+        above, _, name = path.rpartition("/")
+        if not is_name(name):
+            raise KeyError(path)
+        return row_key(self._number(above), name.encode("utf-8", "surrogateescape"))
+
+    def _number(self, path: str) -> int:
+        number = self._directories.get(path)
+        if number is None:
+            row = self.find(path)
+            if not isinstance(row, Directory):
+                raise KeyError(path)
+            number = self._directories[path] = row.number
+            if len(self._directories) > _KNOWN_DIRECTORIES:
+                self._directories.popitem(last=False)
+        return number
+
+    def children(
+        self, number: int, after: bytes | None, most: int
+    ) -> list[tuple[bytes, ManifestRow]]:
+        """The next `most` in name order, beyond `after`."""
+        start = None if after is None else row_key(number, after) + b"\0"
+        found = []
+        for key, value in self._db.scan("rows", row_key(number, b""), start):
+            found.append((name_of_row(key), unpack_row(value)))
+            if len(found) == most:
+                break
+        return found
+
+    def freeze_file(self, path: str, meta: ObjectMeta) -> ObjectMeta:
+        """What holds from now on; what was frozen first stays. The owner is filled in."""
+        key = self._key(path)
+        stored = self._db.get("rows", key) or PATH_ROW
+        known = unpack_row(stored)
+        if isinstance(known, ObjectMeta):
+            meta = ObjectMeta(known.size_bytes, known.mtime_ns, known.version, meta.posix)
+        self._db.put("rows", key, pack_row(meta))
+        return meta

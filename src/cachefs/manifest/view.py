@@ -1,0 +1,104 @@
+"""The view that a mount has of its source through a manifest."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+
+import trio
+
+from cachefs.config import MountConfig
+from cachefs.errors import CacheDirError
+from cachefs.format.paths import ManifestPaths
+from cachefs.load.paths import PathReader
+from cachefs.manifest.fetch import digest_of, local_copy
+from cachefs.manifest.files import Listed, read_manifest
+from cachefs.manifest.origin import ManifestOrigin, UnlistedOrigin
+from cachefs.manifest.table import ManifestTable, build
+from cachefs.origin.base import Origin
+from cachefs.origin.options import OriginOptions
+
+log = logging.getLogger(__name__)
+
+_SAMPLES = 3
+
+
+class ManifestView:
+    """One manifest, from the file to what the namespace asks. Methods block, unless async."""
+
+    def __init__(self, file: Path, config: MountConfig) -> None:
+        """Raises `CachefsError` for a file that can't be read or doesn't begin as a manifest."""
+        assert config.manifest is not None
+        self._name = config.manifest
+        self._file = file
+        self._path_of: Callable[[str], str] = PathReader(str(config.mountpoint), config.source).path
+        self._digest = digest_of(file, self._name, config.source, str(config.mountpoint))
+        self._samples = [item.path for item in islice(self._listed(), _SAMPLES)]
+        self._table: ManifestTable | None = None
+        self.namespace: Path = Path()
+        """Where the inode table of this view is; known once `build` has ended."""
+
+    def _listed(self) -> Iterator[Listed]:
+        return read_manifest(self._file, self._name, self._path_of)
+
+    def unlisted(self, inner: Origin) -> UnlistedOrigin:
+        """What sends requests to `inner`."""
+        return UnlistedOrigin(inner, self._samples)
+
+    def build(self, manifests: Path, needs_owners: bool) -> None:
+        """Make the table in the directory `manifests`, unless it is there. Raises
+        `CachefsError`."""
+        paths = ManifestPaths(manifests, self._digest)
+        try:
+            table = ManifestTable.open(paths.table) if paths.root.exists() else None
+            if table is not None and table.counts.unknown:
+                table.db.abandon()
+                table = None  # what was asked holds for one mount only
+            if table is None:
+                counts = build(paths, self._listed(), needs_owners)
+                log.info(
+                    "the manifest %s names %d files, %d of them without size, time and version; "
+                    "%d can't be shown",
+                    self._name,
+                    counts.files,
+                    counts.unknown,
+                    counts.skipped,
+                )
+                table = ManifestTable.open(paths.table)
+        except OSError as error:
+            raise CacheDirError(f"can't keep the manifest in {manifests}: {error}") from error
+        self._table = table
+        self.namespace = paths.namespace
+        if "://" in self._name:
+            self._file.unlink(missing_ok=True)  # a copy, and perhaps a large one
+
+    def origin(self, resilient: Origin) -> ManifestOrigin:
+        """What the namespace asks, in place of `resilient`; after `build`."""
+        assert self._table is not None
+        return ManifestOrigin(resilient, self._table)
+
+    async def commit_loop(self) -> None:
+        """Write what is frozen, for ever: memory would grow."""
+        assert self._table is not None
+        await self._table.db.commit_loop()
+
+    def close(self) -> None:
+        if self._table is not None:
+            self._table.db.close()
+
+
+@asynccontextmanager
+async def open_view(
+    config: MountConfig, options: OriginOptions
+) -> AsyncIterator[ManifestView | None]:
+    """The view that `config` asks for, None if it asks for none. Raises `CachefsError`."""
+    if config.manifest is None:
+        yield None
+        return
+    async with local_copy(config.manifest, config.source, options) as file:
+        view = await trio.to_thread.run_sync(ManifestView, file, config)
+        try:
+            yield view
+        finally:
+            view.close()
