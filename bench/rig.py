@@ -168,6 +168,10 @@ class Mount:
                 return status
         raise RuntimeError(f"`cachefs status --json` doesn't list {self.path}")
 
+    def command(self, *arguments: str) -> str:
+        """What a command of cachefs prints. Raises `RuntimeError` if it fails."""
+        return self._call(arguments)
+
     def daemon_log(self) -> str:
         """The end of what the daemon logged."""
         with contextlib.suppress(OSError):

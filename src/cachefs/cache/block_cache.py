@@ -78,6 +78,8 @@ class BlockCache:
         self._patience_s = patience_s
         self.waiting_readers = 0
         """Reads that wait for the origin."""
+        self.reader_waited_at = -math.inf
+        """When the last such read ended."""
         self._failed: dict[BlockKey, Flight] = {}
         self._landed_at = self._settled_at = -math.inf
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
@@ -187,6 +189,7 @@ class BlockCache:
             await self._wait_for(flight)
         finally:
             self.waiting_readers -= 1
+            self.reader_waited_at = trio.current_time()
         return flight.block(key.block_index)
 
     def _failed_lately(self, key: BlockKey) -> Flight | None:

@@ -1,8 +1,6 @@
 """Fetching what a job wants, many requests at a time, and out of the way of readers.
 
-The blocks come by the same flights as a reader's, so nothing is fetched twice. Readers come first:
-while one waits for the origin, or requests queue for it, a job begins no more than a few of its
-own; and it never holds more than half of the memory for blocks on their way.
+The blocks come by the same flights as a reader's, so nothing is fetched twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,15 +10,13 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ObjectChangedError, OriginUnavailableError
+from cachefs.load.courtesy import Courtesy
 from cachefs.load.spec import Progress
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.types import ObjectRef
 
 _EXTENT_BLOCKS = 8
-_BESIDE_READERS = 2
-"""Requests of a job under way while a reader waits."""
-_GATE_S = 0.002
 _WAIT_S = 1.0
 _TRIES = 3
 
@@ -47,11 +43,9 @@ class Fetcher:
     ) -> None:
         self._cache = cache
         self._origin = origin
-        self._most_held_bytes = most_held_bytes
+        self._courtesy = Courtesy(cache, origin, most_held_bytes)
         self._progress = progress
         self._on_failure = on_failure
-        self._under_way = 0
-        self._under_way_bytes = 0
         self.failed: set[bytes] = set()
         """Ids of objects that could not be had."""
 
@@ -83,9 +77,7 @@ class Fetcher:
         size_bytes = sum(map(ref.block_length, blocks))
         tries = 0
         while True:
-            await self._wait_for_turn()
-            self._under_way += 1
-            self._under_way_bytes += size_bytes
+            await self._courtesy.begin(size_bytes)
             try:
                 self._cache.fetch(ref, extent.first_block, extent.block_count)
                 await self._cache.fetched(ref, extent.first_block, extent.block_count)
@@ -102,22 +94,9 @@ class Fetcher:
                 self._fail(ref, error)
                 return
             finally:
-                self._under_way -= 1
-                self._under_way_bytes -= size_bytes
+                self._courtesy.end(size_bytes)
         self._progress.fetched_bytes += size_bytes
         self._progress.fetched_files += extent.is_last
-
-    async def _wait_for_turn(self) -> None:
-        while self._must_wait():  # noqa: ASYNC110 - of things that have no event
-            await trio.sleep(_GATE_S)
-
-    def _must_wait(self) -> bool:
-        if self._under_way == 0:
-            return False
-        if max(self._cache.held_bytes, self._under_way_bytes) >= self._most_held_bytes:
-            return True
-        readers_wait = self._cache.waiting_readers or self._origin.queued
-        return bool(readers_wait) and self._under_way >= _BESIDE_READERS
 
     def _fail(self, ref: ObjectRef, error: CachefsError) -> None:
         self.failed.add(ref.object_id)

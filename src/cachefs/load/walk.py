@@ -14,6 +14,7 @@ import trio
 
 from cachefs.errors import CachefsError, OriginUnavailableError, UsageError
 from cachefs.format.inode_record import KIND_DIR
+from cachefs.load.courtesy import Courtesy
 from cachefs.load.paths import Line, PathReader, path_filter
 from cachefs.load.spec import LoadSpec, Progress
 from cachefs.namespace.namespace import ROOT_INO, Namespace
@@ -45,11 +46,13 @@ class Walk:
         spec: LoadSpec,
         since_ns: int,
         progress: Progress,
+        courtesy: Courtesy,
         on_failure: Callable[[Failure], None],
     ) -> None:
         self._namespace = namespace
         self._since_ns = since_ns
         self._progress = progress
+        self._courtesy = courtesy
         self._on_failure = on_failure
         self._wanted = path_filter(spec.include, spec.exclude)
         self.inos = array("Q")
@@ -112,7 +115,11 @@ class Walk:
         above, _, name = path.rpartition("/")
         parent = await self._ino_of(above)
         raw_name = name.encode("utf-8", "surrogateescape")
-        inode = await self._namespace.lookup_since(parent, raw_name, self._since_ns)
+        await self._courtesy.begin()
+        try:
+            inode = await self._namespace.lookup_since(parent, raw_name, self._since_ns)
+        finally:
+            self._courtesy.end()
         if inode.is_dir:
             self._known[path] = inode.ino
             if len(self._known) > _KNOWN_DIRECTORIES:

@@ -1,0 +1,56 @@
+"""How many requests of jobs may be under way, so that readers don't wait for them.
+
+A reader who waits for the origin has before him whatever is under way already: at full speed that
+is some ten times what his own request takes. So it is not enough to give way when he comes; while
+readers come at all, jobs keep few requests under way.
+"""
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.origin.resilience import ResilientOrigin
+
+_WHILE_READERS_WAIT = 2
+_NEAR_READERS = 4
+_NEAR_S = 1.0
+_LOOK_S = 0.002
+
+
+class Courtesy:
+    """Of one kind of request of one job: `begin` and `end` around each. `most_held_bytes` is of the
+    cache's memory for blocks on their way."""
+
+    def __init__(self, cache: BlockCache, origin: ResilientOrigin, most_held_bytes: int) -> None:
+        self._cache = cache
+        self._origin = origin
+        self._most_held_bytes = most_held_bytes
+        self._under_way = 0
+        self._under_way_bytes = 0
+
+    async def begin(self, size_bytes: int = 0) -> None:
+        """Wait until one more request, for so many bytes, is no burden; then count it."""
+        while self._must_wait():  # noqa: ASYNC110 - for things that have no event
+            await trio.sleep(_LOOK_S)
+        self._under_way += 1
+        self._under_way_bytes += size_bytes
+
+    def end(self, size_bytes: int = 0) -> None:
+        """The request has ended."""
+        self._under_way -= 1
+        self._under_way_bytes -= size_bytes
+
+    def _must_wait(self) -> bool:
+        if self._under_way == 0:
+            return False
+        if self._under_way_bytes:
+            held_bytes = max(self._cache.held_bytes, self._under_way_bytes)
+            if held_bytes >= self._most_held_bytes:
+                return True
+        return self._under_way >= self._most()
+
+    def _most(self) -> float:
+        if self._cache.waiting_readers or self._origin.queued:
+            return _WHILE_READERS_WAIT
+        if trio.current_time() - self._cache.reader_waited_at < _NEAR_S:
+            return _NEAR_READERS
+        return float("inf")
