@@ -15,6 +15,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
+from cachefs.load.courtesy import Courtesy
 from cachefs.load.fetch import Fetcher
 from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
@@ -117,7 +118,9 @@ class Job:
 
     async def _expand(self) -> None:
         around, spec = self._around, self.report.spec
-        walk = Walk(around.namespace, spec, around.namespace.now_ns(), self._progress, self._fail)
+        courtesy = Courtesy(around.cache, around.origin, around.most_held_bytes)
+        since_ns = around.namespace.now_ns()
+        walk = Walk(around.namespace, spec, since_ns, self._progress, courtesy, self._fail)
         await walk.run(spec.paths, self._lines(), around.paths)
         self._inos = walk.inos
 
