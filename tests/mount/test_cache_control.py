@@ -191,6 +191,30 @@ def test_pin_and_unpin(site: Site, content: dict[str, bytes]) -> None:
     assert said.stdout == "evicted 488.3 KiB in 10 blocks\n"
 
 
+def test_pin_limit(site: Site) -> None:
+    for number in range(100):
+        (site.files / f"{number}").write_bytes(random.randbytes(MIB // 2))
+    site.mount("--cache-size", "128MiB", "--pin-limit", "0.25")
+    for number in range(100):
+        (site.mountpoint / f"{number}").read_bytes()
+    eventually(lambda: cached_bytes(site) == 50 * MIB)
+    said = site.cli("pin", site.mountpoint, code=1)
+    assert said.stdout == ""
+    assert said.stderr.startswith("cachefs: error: 6")
+    assert "more would be pinned" in said.stderr
+    assert "0 B of at most 31" in said.stderr
+    assert "nothing was pinned" in said.stderr
+    assert said.stderr.count("\n") == 1
+    (tier,) = site.status()["tiers"]
+    assert tier["pinned_bytes"] == 0
+    site.cli("pin", *(site.mountpoint / f"{number}" for number in range(20)))
+    (tier,) = site.status()["tiers"]
+    assert 10 * MIB <= tier["pinned_bytes"] <= tier["pin_limit_bytes"] <= 32 * MIB
+    for number in range(100):  # in its own way
+        (site.mountpoint / f"{number}").read_bytes()
+    assert answer(site, "info", site.mountpoint)["pinned_bytes"] == 10 * MIB
+
+
 def test_evict_force(site: Site, content: dict[str, bytes]) -> None:
     read(site, content, "large")
     stored(site, "large", len(content["large"]))

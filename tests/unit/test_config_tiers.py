@@ -42,7 +42,7 @@ def test_the_options_alone_make_one_ssd_tier(file: Path) -> None:
     ).tiers
     assert (tier.medium, tier.paths) == (Medium.SSD, (Path("/a"), Path("/b")))
     assert tier.quotas == (5 * GIB, 5 * GIB)
-    assert (tier.high, tier.low, tier.free_space_ratio) == (0.9, 0.8, 0.1)
+    assert (tier.high, tier.low, tier.free_space_ratio, tier.pin_limit) == (0.9, 0.8, 0.1, 0.8)
 
 
 def test_mem_size_puts_a_tier_in_front(file: Path) -> None:
@@ -62,13 +62,14 @@ def test_tables_are_sorted_by_medium(file: Path) -> None:
         tier(medium='"HDD"', path='"/h"', quota='"8GiB"')
         + tier(path='"/s1"')
         + tier(medium='"mem"', path='"/m"', high="0.8", low='"70%"', free_space_ratio="0")
-        + tier(path='"/s2"')
+        + tier(path='"/s2"', pin_limit="0.4")
     )
-    tiers = load(file, toml, cache_low="0.5", free_space_ratio="0.2").tiers
+    tiers = load(file, toml, cache_low="0.5", free_space_ratio="0.2", pin_limit="50%").tiers
     assert [t.paths[0].name for t in tiers] == ["m", "s1", "s2", "h"]
     assert [t.medium.name for t in tiers] == ["MEM", "SSD", "SSD", "HDD"]
     assert (tiers[0].high, tiers[0].low, tiers[0].free_space_ratio) == (0.8, 0.7, 0)
     assert (tiers[1].high, tiers[1].low, tiers[1].free_space_ratio) == (0.97, 0.5, 0.2)
+    assert [t.pin_limit for t in tiers] == [0.5, 0.5, 0.4, 0.5]
 
 
 @pytest.mark.parametrize("path", ['"/a:/b"', '"/a, /b"', '["/a", "/b"]'])

@@ -45,7 +45,12 @@ from cachefs.types import Medium
 _SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
 """Options that describe tiers where no `[[tier]]` does."""
 
-_RATIOS = {"high": "cache_high", "low": "cache_low", "free_space_ratio": "free_space_ratio"}
+_RATIOS = {
+    "high": "cache_high",
+    "low": "cache_low",
+    "free_space_ratio": "free_space_ratio",
+    "pin_limit": "pin_limit",
+}
 """What a tier takes from the mount if its table has none of its own."""
 
 
@@ -199,6 +204,9 @@ class MountConfig(BaseModel):
     cache_low: Annotated[
         float, RATIO, Flag(("--cache-low",), metavar="RATIO", group=Group.CACHE)
     ] = Field(0.92, description="Evict down to this share of the cache size.")
+    pin_limit: Annotated[
+        float, RATIO, Flag(("--pin-limit",), metavar="RATIO", group=Group.CACHE)
+    ] = Field(0.8, description="Most of each cache directory that may be pinned (cachefs pin).")
     tier_tables: tuple[TierConfig, ...] = Field(
         (), description="Instead of the directories and sizes above, in a file: [[tier]]."
     )

@@ -27,6 +27,7 @@ _KEYS = {
     "high": "a ratio",
     "low": "a ratio",
     "free_space_ratio": "a ratio",
+    "pin_limit": "a ratio",
 }
 _REQUIRED = ("medium", "path", "quota")
 
@@ -47,6 +48,7 @@ class TierConfig(BaseModel):
     high: Annotated[float, RATIO]
     low: Annotated[float, RATIO]
     free_space_ratio: Annotated[float, RATIO]
+    pin_limit: Annotated[float, RATIO]
 
     @model_validator(mode="before")
     @classmethod

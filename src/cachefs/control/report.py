@@ -28,6 +28,8 @@ class TierReport(TypedDict):
     low_bytes: int
     cached_bytes: int
     cached_blocks: int
+    pinned_bytes: int
+    pin_limit_bytes: int
     hits: int
     hit_bytes: int
     admitted: int
@@ -119,6 +121,8 @@ def tier_report(tier: TierStatus) -> TierReport:
         "low_bytes": tier.low_bytes,
         "cached_bytes": tier.cached_bytes,
         "cached_blocks": tier.cached_blocks,
+        "pinned_bytes": tier.kept_bytes,
+        "pin_limit_bytes": tier.keep_limit_bytes,
         "hits": counters.hits,
         "hit_bytes": counters.hit_bytes,
         "admitted": counters.admitted,

@@ -37,8 +37,6 @@ from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
 
-DEFAULT_KEEP_RATIO = 0.8
-
 _PROBE = bytes(range(256)) * 16
 
 
@@ -73,7 +71,7 @@ class Tier:
         identity: TierIdentity,
         lock_fd: int,
         quota_bytes: int,
-        ratios: tuple[float, float, float],
+        ratios: tuple[float, float, float, float],
         medium: Medium,
         disk: Disk,
     ) -> None:
@@ -83,7 +81,7 @@ class Tier:
         self.identity = identity
         self._ratios = ratios
         self.free_space_ratio = ratios[2]
-        self.keep_ratio = DEFAULT_KEEP_RATIO
+        self.keep_ratio = ratios[3]
         """Share of the quota that users may keep from eviction."""
         self.slabs = SlabSet(identity.slab_bytes, 1)
         self.resize(quota_bytes)
@@ -96,7 +94,7 @@ class Tier:
         self.quota_bytes = quota_bytes
         self.slabs.max_slabs = max(1, quota_bytes // self.identity.slab_bytes)
         capacity = self.slabs.capacity_bytes
-        high, low, _ = self._ratios
+        high, low, *_ = self._ratios
         self.watermarks = Watermarks(int(capacity * high), int(capacity * low))
 
     @property
@@ -113,6 +111,7 @@ class Tier:
         high: float = 0.97,
         low: float = 0.92,
         free_space_ratio: float = 0.1,
+        keep_ratio: float = 0.8,
         medium: Medium = Medium.SSD,
         disk: Disk | None = None,
         slab_bytes: int | None = None,
@@ -141,7 +140,7 @@ class Tier:
                 _create(paths, identity)
             paths.root.chmod(0o700)
             paths.slabs.mkdir(mode=0o700, exist_ok=True)  # it may have been removed by hand
-            ratios = (high, low, free_space_ratio)
+            ratios = (high, low, free_space_ratio, keep_ratio)
             return cls(paths, identity, lock_fd, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
             os.close(lock_fd)
