@@ -22,6 +22,7 @@ _VERBS = {
     "install-systemd": "Put the systemd units in place.",
     "jobs": "Show, follow, cancel or resume load jobs.",
     "load": "Load files or directories into the cache.",
+    "manifest": "Write lists of files for mount --manifest.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "pin": "Keep cached files from being evicted.",
     "refresh": "Ask the origin now whether files have changed.",

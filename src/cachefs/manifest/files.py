@@ -18,6 +18,7 @@ _MAGIC = b"PAR1"
 _LINE_BYTES = 1 << 16
 _BATCH_ROWS = 10_000
 _MOST_BYTES = 1 << 62
+_ERROR_CHARACTERS = 200
 
 Fields = tuple[object, ...]
 """Values of `FIELDS`."""
@@ -45,7 +46,9 @@ def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Itera
             if fields is not None:
                 yield _listed(fields, path_of)
     except UsageError as error:
-        raise UsageError(f"manifest {name}, {where or 'at its beginning'}: {error}") from None
+        text = str(error)
+        text = text if len(text) <= _ERROR_CHARACTERS else f"{text[:_ERROR_CHARACTERS]}..."
+        raise UsageError(f"manifest {name}, {where or 'at its beginning'}: {text}") from None
     except OSError as error:
         reason = error.strerror or error
         raise CachefsError(f"can't read the manifest {name}: {reason}") from error
@@ -62,6 +65,8 @@ def _lines(file: Path) -> Iterator[tuple[str, Fields | None]]:
             yield f"line {number}", None  # what is wrong with the next is wrong there
             if len(line) == _LINE_BYTES:
                 raise UsageError(f"a line of more than {_LINE_BYTES >> 10} KiB is no path")
+            if b"\0" in line:
+                raise UsageError("there is a zero byte; this is neither text nor Parquet")
             line = line.rstrip(b"\r\n")
             if line.startswith(b"{"):
                 yield f"line {number}", _fields_of_json(line)

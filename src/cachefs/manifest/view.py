@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from cachefs.config import MountConfig
-from cachefs.errors import CacheDirError
+from cachefs.errors import CacheDirError, UsageError
 from cachefs.format.paths import ManifestPaths
 from cachefs.load.paths import PathReader
 from cachefs.manifest.fetch import digest_of, local_copy
@@ -35,6 +35,8 @@ class ManifestView:
         self._path_of: Callable[[str], str] = PathReader(str(config.mountpoint), config.source).path
         self._digest = digest_of(file, self._name, config.source, str(config.mountpoint))
         self._samples = [item.path for item in islice(self._listed(), _SAMPLES)]
+        if not self._samples:
+            raise UsageError(f"the manifest {self._name} names no file; nothing would be mounted")
         self._table: ManifestTable | None = None
         self.namespace: Path = Path()
         """Where the inode table of this view is; known once `build` has ended."""

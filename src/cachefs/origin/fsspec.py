@@ -76,8 +76,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
     except ImportError:
         if protocol == "hdfs":
             raise UsageError(
-                "--hdfs-driver pyarrow needs pyarrow: pip install 'cachefs[pyarrow]', or leave "
-                "the option out"
+                "--hdfs-driver pyarrow needs pyarrow: pip install pyarrow, or leave the option out"
             ) from None
         raise UsageError(
             f"{protocol}:// needs a Python package that is not installed: "

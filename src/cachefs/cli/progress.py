@@ -1,0 +1,31 @@
+"""A line that counts, on a terminal."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_INTERVAL_S = 0.2
+
+
+@contextmanager
+def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Shows how many of `total` there are so far, whenever that is told; nothing where stderr is
+    no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+
+    of = "" if total is None else f" of {total:,}"
+    began = shown_at = time.monotonic()
+    with Console(stderr=True, highlight=False).status(f"0{of} {what}") as status:
+
+        def note(count: int) -> None:
+            nonlocal shown_at
+            now = time.monotonic()
+            if now - shown_at >= _INTERVAL_S:
+                shown_at = now
+                status.update(f"{count:,}{of} {what}, {count / (now - began):,.0f}/s")
+
+        yield note

@@ -1,0 +1,89 @@
+"""Finding the files that a manifest is to name: below a URL, or below a mounted directory."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import trio
+
+from cachefs.errors import CachefsError, OriginError
+from cachefs.origin.base import Origin
+from cachefs.types import ObjectMeta
+
+_DIRECTORIES_AT_A_TIME = 8
+_VERSION = "user.cachefs.version"
+
+Found = Callable[[str, ObjectMeta], None]
+
+
+async def find_in_source(origin: Origin, found: Found) -> None:
+    """Tell `found` all files, by their paths, in no order. Memory is needed for the directories
+    that are still to be listed, deepest first. Raises `OriginError`, also for no file at all."""
+    directories = [""]
+    busy = 0
+    changed = trio.Event()
+    failures: list[OriginError] = []
+
+    async def work() -> None:
+        nonlocal busy, changed
+        while (directories or busy) and not failures:
+            if not directories:
+                await changed.wait()
+                continue
+            directory = directories.pop()
+            busy += 1
+            try:
+                await _list(origin, directory, directories, found)
+            except OriginError as error:
+                failures.append(error)
+            finally:
+                busy -= 1
+                changed.set()
+                changed = trio.Event()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(_DIRECTORIES_AT_A_TIME):
+            nursery.start_soon(work)
+    if failures:
+        raise failures[0]
+
+
+async def _list(origin: Origin, directory: str, below: list[str], found: Found) -> None:
+    async for page in origin.list_dir(directory):
+        for name, meta in page:
+            path = f"{directory}/{name}" if directory else name
+            if isinstance(meta, ObjectMeta):
+                found(path, meta)
+            else:
+                below.append(path)
+
+
+def find_in_mount(directory: Path, prefix: str, found: Found) -> None:
+    """The same for a directory of a mount, whose path in the mount is `prefix`. Raises
+    `CachefsError`."""
+    directories = [(directory, prefix)]
+    try:
+        while directories:
+            place, above = directories.pop()
+            for entry in _entries(place):
+                path = f"{above}/{entry.name}" if above else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append((place / entry.name, path))
+                else:
+                    info = entry.stat(follow_symlinks=False)
+                    version = os.getxattr(entry.path, _VERSION)
+                    found(
+                        path,
+                        ObjectMeta(
+                            info.st_size,
+                            info.st_mtime_ns,
+                            version.decode("utf-8", "surrogateescape"),
+                        ),
+                    )
+    except OSError as error:
+        raise CachefsError(f"can't read {error.filename or directory}: {error.strerror}") from error
+
+
+def _entries(place: Path) -> Iterator["os.DirEntry[str]"]:
+    with os.scandir(place) as entries:
+        yield from entries
