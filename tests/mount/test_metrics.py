@@ -30,6 +30,7 @@ READERS = 64
 STILL = {
     "cachefs_info",
     "process_start_time_seconds",
+    "cachefs_tier_rejected_blocks_total",  # by chance only with this policy: the next test
     "cachefs_origin_skipped_keys_total",  # keys that this server doesn't take
     # These need a broken disk or a crash: tests/cache has those, and looks at the same counters.
     "cachefs_tier_health",
@@ -188,6 +189,19 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
     everything = {metric.name for metric in METRICS}
     assert everything - moved - STILL == set(), "these never moved"
     assert watch.values.keys() == everything
+
+
+def test_blocks_that_are_not_kept_are_counted(site: Site) -> None:
+    for number in range(80):
+        (site.files / str(number)).write_bytes(os.urandom(MIB))
+    site.mount("--cache-size", "64MiB", "--cache-eviction", "none")
+    for path in site.mountpoint.iterdir():
+        path.read_bytes()
+    watch = Watch(site)
+    watch.look()
+    ((labels, value),) = watch.values["cachefs_tier_rejected_blocks_total"]
+    assert labels in {("SSD", str(site.cache)), (str(site.cache), "SSD")}
+    assert value > 10
 
 
 def test_health_while_64_readers_wait_for_a_silent_origin(

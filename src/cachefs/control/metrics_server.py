@@ -1,6 +1,7 @@
 """Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. Everybody on the host may ask."""
 
 import logging
+import os
 import socket
 
 import trio
@@ -73,7 +74,7 @@ def _listen(config: MountConfig) -> socket.socket | None:
     try:
         return _bound(host, port)
     except OSError as error:
-        reason = error.strerror or error
+        reason = _why(error)
         if "metrics" in config.model_fields_set:
             raise CachefsError(
                 f"can't listen on {config.metrics} for metrics: {reason}; choose another address "
@@ -82,11 +83,18 @@ def _listen(config: MountConfig) -> socket.socket | None:
     try:
         sock = _bound(host, 0)
     except OSError as error:
-        log.info("no metrics: can't listen on %s: %s", host, error.strerror or error)
+        log.info("no metrics: can't listen on %s: %s", host, _why(error))
         return None
     found = join_address(*sock.getsockname()[:2])
     log.info("metrics are on %s: can't listen on %s: %s", found, config.metrics, reason)
     return sock
+
+
+def _why(error: OSError) -> str:
+    # What `create_server` says names the address once more; look-ups of names have other numbers.
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return str(error.strerror or error)
+    return os.strerror(error.errno)
 
 
 def _bound(host: str, port: int) -> socket.socket:
