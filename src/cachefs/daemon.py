@@ -18,6 +18,7 @@ from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.control import server as control_server
 from cachefs.control.cache_routes import CacheRoutes
 from cachefs.control.load_verbs import LoadVerbs
+from cachefs.control.metadata_verbs import MetadataVerbs
 from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
@@ -186,6 +187,8 @@ class _Mount:
             namespace, self._cache, session.forget_entry, session.forget_attributes
         )
         handlers |= routes.handlers()
+        metadata = MetadataVerbs(namespace, self._db, self._origin, self._config.manifest)
+        handlers |= metadata.handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)

@@ -23,6 +23,7 @@ _VERBS = {
     "jobs": "Show, follow, cancel or resume load jobs.",
     "load": "Load files or directories into the cache.",
     "manifest": "Write lists of files for mount --manifest.",
+    "metadata": "Carry what a mount knows about names to other nodes.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
     "pin": "Keep cached files from being evicted.",
     "refresh": "Ask the origin now whether files have changed.",

@@ -43,6 +43,8 @@ CACHE_EVICT = Route("POST", "/v1/cache/evict")
 CACHE_PIN = Route("POST", "/v1/cache/pin")
 CACHE_UNPIN = Route("POST", "/v1/cache/unpin")
 CACHE_REFRESH = Route("POST", "/v1/cache/refresh")
+METADATA_EXPORT = Route("GET", "/v1/metadata/export")
+METADATA_IMPORT = Route("POST", "/v1/metadata/import")
 
 
 class UnknownError(CachefsError):

@@ -1,6 +1,6 @@
 """LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
 
-from cachefs.db.database import Changes, Database
+from cachefs.db.database import Changes, Database, DatabaseSnapshot
 from cachefs.db.environment import DamagedDatabaseError
 from cachefs.db.offline import (
     DatabaseBuilder,
@@ -15,6 +15,7 @@ __all__ = [
     "Database",
     "DatabaseBuilder",
     "DatabaseReader",
+    "DatabaseSnapshot",
     "database_exists",
     "replace_database",
 ]

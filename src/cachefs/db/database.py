@@ -15,11 +15,12 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import trio
 
-from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, open_env
+from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,11 @@ class Database:
                 error,
             )
 
+    def snapshot(self) -> "DatabaseSnapshot":
+        """What the last commit wrote; call `commit` before. It must be closed before the database,
+        and soon: what it sees can't be overwritten, so the file grows meanwhile."""
+        return DatabaseSnapshot(self._env, self._handles)
+
     def read_through(self, table: str) -> None:
         """Raises `DamagedDatabaseError` if a row of the table can't be reached. For the start:
         nothing is logged, no mark is left."""
@@ -254,6 +260,40 @@ class Database:
         """Close without committing, as a crash would."""
         self._reader.abort()
         self._env.close()
+
+
+class DatabaseSnapshot:
+    """A view that doesn't change, for one thread at a time, whichever. Blocks for the disk."""
+
+    def __init__(self, env: lmdb.Environment, handles: dict[str, Any]) -> None:
+        self._path = env.path()
+        self._handles = handles
+        self._txn = env.begin()
+
+    def count(self, table: str) -> int:
+        rows: int = self._txn.stat(self._handles[table])["entries"]
+        return rows
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """Raises `DamagedDatabaseError`."""
+        try:
+            value: bytes | None = self._txn.get(key, db=self._handles[table])
+        except lmdb.Error as error:
+            raise explanation(self._path, error) from error
+        return value
+
+    def scan(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose key has `prefix`, in key order. Raises `DamagedDatabaseError`."""
+        with explained(self._path), self._txn.cursor(db=self._handles[table]) as cursor:
+            if prefix and not cursor.set_range(prefix):
+                return
+            for key, value in cursor.iternext():
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+
+    def close(self) -> None:
+        self._txn.abort()
 
 
 def _merge(

@@ -165,6 +165,13 @@ class InodeTable:
         `finish_listing`, says when all of them were checked."""
         return self._bind(parent, name, meta, observed_ns, note_check=False)
 
+    def bind_known(
+        self, parent: int, name: bytes, meta: Found, observed_ns: int
+    ) -> tuple[int, bool]:
+        """Like `bind`, as somebody else observed it at `observed_ns`; the caller has seen that no
+        listing of the directory is newer."""
+        return self._bind(parent, name, meta, observed_ns, note_check=True)
+
     def _bind(
         self, parent: int, name: bytes, meta: Found, observed_ns: int, note_check: bool
     ) -> tuple[int, bool]:

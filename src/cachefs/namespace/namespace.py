@@ -113,6 +113,10 @@ class Namespace:
         """The clock by which everything here is dated."""
         return self._clock.now_ns()
 
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
     def begin_outage(self, error: OriginUnavailableError) -> None:
         """The origin is away already, with this: nobody need wait to find out."""
         self._outage.begin(error)
@@ -236,6 +240,10 @@ class Namespace:
         if listed_ns is not None:
             remaining_ns = max(remaining_ns, min(listed_ns, self._negative_ttl_ns))
         return remaining_ns
+
+    def absent_at_ns(self, parent: int, name: bytes) -> int:
+        """When a look-up last found that there is no such name; 0 if none did."""
+        return self._negatives.get((parent, name), 0)
 
     def entry_ttl_s(self, parent: int, name: bytes) -> float:
         """For how many seconds more the name stands for its inode; 0 if that must be asked."""

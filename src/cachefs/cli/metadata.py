@@ -1,0 +1,95 @@
+"""`cachefs metadata`: what a mount knows about names, as a file."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachefs.cli.progress import counting
+from cachefs.control import api
+from cachefs.control.client import ask, stream
+from cachefs.errors import MountError
+from cachefs.mounts import canonical, read_entries, socket_path
+
+_TIMEOUT_S = 60.0
+
+_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+
+
+@click.group("metadata")
+def command() -> None:
+    """Carry what a mount knows about names, sizes and versions to other nodes.
+
+    A new node that takes the file over shows the whole tree without listing the origin. What it
+    takes over is as old as it was: it is asked again when the mount's TTLs say so (--attr-ttl,
+    --entry-ttl and --list-ttl; "indefinite" is never).
+
+    \b
+      cachefs load /mnt/data --metadata          # ask the origin once
+      cachefs metadata export /mnt/data data.parquet
+      cachefs metadata import /mnt/data data.parquet       # on other nodes
+    """
+
+
+@command.command("export")
+@click.argument("mountpoint")
+@click.argument("file")
+@_debug
+def export(mountpoint: str, file: str, debug: bool) -> None:
+    """Write all that MOUNTPOINT knows to FILE, in Parquet."""
+    from cachefs.cli.metadata_file import MetadataWriter
+
+    place = _mount(mountpoint)
+    began = time.monotonic()
+    lines = stream(socket_path(place), api.METADATA_EXPORT)
+    with closing(lines):  # type: ignore[type-var]
+        head = next(iter(lines))
+        with (
+            MetadataWriter.open(Path(file), head) as writer,
+            counting("entries", head["entries"]) as note,
+        ):
+            for piece in lines:
+                writer.add(piece)
+                note(writer.count)
+    _say(f"{writer.count:,} entries of {head['source']} exported to {file}", began)
+
+
+@command.command("import")
+@click.argument("mountpoint")
+@click.argument("file")
+@_debug
+def import_(mountpoint: str, file: str, debug: bool) -> None:
+    """Let MOUNTPOINT know what FILE tells, where it doesn't know better."""
+    from cachefs.cli.metadata_file import MetadataReader
+
+    place = _mount(mountpoint)
+    began = time.monotonic()
+    bound = 0
+    with MetadataReader.open(Path(file)) as reader, counting("entries", reader.count) as note:
+        for request in _requests(reader):
+            bound += ask(socket_path(place), api.METADATA_IMPORT, request, _TIMEOUT_S)["bound"]
+            note(reader.done)
+    _say(f"{reader.count:,} entries imported, {bound:,} of them new or changed", began)
+
+
+def _requests(reader: Any) -> Iterator[dict[str, Any]]:
+    identity = reader.identity
+    yield {"identity": identity, "root": reader.root, "pieces": []}
+    for pieces in reader.pieces():
+        yield {"identity": identity, "pieces": pieces}
+
+
+def _mount(mountpoint: str) -> Path:
+    if not mountpoint or "\0" in mountpoint:
+        raise MountError("the mountpoint is empty; name a directory")
+    place = canonical(Path(mountpoint))
+    if all(Path(entry.mountpoint) != place or not entry.alive for entry in read_entries()):
+        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    return place
+
+
+def _say(text: str, began: float) -> None:
+    click.echo(f"{text} in {time.monotonic() - began:.1f} s")

@@ -1,0 +1,105 @@
+"""Metadata snapshots: `cachefs metadata`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import trio
+
+from cachefs.control import api
+from cachefs.control.api import Route
+from cachefs.control.server import Handler, Lines
+from cachefs.db import Database
+from cachefs.errors import CachefsError, UsageError
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.transfer import KnownEntry, Piece, Takeover, known_pieces, known_root
+from cachefs.origin.base import Origin
+from cachefs.types import Posix
+
+_ENTRY_TYPES: tuple[Any, ...] = (
+    str, bool, int, int, str, int, int, int, int, (int, type(None)), (int, type(None)),
+)  # fmt: skip
+_PIECE_TYPES: tuple[Any, ...] = (str, str, bool, (int, type(None)), list)
+
+
+class MetadataVerbs:
+    """What a mount knows of its source, out and in. They raise `CachefsError`s."""
+
+    def __init__(
+        self, namespace: Namespace, db: Database, origin: Origin, manifest: str | None
+    ) -> None:
+        """With `manifest` the mount knows a part of the source only, and refuses both."""
+        self._db = db
+        self._clock = namespace.clock
+        self._origin = origin
+        self._manifest = manifest
+        self._takeover = Takeover(namespace, db)
+
+    def handlers(self) -> dict[Route, Handler]:
+        """By route."""
+        return {api.METADATA_EXPORT: self.export, api.METADATA_IMPORT: self.take}
+
+    async def export(self, arguments: dict[str, Any]) -> Lines:
+        """A stream. First `identity`, `source`, `exported_at_ns`, `entries` (about how many) and
+        `root`, then pieces."""
+        self._refuse_manifest()
+        await self._db.commit()
+        snapshot = self._db.snapshot()
+        try:
+            yield {
+                "identity": self._origin.identity,
+                "source": self._origin.url,
+                "exported_at_ns": self._clock.now_ns(),
+                "entries": snapshot.count("dirents"),
+                "root": await trio.to_thread.run_sync(known_root, snapshot),
+            }
+            pieces = known_pieces(snapshot)
+            while (piece := await trio.to_thread.run_sync(_next, pieces)) is not None:
+                yield piece._asdict()
+        finally:
+            snapshot.close()
+
+    async def take(self, arguments: dict[str, Any]) -> Mapping[str, object]:
+        """`identity`, `pieces`; `root` with the first. Answers `bound`, the names that are new or
+        have changed."""
+        self._refuse_manifest()
+        identity = arguments.get("identity")
+        if identity != self._origin.identity:
+            raise CachefsError(
+                f"this is metadata of {identity}, and the mount is of {self._origin.identity}"
+            )
+        pieces = arguments.get("pieces")
+        if not isinstance(pieces, list):
+            raise UsageError("pieces must be a list")
+        if arguments.get("root") is not None:
+            root = _entry(arguments["root"])
+            await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
+        bound = 0
+        for piece in pieces:
+            bound += await self._takeover.take(_piece(piece))
+        return {"bound": bound}
+
+    def _refuse_manifest(self) -> None:
+        if self._manifest is not None:
+            raise CachefsError(
+                "this mount shows what a manifest names; metadata are exchanged between mounts "
+                "of the whole source"
+            )
+
+
+def _next(pieces: Iterator[Piece]) -> Piece | None:
+    return next(pieces, None)
+
+
+def _piece(fields: Any) -> Piece:
+    values = list(fields.values()) if isinstance(fields, dict) else []
+    if [*fields] != [*Piece._fields] or not all(map(isinstance, values, _PIECE_TYPES)):
+        raise UsageError(f"a piece has, in this order, {', '.join(Piece._fields)}")
+    return Piece(**{**fields, "entries": [_entry(entry) for entry in fields["entries"]]})
+
+
+def _entry(fields: Any) -> KnownEntry:
+    if not isinstance(fields, list) or len(fields) != len(_ENTRY_TYPES):
+        raise UsageError("an entry makes no sense")
+    if not all(map(isinstance, fields, _ENTRY_TYPES)):
+        raise UsageError(f"an entry makes no sense: {str(fields)[:100]}")
+    return KnownEntry._make(fields)

@@ -1,0 +1,258 @@
+"""What a namespace knows, in pieces that another node's can take over. See docs/CONTROL.md.
+
+A piece is a run of names of one directory, in the order of their bytes; the pieces of a directory
+follow each other, and come after the piece that names the directory. Everything keeps the time at
+which the origin said it, so that on the other node it is as old as it is here.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from cachefs.db import Database, DatabaseSnapshot
+from cachefs.errors import UsageError
+from cachefs.format.inode_record import (
+    Inode,
+    Listing,
+    ino_key,
+    name_of_key,
+    unpack_dirent,
+    unpack_inode,
+    unpack_listing,
+)
+from cachefs.namespace.namespace import ROOT_INO, Namespace
+from cachefs.origin.names import is_name
+from cachefs.types import NO_POSIX, Found, ObjectMeta, Posix
+
+_PIECE_ENTRIES = 1_000
+_ENTRIES_PER_TURN = 250
+"""Bound without letting the loop run: some 10 us each."""
+_MOST_PENDING = 100_000
+"""Changes that wait for a commit: bounds the memory."""
+
+
+class KnownEntry(NamedTuple):
+    """One name, as it is sent. `listed_at_ns` and `entry_count` are of a directory that is known
+    completely, else None."""
+
+    name: str
+    is_dir: bool
+    size_bytes: int
+    mtime_ns: int
+    version: str
+    uid: int
+    gid: int
+    mode: int
+    checked_at_ns: int
+    listed_at_ns: int | None
+    entry_count: int | None
+
+
+class Piece(NamedTuple):
+    """Entries of the directory `path` whose names come after `after` ("" for the first piece).
+    With `is_last` there are no more. `listed_at_ns` is None if there may be names that nobody
+    knows."""
+
+    path: str
+    after: str
+    is_last: bool
+    listed_at_ns: int | None
+    entries: list[KnownEntry]
+
+
+# -- from here ---------------------------------------------------------------------------------
+
+
+def known_root(snapshot: DatabaseSnapshot) -> KnownEntry | None:
+    """The root, by the name ""."""
+    record = snapshot.get("inodes", ino_key(ROOT_INO))
+    return None if record is None else _entry(snapshot, unpack_inode(ROOT_INO, record), 0)
+
+
+def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
+    """All that is known, directory by directory. Names that are no UTF-8 are left out, and their
+    directories count as not listed. Blocks for the disk."""
+    root = known_root(snapshot)
+    directories = [] if root is None else [(ROOT_INO, "", root.listed_at_ns)]
+    while directories:
+        ino, path, listed_at_ns = directories.pop()
+        entries: list[KnownEntry] = []
+        after = ""
+        for key, record in snapshot.scan("dirents", ino_key(ino)):
+            name = name_of_key(key)
+            dirent = unpack_dirent(record)
+            stored = snapshot.get("inodes", ino_key(dirent.ino))
+            if stored is None or not _is_text(name):
+                continue
+            entry = _entry(snapshot, unpack_inode(dirent.ino, stored), dirent.checked_at_ns)
+            if len(entries) == _PIECE_ENTRIES:
+                yield Piece(path, after, False, listed_at_ns, entries)
+                after, entries = entries[-1].name, []
+            entries.append(entry)
+            if entry.is_dir:
+                below = f"{path}/{entry.name}" if path else entry.name
+                directories.append((dirent.ino, below, entry.listed_at_ns))
+        if entries or listed_at_ns is not None:
+            yield Piece(path, after, True, listed_at_ns, entries)
+
+
+def _entry(snapshot: DatabaseSnapshot, inode: Inode, checked_at_ns: int) -> KnownEntry:
+    listed_at_ns = entry_count = None
+    if inode.is_dir:
+        listed_at_ns, entry_count = _listing_of(snapshot, inode.ino)
+    return KnownEntry(
+        inode.name.decode("utf-8", "surrogateescape"),
+        inode.is_dir,
+        inode.size_bytes,
+        inode.mtime_ns,
+        inode.version,
+        *inode.posix,
+        checked_at_ns,
+        listed_at_ns,
+        entry_count,
+    )
+
+
+def _listing_of(snapshot: DatabaseSnapshot, ino: int) -> tuple[int | None, int | None]:
+    record = snapshot.get("listings", ino_key(ino))
+    if record is None:
+        return None, None
+    count = 0
+    for key, _ in snapshot.scan("dirents", ino_key(ino)):
+        if not _is_text(name_of_key(key)):
+            return None, None
+        count += 1
+    return unpack_listing(record).listed_at_ns, count
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# -- to here -----------------------------------------------------------------------------------
+
+
+class Takeover:
+    """Takes pieces into the inode table. What is known better already stays."""
+
+    def __init__(self, namespace: Namespace, db: Database) -> None:
+        self._namespace = namespace
+        self._table = namespace.table
+        self._db = db
+        self._clock = namespace.clock
+
+    async def take_root(self, posix: Posix) -> None:
+        """Who owns the root."""
+        self._table.note_root(posix)
+        await trio.lowlevel.checkpoint()
+
+    async def take(self, piece: Piece) -> int:
+        """How many names it has bound anew. Raises `UsageError` for nonsense.
+
+        A directory counts as listed with its last piece only. Names that are known here and not
+        to a newer listing are unbound.
+        """
+        ino = self._directory(piece.path)
+        if ino is None:
+            return 0
+        if piece.listed_at_ns is not None and piece.listed_at_ns > self._clock.now_ns():
+            piece = piece._replace(listed_at_ns=None)  # a clock runs wrong, here or there
+        bound = 0
+        for start in range(0, len(piece.entries), _ENTRIES_PER_TURN):
+            entries = piece.entries[start : start + _ENTRIES_PER_TURN]
+            after = piece.entries[start - 1].name if start else piece.after
+            bound += self._bind(ino, entries, after, piece.listed_at_ns)
+            await trio.lowlevel.checkpoint()
+        if piece.is_last and piece.listed_at_ns is not None:
+            self._finish(ino, piece, piece.listed_at_ns)
+        if self._db.pending_count > _MOST_PENDING:
+            await self._db.commit()
+        return bound
+
+    def _directory(self, path: str) -> int | None:
+        """None if there is no such directory any more, as far as is known here."""
+        ino = ROOT_INO
+        for name in path.split("/") if path else ():
+            dirent = self._table.dirent(ino, name.encode("utf-8", "surrogateescape"))
+            if dirent is None:
+                return None
+            ino = dirent.ino
+        inode = self._table.get(ino)
+        return ino if inode is not None and inode.is_dir else None
+
+    def _bind(
+        self, ino: int, entries: list[KnownEntry], after: str, listed_at_ns: int | None
+    ) -> int:
+        """Atomic: no await between the look at what is known and the writes."""
+        known_ns = self._known_ns(ino)
+        now_ns = self._clock.now_ns()
+        previous = after.encode("utf-8", "surrogateescape")
+        bound, changed = 0, False
+        seen: set[bytes] = set()
+        try:
+            for entry in entries:
+                name = entry.name.encode("utf-8", "surrogateescape")
+                if name <= previous or not is_name(entry.name):
+                    raise UsageError(f"{entry.name!r} is no name, or not in the order of names")
+                previous = name
+                seen.add(name)
+                observed_ns = listed_at_ns or 0
+                if observed_ns < entry.checked_at_ns <= now_ns:
+                    observed_ns = entry.checked_at_ns
+                if observed_ns < max(known_ns, self._namespace.absent_at_ns(ino, name)):
+                    continue
+                _, is_new = self._table.bind_known(ino, name, _found(entry), observed_ns)
+                bound += is_new
+        except (struct.error, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"an entry makes no sense: {error}") from error
+        if listed_at_ns is not None and known_ns <= listed_at_ns:
+            first = after.encode("utf-8", "surrogateescape")
+            changed = self._sweep(ino, first, previous, seen, listed_at_ns)
+        if bound or changed:
+            self._note_change(ino)
+        return bound
+
+    def _finish(self, ino: int, piece: Piece, listed_at_ns: int) -> None:
+        if self._known_ns(ino) >= listed_at_ns:
+            return
+        last = piece.entries[-1].name if piece.entries else piece.after
+        if self._sweep(ino, last.encode("utf-8", "surrogateescape"), None, set(), listed_at_ns):
+            self._note_change(ino)
+        count = sum(1 for _ in self._table.dirents(ino))
+        self._table.finish_listing(ino, Listing(listed_at_ns, count))
+
+    def _sweep(
+        self, ino: int, after: bytes, upto: bytes | None, seen: set[bytes], listed_at_ns: int
+    ) -> bool:
+        """Unbind the names between the two that were not seen."""
+        gone = []
+        for name, _ in self._table.dirents(ino, after or None):
+            if upto is not None and name > upto:
+                break
+            if name not in seen:
+                gone.append(name)
+        return any([self._table.unbind_unlisted(ino, name, listed_at_ns) for name in gone])
+
+    def _known_ns(self, ino: int) -> int:
+        """When the directory was listed from here; a time from the future counts for nothing."""
+        listing = self._table.listing(ino)
+        if listing is None or listing.listed_at_ns > self._clock.now_ns():
+            return 0
+        return listing.listed_at_ns
+
+    def _note_change(self, ino: int) -> None:
+        if self._table.listing(ino) is not None:
+            self._table.touch(ino, self._clock.now_ns())
+
+
+def _found(entry: KnownEntry) -> Found:
+    posix = Posix(entry.uid, entry.gid, entry.mode)
+    if entry.is_dir:
+        return None if posix == NO_POSIX else posix
+    return ObjectMeta(entry.size_bytes, entry.mtime_ns, entry.version, posix)
