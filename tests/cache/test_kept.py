@@ -12,8 +12,9 @@ from cachefs.cache.check import check_directory
 from cachefs.cache.policies import POLICIES
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
-from cachefs.tiers.tier import Tier
+from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import Medium, ObjectRef
+from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
     MIB,
     assert_right,
@@ -153,6 +154,46 @@ async def test_nothing_else_is_stored_when_all_is_kept(
         assert store.counters.evicted == 0
         assert slots < 5000
         await read_all(cache, origin, refs[:100])
+
+
+async def test_kept_between_being_chosen_and_being_evicted(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 140, BLOCK)
+    with FaultyDisk() as disk:
+        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+            store = stores(cache)[0]
+            await read_all(cache, origin, refs[:100])
+            assert await cached_bytes(cache, refs) == 100 * BLOCK
+            store.tier.watermarks = Watermarks(1, 1)
+            disk.hang("read")
+            cache._tiers[0].evictor.wake()
+            await until(lambda: disk.hanging)
+            assert (await cache.objects.keep(refs[:100])).blocks == 100
+            disk.heal()
+            await trio.sleep(0.2)
+            assert store.counters.evicted == 0
+            assert await kept_bytes(cache, refs) == 100 * BLOCK
+            recount(cache)
+
+
+async def test_kept_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 100, BLOCK)
+    with FaultyDisk() as disk:
+        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+            store = stores(cache)[0]
+            await read_all(cache, origin, refs)
+            disk.hang("read")
+            await cache.resize_tier(tmp_path, 8 * MIB)  # one of the three slabs must go
+            await until(lambda: disk.hanging)
+            assert (await cache.objects.keep(refs)).refused_blocks > 0
+            kept = [ref for ref in refs if await kept_bytes(cache, [ref])]
+            disk.heal()
+            await trio.sleep(0.3)
+            assert len(kept) > 50
+            assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+            recount(cache)
+            assert len(store.slabs.by_id) <= 3
 
 
 async def test_no_more_than_the_limit_is_kept(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ so that no test depends on how fast it runs.
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -390,6 +391,62 @@ async def test_evicted_on_its_way(way: str, tmp_path: Path, disk: FaultyDisk) ->
         await assert_right(cache, origin, refs)
         assert origin.counters.gets == len(refs)
         recount(cache)
+
+
+@pytest.mark.parametrize("up", [False, True])
+async def test_what_is_kept_on_its_way_is_kept_where_it_arrives(
+    tmp_path: Path, disk: FaultyDisk, up: bool
+) -> None:
+    origin = MemoryOrigin()
+    async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
+        assert (await cache.objects.keep(refs)).blocks == len(refs)
+        disk.heal()
+        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        where = [await cache.objects.where(ref) for ref in refs]
+        assert sum(found.kept_bytes for found in where) == BLOCK * len(refs)
+        assert sum(counters(cache, name).promoted for name in ("mem", "ssd")) == (up and len(refs))
+        assert up or counters(cache, "mem").demoted > 0
+        assert_each_once(cache, refs)
+        recount(cache)
+
+
+@pytest.mark.parametrize("up", [False, True])
+async def test_what_is_dropped_on_its_way_does_not_arrive(
+    tmp_path: Path, disk: FaultyDisk, up: bool
+) -> None:
+    origin = MemoryOrigin()
+    async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
+        assert (await cache.objects.evict(refs)).blocks == len(refs)
+        disk.heal()
+        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await cache.drain()
+        assert held(cache, "mem", refs) == held(cache, "ssd", refs) == []
+        assert all(status.used_bytes == 0 for status in cache.status())
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        assert_each_once(cache, refs)  # who reads them may have them again
+        recount(cache)
+
+
+@asynccontextmanager
+async def _on_their_way(
+    origin: MemoryOrigin, root: Path, disk: FaultyDisk, up: bool
+) -> AsyncIterator[tuple[BlockCache, list[ObjectRef]]]:
+    """Some of the blocks are copied, which is held up by the disk that they go to."""
+    if up:
+        async with serving(origin, ssd(root)) as cache:
+            refs = await below_only(cache, origin, mem(root, disk))
+            disk.hang("create", "write")
+            await assert_right(cache, origin, refs)
+            await until(lambda: disk.hanging)
+            await until(lambda: len(cache._tiers[1].mover.moving) == len(refs))
+            yield cache, refs
+    else:
+        async with serving(origin, mem(root), ssd(root, disk)) as cache:
+            disk.hang("create", "write")
+            refs = await overfill(cache, origin)
+            await until(lambda: disk.hanging)
+            yield cache, refs
 
 
 # -- tiers that go -------------------------------------------------------------------------------
