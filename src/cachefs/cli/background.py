@@ -1,8 +1,8 @@
 """Running the daemon in the background: fork, hear whether it came up, tell the user.
 
 The fork comes before any thread and before the heavy imports. The child leads its own session
-and writes to the log file; over a pipe it sends one JSON object, `{"ready": true}` or
-`{"error": TEXT, "code": EXIT_CODE}`, and the pipe's end means that it has died.
+and writes to the log file; over a pipe it sends one JSON object, `{"ready": true, "warnings":
+[TEXT, ...]}` or `{"error": TEXT, "code": EXIT_CODE}`, and the pipe's end means that it has died.
 """
 
 import json
@@ -19,12 +19,15 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.log import ROOT_LOGGER
 from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, unmount
 
 START_TIMEOUT_S = 90.0
 """For the daemon to come up; its own limits on the origin are far shorter."""
 
 STOP_TIMEOUT_S = 25.0
+
+_MOST_WARNINGS = 5
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ def launch(serve: Serve, mountpoint: Path, log_file: Path) -> None:
                 kind = UsageError if message.get("code") == 2 else CachefsError
                 raise kind(str(message["error"]))
             _verify(mountpoint, log_file)
+            for warning in message["warnings"]:
+                print(f"cachefs: warning: {warning}", file=sys.stderr)
     except BaseException:
         _stop(pid, mountpoint)
         raise
@@ -68,7 +73,8 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
     code = 1
     try:
         _detach(log_file)
-        serve(lambda: _send(sender, {"ready": True}))
+        with _collected_warnings() as warnings:
+            serve(lambda: _send(sender, {"ready": True, "warnings": warnings[:_MOST_WARNINGS]}))
         code = 0
     except KeyboardInterrupt:
         code = 130
@@ -83,6 +89,25 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
     finally:
         logging.shutdown()
         os._exit(code)
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """What is logged as a warning is for the user's eyes too, as long as he waits."""
+    warnings: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if len(warnings) < _MOST_WARNINGS:
+                warnings.append(" ".join(record.getMessage().split()))
+
+    collector = Collector(logging.WARNING)
+    logger = logging.getLogger(ROOT_LOGGER)
+    logger.addHandler(collector)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(collector)
 
 
 def _detach(log_file: Path) -> None:
