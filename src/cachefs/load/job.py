@@ -97,7 +97,7 @@ class Job:
             return State.INCOMPLETE if progress.failed_files else State.DONE
         await self._wait_until_settled()
         await self._compare()
-        self._preflight()
+        await self._preflight()
         if spec.mode == "load":
             await self._enter(State.LOADING)
             await self._load()
@@ -149,9 +149,7 @@ class Job:
     async def _compare(self) -> None:
         """Which files are missing. Empty ones never are."""
         progress, cache = self._progress, self._around.cache
-        for number, ino in enumerate(self._inos):
-            if number % _FILES_PER_TURN == 0:
-                await trio.lowlevel.checkpoint()
+        async for ino in _in_turns(self._inos):
             ref = self._ref(ino)
             if ref is None:
                 continue
@@ -173,21 +171,22 @@ class Job:
 
     # -- preflight -----------------------------------------------------------------------------
 
-    def _preflight(self) -> None:
+    async def _preflight(self) -> None:
         """How the job spreads over the tiers, and what of it must be left out."""
         progress = self._progress
         tiers = self._around.cache.status()
-        cached_bytes, wanted_bytes = self._charges()
+        cached_bytes, wanted_bytes = await self._charges()
         progress.tiers = room_by_tier(tiers, cached_bytes + wanted_bytes)
         pinned_bytes = sum(tier.kept_bytes for tier in tiers)
         room_bytes = sum(tier.high_bytes for tier in tiers) - max(pinned_bytes, cached_bytes)
         if wanted_bytes > room_bytes:
-            self._leave_out(room_bytes)
+            await self._leave_out(room_bytes)
 
-    def _charges(self) -> tuple[int, int]:
+    async def _charges(self) -> tuple[int, int]:
+        """Slots that the files take which are cached, and those which are missing."""
         is_missing = _Subsequence(self._missing)
         cached_bytes = wanted_bytes = 0
-        for ino in self._inos:
+        async for ino in _in_turns(self._inos):
             missing = is_missing.takes(ino)
             stat = self._around.namespace.table.stat(ino)
             if stat is None:
@@ -198,11 +197,11 @@ class Job:
                 cached_bytes += charge_bytes(stat[1])
         return cached_bytes, wanted_bytes
 
-    def _leave_out(self, room_bytes: int) -> None:
+    async def _leave_out(self, room_bytes: int) -> None:
         """Keep of the missing files, in their order, what there is room for. To fetch more would
         only drive out what was just fetched."""
         fitting = array("Q")
-        for ino in self._missing:
+        async for ino in _in_turns(self._missing):
             stat = self._around.namespace.table.stat(ino)
             size_bytes = 0 if stat is None else stat[1]
             charge = charge_bytes(size_bytes)
@@ -291,6 +290,14 @@ class Job:
         if failures:
             journal = self._around.journal
             await trio.to_thread.run_sync(journal.append_failures, self.report.id, failures)
+
+
+async def _in_turns(inos: "array[int]") -> AsyncIterator[int]:
+    """Let the loop run now and then."""
+    for number, ino in enumerate(inos):
+        if number % _FILES_PER_TURN == 0:
+            await trio.lowlevel.checkpoint()
+        yield ino
 
 
 class _Subsequence:
