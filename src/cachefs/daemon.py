@@ -32,6 +32,7 @@ from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse.watchers import Watchers
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import Surroundings
 from cachefs.load.jobs import Jobs
@@ -147,7 +148,8 @@ class _Mount:
             patience_s=_resilience(config).patience_s,
         )
         self._limits = UidLimits(config.limit_uid)
-        self._access_log = AccessLog()
+        self._watchers: Watchers = []
+        self._access_log = AccessLog(self._watchers)
         self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)
         self._state = MountState(config, origin, self._cache, self._limits, self._set_verb)
         self._tier_verbs = TierVerbs(
@@ -265,7 +267,7 @@ class _Mount:
             on_init,
             self._limits,
             self._state.requests,
-            self._access_log,
+            self._watchers,
         )
 
     async def _announce(

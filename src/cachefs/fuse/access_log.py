@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from cachefs.errors import CachefsError
+from cachefs.fuse.watchers import Answered, PathOf, Watchers
 
 _FLUSH_S = 0.25
 _MOST_LINES = 100_000
@@ -28,9 +29,10 @@ _logger = logging.getLogger(__name__)
 class AccessLog:
     """Used on the loop, where it only takes notes; a worker thread writes them."""
 
-    def __init__(self) -> None:
-        self.is_on = False
-        """To be looked at before `note` is called."""
+    def __init__(self, watchers: Watchers | None = None) -> None:
+        """It is one of the `watchers` while it is on."""
+        self._watchers = [] if watchers is None else watchers
+        self._is_on = False
         self._file: Path | None = None
         self._lines: list[str] = []
         self._lost = 0
@@ -40,7 +42,7 @@ class AccessLog:
     @property
     def file(self) -> Path | None:
         """Where it is written; None while it is off."""
-        return self._file if self.is_on else None
+        return self._file if self._is_on else None
 
     async def switch(self, file: Path | None) -> None:
         """Write to `file` from now on (appending), or no more. Raises `CachefsError`."""
@@ -53,9 +55,16 @@ class AccessLog:
                 ) from error
         await self._flush()
         self._file = file
-        self.is_on = file is not None
-        if self.is_on:
+        self._turn(file is not None)
+        if self._is_on:
             self._switched_on.set()
+
+    def _turn(self, is_on: bool) -> None:
+        if is_on and not self._is_on:
+            self._watchers.append(self.watch)
+        elif self._is_on and not is_on:
+            self._watchers.remove(self.watch)
+        self._is_on = is_on
 
     async def run(self) -> None:
         """Write what has been noted; ends by cancellation, with everything written."""
@@ -64,11 +73,29 @@ class AccessLog:
                 await self._switched_on.wait()
                 await trio.sleep(_FLUSH_S)
                 await self._flush()
-                if not self.is_on:
+                if not self._is_on:
                     self._switched_on = trio.Event()
         finally:
             with trio.CancelScope(shield=True):
                 await self._flush()
+
+    def watch(self, answered: Answered, path_of: PathOf) -> None:
+        """One request, as a `Watcher`."""
+        shown = path_of(answered.ino)
+        if answered.offset is not None:
+            shown += f",{answered.offset},{answered.wanted_bytes}"
+        elif answered.name is not None:
+            name = answered.name.decode("utf-8", "surrogateescape")
+            is_child = answered.operation == "lookup"
+            shown = f"{shown.rstrip('/')}/{name}" if is_child else f"{shown},{name}"
+        self.note(
+            answered.operation,
+            shown,
+            answered.uid,
+            answered.pid,
+            answered.outcome,
+            answered.lasted_ns,
+        )
 
     def note(
         self,
@@ -104,7 +131,7 @@ class AccessLog:
             try:
                 await trio.to_thread.run_sync(_append, self._file, "".join(lines))
             except OSError as error:
-                self.is_on = False
+                self._turn(False)
                 _logger.warning("the access log ends: %s: %s", self._file, error.strerror)
 
 

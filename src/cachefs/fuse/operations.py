@@ -12,17 +12,17 @@ pyfuse3 writes the reply to the kernel in the same step.
 import errno
 import logging
 from collections.abc import Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
 from cachefs.errors import CachefsError, NotFoundError
-from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
+from cachefs.fuse.watchers import Answered, Watchers, path_of
 from cachefs.fuse.xattrs import PREFIX, Xattrs
 from cachefs.metrics import Requests
 from cachefs.namespace.namespace import ROOT_INO, Namespace
@@ -71,8 +71,8 @@ def translated(
             requests.waiting -= 1
             lasted_ns = perf_counter_ns() - began_ns
             requests.histogram(operation, outcome).note(lasted_ns)
-            if self.access_log.is_on:
-                self.note_access(operation, args, outcome, lasted_ns)
+            if self.watchers:
+                self.tell(operation, args, outcome, lasted_ns)
 
     return answer
 
@@ -110,11 +110,12 @@ class Operations(pyfuse3.Operations):
         on_init: Callable[[], None],
         limits: UidLimits,
         requests: Requests,
-        access_log: AccessLog,
+        watchers: Watchers,
     ) -> None:
         super().__init__()
         self.requests = requests
-        self.access_log = access_log
+        self.watchers = watchers
+        self._path_of = partial(path_of, namespace)
         self._hits = requests.histogram("read", "hit")
         self._waits = requests.histogram("read", "wait")
         self._errors = requests.histogram("read", "error")
@@ -155,8 +156,8 @@ class Operations(pyfuse3.Operations):
     # -- files ---------------------------------------------------------------------------------
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if self.access_log.is_on:
-            self.note_access("open", (inode, ctx), "ok", 0)
+        if self.watchers:
+            self.tell("open", (inode, ctx), "ok", 0)
         # A file inode never changes its content, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
 
@@ -174,14 +175,14 @@ class Operations(pyfuse3.Operations):
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
                     lasted_ns = perf_counter_ns() - began_ns
                     self._hits.note(lasted_ns)
-                    if self.access_log.is_on:
-                        self._note_read(fh, off, size, "hit", lasted_ns)
+                    if self.watchers:
+                        self._tell_read(fh, off, size, "hit", lasted_ns, data)
                     return data
         except Exception as error:
             lasted_ns = perf_counter_ns() - began_ns
             self._errors.note(lasted_ns)
-            if self.access_log.is_on:
-                self._note_read(fh, off, size, "error", lasted_ns)
+            if self.watchers:
+                self._tell_read(fh, off, size, "error", lasted_ns)
             raise _read_failure(error) from None
         return await self._read_slowly(fh, off, size, began_ns)
 
@@ -189,6 +190,7 @@ class Operations(pyfuse3.Operations):
         limits = self._limits
         user = fh >> INO_BITS
         outcome = self._waits
+        data: Buffer = b""
         self.requests.waiting += 1
         try:
             data = await self._read(fh, off, size)
@@ -202,9 +204,9 @@ class Operations(pyfuse3.Operations):
             lasted_ns = perf_counter_ns() - began_ns
             outcome.note(lasted_ns)
             limits.stalled_ns[user] += lasted_ns
-            if self.access_log.is_on:
+            if self.watchers:
                 word = "wait" if outcome is self._waits else "error"
-                self._note_read(fh, off, size, word, lasted_ns)
+                self._tell_read(fh, off, size, word, lasted_ns, data)
 
     async def _read(self, fh: int, off: int, size: int) -> Buffer:
         reader = self._readers.get(fh & INO_MASK)
@@ -307,30 +309,26 @@ class Operations(pyfuse3.Operations):
         stats.f_namemax = 255
         return stats
 
-    # -- the access log ------------------------------------------------------------------------
+    # -- those who watch -----------------------------------------------------------------------
 
-    def note_access(
-        self, operation: str, args: tuple[Any, ...], outcome: str, lasted_ns: int
-    ) -> None:
+    def tell(self, operation: str, args: tuple[Any, ...], outcome: str, lasted_ns: int) -> None:
         """A request with an inode number, perhaps a name, and perhaps who asks."""
         context = args[-1] if isinstance(args[-1], pyfuse3.RequestContext) else None
         uid, pid = (None, None) if context is None else (context.uid, context.pid)
-        shown = self._path_of(args[0])
-        if len(args) > 1 and isinstance(args[1], bytes):
-            name = args[1].decode("utf-8", "surrogateescape")
-            shown = f"{shown.rstrip('/')}/{name}" if operation == "lookup" else f"{shown},{name}"
-        self.access_log.note(operation, shown, uid, pid, outcome, lasted_ns)
+        name = args[1] if len(args) > 1 and isinstance(args[1], bytes) else None
+        self._tell(Answered(operation, outcome, lasted_ns, args[0], name, uid, pid))
 
-    def _note_read(self, fh: int, off: int, size: int, outcome: str, lasted_ns: int) -> None:
+    def _tell_read(
+        self, fh: int, off: int, size: int, outcome: str, lasted_ns: int, data: Buffer = b""
+    ) -> None:
         uid = self._limits.uid_of(fh >> INO_BITS)
-        shown = f"{self._path_of(fh & INO_MASK)},{off},{size}"
-        self.access_log.note("read", shown, uid, None, outcome, lasted_ns)
+        given_bytes = len(data)  # type: ignore[arg-type] # of bytes
+        read = Answered("read", outcome, lasted_ns, fh & INO_MASK, uid=uid, offset=off)
+        self._tell(read._replace(wanted_bytes=size, given_bytes=given_bytes))
 
-    def _path_of(self, ino: int) -> str:
-        try:
-            return f"/{self._namespace.table.path(self._namespace.inode(ino))}"
-        except (CachefsError, LookupError):
-            return f"inode {ino}"
+    def _tell(self, answered: Answered) -> None:
+        for watcher in self.watchers:
+            watcher(answered, self._path_of)
 
 
 def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:
