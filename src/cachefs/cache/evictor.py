@@ -26,9 +26,6 @@ _CHECK_INTERVAL_S = 1.0
 """Time between two looks at the file system's free space, and before growing is tried again."""
 _REFUSAL_S = 0.05
 """How long a class that got no room is not tried again: looking costs about a millisecond."""
-_PENDING_CHANGES = 10_000
-"""Changes to the index that are committed early: LMDB keeps a page in memory for each, so that one
-transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
 _OLDEST = 0.05
 """Share of all blocks that go before another class gives up a slab."""
 _DEBT_PARTS = 4
@@ -190,8 +187,7 @@ class Evictor:
                     await self._sweeper.evict_from(slab, plan, self._at_low)
                 if self._at_low():
                     return True
-                if self._store.index.pending_count > _PENDING_CHANGES:
-                    await self._store.index.commit()
+                await self._store.commit_early()
             if self._slabs.used_charge_bytes >= before:
                 return evicted_any
             evicted_any = True

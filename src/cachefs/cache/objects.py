@@ -23,7 +23,7 @@ from cachefs.format.slab import entry_at
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
 
-_STEP_BLOCKS = 256
+_STEP_BLOCKS = 128
 """Looked at without letting the loop run: some 5 us each."""
 _FEW_BLOCKS = 16
 """Looked up one by one; more are found by a scan of the index."""
@@ -258,7 +258,7 @@ class CachedObjects:
                     continue
                 if store.index.locate(key) == location:
                     act(store, key, slab, location)
-            await trio.lowlevel.checkpoint()
+            await store.commit_early()
         return stuck
 
     async def _settled(self, store: TierStore, places: list[Place]) -> list[Place]:

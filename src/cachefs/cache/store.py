@@ -34,6 +34,9 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _COMMIT_INTERVAL_S = 1.0
 _RECENCY_INTERVAL_S = 300.0
+_PENDING_CHANGES = 10_000
+"""Changes to the index that are committed early: LMDB keeps a page in memory for each, so that one
+transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
 
 
 class _Checked(NamedTuple):
@@ -349,6 +352,12 @@ class TierStore:
     async def warm(self) -> None:
         """Bring the index into memory, so that look-ups don't wait for the disk."""
         await trio.to_thread.run_sync(self.index.warm, abandon_on_cancel=True)
+
+    async def commit_early(self) -> None:
+        """Let the loop run; commit if there is much to commit."""
+        await trio.lowlevel.checkpoint()
+        if self.index.pending_count > _PENDING_CHANGES and not self.retired:
+            await self.index.commit()
 
     async def commit_loop(self) -> None:
         """Make changes durable, for ever: every second, and now and then the recency too."""
