@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,8 @@ from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import MountError
 from cachefs.mounts import canonical, read_entries, socket_path
+
+T = TypeVar("T")
 
 _TIMEOUT_S = 60.0
 
@@ -69,7 +72,7 @@ def import_(mountpoint: str, file: str, debug: bool) -> None:
     began = time.monotonic()
     bound = 0
     with MetadataReader.open(Path(file)) as reader, counting("entries", reader.count) as note:
-        for request in _requests(reader):
+        for request in ahead(_requests(reader)):
             bound += ask(socket_path(place), api.METADATA_IMPORT, request, _TIMEOUT_S)["bound"]
             note(reader.done)
     _say(f"{reader.count:,} entries imported, {bound:,} of them new or changed", began)
@@ -80,6 +83,15 @@ def _requests(reader: Any) -> Iterator[dict[str, Any]]:
     yield {"identity": identity, "root": reader.root, "pieces": []}
     for pieces in reader.pieces():
         yield {"identity": identity, "pieces": pieces}
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made by a thread while the one before is in use."""
+    with ThreadPoolExecutor(1) as maker:
+        coming = maker.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = maker.submit(next, items, None)
+            yield item
 
 
 def _mount(mountpoint: str) -> Path:

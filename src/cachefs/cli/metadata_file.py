@@ -4,7 +4,6 @@ They are written and read row group by row group; what is known of directories w
 come yet is all that is kept.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -202,7 +201,10 @@ class MetadataReader:
                 piece = _piece(above, after, piece["listed_at_ns"])
                 size_bytes = 200 + 6 * len(above)
             piece["entries"].append(entry)
-            size_bytes += 150 + len(json.dumps(entry[0])) + len(entry[4] or "")
+            name_bytes = len(entry[0])
+            if not entry[0].isascii():
+                name_bytes *= 6  # \uXXXX
+            size_bytes += 150 + name_bytes + len(entry[4] or "")
             if left is not None:
                 left -= 1
                 piece["is_last"] = left == 0

@@ -1,5 +1,6 @@
 """Metadata snapshots: `cachefs metadata`."""
 
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,6 @@ from cachefs.namespace.transfer import KnownEntry, Piece, Takeover, known_pieces
 from cachefs.origin.base import Origin
 from cachefs.types import Posix
 
-_ENTRY_TYPES: tuple[Any, ...] = (
-    str, bool, int, int, str, int, int, int, int, (int, type(None)), (int, type(None)),
-)  # fmt: skip
 _PIECE_TYPES: tuple[Any, ...] = (str, str, bool, (int, type(None)), list)
 
 
@@ -72,7 +70,10 @@ class MetadataVerbs:
             raise UsageError("pieces must be a list")
         if arguments.get("root") is not None:
             root = _entry(arguments["root"])
-            await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
+            try:
+                await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
+            except (struct.error, TypeError):
+                raise UsageError("the root makes no sense") from None
         bound = 0
         for piece in pieces:
             bound += await self._takeover.take(_piece(piece))
@@ -98,8 +99,8 @@ def _piece(fields: Any) -> Piece:
 
 
 def _entry(fields: Any) -> KnownEntry:
-    if not isinstance(fields, list) or len(fields) != len(_ENTRY_TYPES):
-        raise UsageError("an entry makes no sense")
-    if not all(map(isinstance, fields, _ENTRY_TYPES)):
-        raise UsageError(f"an entry makes no sense: {str(fields)[:100]}")
-    return KnownEntry._make(fields)
+    """What isn't right with single values, `Takeover` finds out."""
+    try:
+        return KnownEntry._make(fields)
+    except TypeError:
+        raise UsageError(f"an entry makes no sense: {str(fields)[:100]}") from None

@@ -36,16 +36,19 @@ Changes = dict[bytes, bytes | None]
 class _Overlay:
     """The changes to one table that LMDB doesn't hold yet: `pending` ones win over `flushing`."""
 
-    __slots__ = ("_sorted_keys", "flushing", "pending")
+    __slots__ = ("_new_keys", "_sorted_keys", "flushing", "pending")
 
     def __init__(self) -> None:
         self.pending: Changes = {}
         self.flushing: Changes = {}
-        self._sorted_keys: list[bytes] | None = []
+        self._sorted_keys: list[bytes] | None = None
+        """Of both, but for the new ones; None until somebody scans."""
+        self._new_keys: list[bytes] = []
 
     def write(self, key: bytes, value: bytes | None) -> None:
+        if self._sorted_keys is not None and key not in self.pending and key not in self.flushing:
+            self._new_keys.append(key)
         self.pending[key] = value
-        self._sorted_keys = None
 
     def freeze(self) -> Changes:
         self.flushing, self.pending = self.pending, {}
@@ -57,12 +60,23 @@ class _Overlay:
             self.pending = self.flushing | self.pending
         self.flushing = {}
         self._sorted_keys = None
+        self._new_keys = []
+
+    def _keys(self) -> list[bytes]:
+        """In order. Most scans follow upon writes near the greatest key, so only the keys from
+        the least new one on are sorted again."""
+        if self._sorted_keys is None:
+            self._sorted_keys = sorted(self.pending.keys() | self.flushing.keys())
+        elif self._new_keys:
+            keys, new = self._sorted_keys, sorted(self._new_keys)
+            start = bisect_left(keys, new[0])
+            keys[start:] = sorted(keys[start:] + new)
+            self._new_keys = []
+        return self._sorted_keys
 
     def changes_from(self, start: bytes, prefix: bytes) -> list[tuple[bytes, bytes | None]]:
         """Changes with keys >= start that have the prefix, in key order."""
-        if self._sorted_keys is None:
-            self._sorted_keys = sorted(self.pending.keys() | self.flushing.keys())
-        keys = self._sorted_keys
+        keys = self._keys()
         found = []
         for position in range(bisect_left(keys, start), len(keys)):
             key = keys[position]

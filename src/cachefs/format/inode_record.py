@@ -85,18 +85,30 @@ def name_of_key(key: bytes) -> bytes:
 
 
 def pack_inode(inode: Inode) -> bytes:
-    uid, gid, mode = inode.posix
-    head = _INODE.pack(
+    return pack_inode_of(
         inode.kind,
-        len(inode.name),
-        mode,
         inode.parent,
+        inode.name,
         inode.size_bytes,
         inode.mtime_ns,
-        uid,
-        gid,
+        inode.version,
+        inode.posix,
     )
-    return head + inode.name + inode.version.encode("utf-8", "surrogateescape")
+
+
+def pack_inode_of(
+    kind: int,
+    parent: int,
+    name: bytes,
+    size_bytes: int,
+    mtime_ns: int,
+    version: str,
+    posix: Posix,
+) -> bytes:
+    """`pack_inode` without an `Inode`: for millions of them."""
+    uid, gid, mode = posix
+    head = _INODE.pack(kind, len(name), mode, parent, size_bytes, mtime_ns, uid, gid)
+    return head + name + version.encode("utf-8", "surrogateescape")
 
 
 def unpack_inode(ino: int, record: bytes) -> Inode:

@@ -30,6 +30,7 @@ from cachefs.format.inode_record import (
     name_of_key,
     pack_dirent,
     pack_inode,
+    pack_inode_of,
     pack_listing,
     unpack_dirent,
     unpack_inode,
@@ -188,11 +189,12 @@ class InodeTable:
             self._unbound(parent, name, current.ino)
         ino = self._allocate()
         if isinstance(meta, ObjectMeta):
-            size_bytes, mtime_ns, version = meta.size_bytes, meta.mtime_ns, meta.version
-            inode = Inode(ino, KIND_FILE, parent, name, size_bytes, mtime_ns, version, meta.posix)
+            record = pack_inode_of(
+                KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version, meta.posix
+            )
         else:
-            inode = Inode(ino, KIND_DIR, parent, name, 0, observed_ns, "", meta or NO_POSIX)
-        self._put(inode)
+            record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, "", meta or NO_POSIX)
+        self._db.put("inodes", ino_key(ino), record)
         self._put_dirent(parent, name, Dirent(ino, observed_ns))
         return ino, True
 

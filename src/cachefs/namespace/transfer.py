@@ -146,6 +146,9 @@ class Takeover:
         self._table = namespace.table
         self._db = db
         self._clock = namespace.clock
+        self._fresh: set[int] = set()
+        """Directories that a piece has brought, and whose last piece hasn't come: they had no
+        names before."""
 
     async def take_root(self, posix: Posix) -> None:
         """Who owns the root."""
@@ -171,6 +174,7 @@ class Takeover:
             await trio.lowlevel.checkpoint()
         if piece.is_last and piece.listed_at_ns is not None:
             self._finish(ino, piece, piece.listed_at_ns)
+            self._fresh.discard(ino)
         if self._db.pending_count > _MOST_PENDING:
             await self._db.commit()
         return bound
@@ -207,11 +211,13 @@ class Takeover:
                     observed_ns = entry.checked_at_ns
                 if observed_ns < max(known_ns, self._namespace.absent_at_ns(ino, name)):
                     continue
-                _, is_new = self._table.bind_known(ino, name, _found(entry), observed_ns)
+                child, is_new = self._table.bind_known(ino, name, _found(entry), observed_ns)
                 bound += is_new
+                if is_new and entry.is_dir:
+                    self._fresh.add(child)
         except (struct.error, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"an entry makes no sense: {error}") from error
-        if listed_at_ns is not None and known_ns <= listed_at_ns:
+        if listed_at_ns is not None and known_ns <= listed_at_ns and ino not in self._fresh:
             first = after.encode("utf-8", "surrogateescape")
             changed = self._sweep(ino, first, previous, seen, listed_at_ns)
         if bound or changed:
@@ -222,9 +228,11 @@ class Takeover:
         if self._known_ns(ino) >= listed_at_ns:
             return
         last = piece.entries[-1].name if piece.entries else piece.after
-        if self._sweep(ino, last.encode("utf-8", "surrogateescape"), None, set(), listed_at_ns):
+        after = last.encode("utf-8", "surrogateescape")
+        if ino not in self._fresh and self._sweep(ino, after, None, set(), listed_at_ns):
             self._note_change(ino)
-        count = sum(1 for _ in self._table.dirents(ino))
+        is_all = not piece.after
+        count = len(piece.entries) if is_all else sum(1 for _ in self._table.dirents(ino))
         self._table.finish_listing(ino, Listing(listed_at_ns, count))
 
     def _sweep(
