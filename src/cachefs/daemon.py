@@ -21,6 +21,7 @@ from cachefs.control.load_verbs import LoadVerbs
 from cachefs.control.metadata_verbs import MetadataVerbs
 from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
+from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
 from cachefs.db import Database, database_exists
@@ -183,7 +184,7 @@ class _Mount:
         nursery.start_soon(self._access_log.run)
         handlers = {**self._state.handlers(), **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()
-        jobs = self._jobs(namespace)
+        jobs = self._state.jobs = self._jobs(namespace)
         handlers |= LoadVerbs(jobs).handlers()
         routes = CacheRoutes(
             namespace, self._cache, session.forget_entry, session.forget_attributes
@@ -191,6 +192,7 @@ class _Mount:
         handlers |= routes.handlers()
         metadata = MetadataVerbs(namespace, self._db, self._origin, self._config.manifest)
         handlers |= metadata.handlers()
+        handlers |= ProfileVerb(namespace, self._origin, self._watchers).handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)

@@ -22,6 +22,7 @@ class Route(NamedTuple):
 INDEX = Route("GET", "/v1")
 STATUS = Route("GET", "/v1/status")
 REQUESTS = Route("GET", "/v1/requests")
+PROFILE = Route("POST", "/v1/profile")
 SETTINGS = Route("GET", "/v1/settings")
 SET = Route("POST", "/v1/settings")
 TIERS = Route("GET", "/v1/tiers")

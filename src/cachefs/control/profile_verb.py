@@ -1,0 +1,79 @@
+"""`cachefs profile`: a look at everything that is asked for, during a while."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import trio
+
+from cachefs.control import api
+from cachefs.control.api import Route
+from cachefs.control.profile import Profile
+from cachefs.control.server import Handler, Lines
+from cachefs.errors import CachefsError, UsageError
+from cachefs.fuse.watchers import Watchers, path_of
+from cachefs.namespace.namespace import Namespace
+from cachefs.origin.resilience import ResilientOrigin
+
+MOST_S = 3600.0
+MOST_TOP = 100
+_MOST_AT_ONCE = 4
+"""Each of them costs some microseconds a request."""
+
+
+class ProfileVerb:
+    """Each client has a window of its own; when he leaves, it ends."""
+
+    def __init__(self, namespace: Namespace, origin: ResilientOrigin, watchers: Watchers) -> None:
+        self._namespace = namespace
+        self._origin = origin
+        self._watchers = watchers
+        self._under_way = 0
+
+    def handlers(self) -> dict[Route, Handler]:
+        """By route. They raise `CachefsError`s."""
+        return {api.PROFILE: self.profile}
+
+    async def profile(self, arguments: dict[str, Any]) -> Lines:
+        """`seconds`, `top`. A stream of one line, when the time is over."""
+        seconds = arguments.get("seconds", 10)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise UsageError(f"seconds is a number, not {seconds!r}")
+        if not 0 < seconds <= MOST_S:
+            raise UsageError(f"seconds is above 0 and at most {MOST_S:g}, not {seconds:g}")
+        top = arguments.get("top", 10)
+        if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
+            raise UsageError(f"top is a number from 1 to {MOST_TOP}, not {top!r}")
+        if self._under_way >= _MOST_AT_ONCE:
+            raise CachefsError(
+                f"{self._under_way} profiles are being taken already; try again when one has ended"
+            )
+        profile = Profile(top)
+        before, began = self._origin_counts(), time.time()
+        self._under_way += 1
+        self._watchers.append(profile.watch)
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self._watchers.remove(profile.watch)
+            self._under_way -= 1
+        after = self._origin_counts()
+        yield {
+            "began_at": began,
+            "seconds": seconds,
+            "origin": {name: after[name] - before[name] for name in before},
+            **profile.report(partial(path_of, self._namespace)),
+        }
+
+    def _origin_counts(self) -> Mapping[str, int]:
+        counters, health = self._origin.counters, self._origin.health()
+        return {
+            "gets": counters.gets,
+            "heads": counters.heads,
+            "lists": counters.lists,
+            "get_bytes": counters.get_bytes,
+            "errors": counters.errors,
+            "retries": health["retries"],
+            "failed_calls": health["failed_calls"],
+        }
