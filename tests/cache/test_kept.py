@@ -196,6 +196,79 @@ async def test_kept_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
             assert len(store.slabs.by_id) <= 3
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_tier_shrinks_although_there_are_kept_blocks_everywhere(
+    tmp_path: Path, crash: bool
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 150, BLOCK)
+    kept = refs[::5]
+    async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
+        slabs = stores(cache)[0].slabs.by_id
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(kept)
+        assert all(slab.kept_count for slab in slabs.values())
+        assert len(slabs) == 4
+        await cache.resize_tier(tmp_path, 8 * MIB)
+        await until(lambda: len(slabs) == 2)
+        assert await kept_bytes(cache, refs) == len(kept) * BLOCK
+        gets = origin.counters.gets
+        await read_all(cache, origin, kept)
+        assert origin.counters.gets == gets
+        recount(cache)
+    assert len(list((tmp_path / "slabs").iterdir())) == 2
+    async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
+        assert await kept_bytes(cache, refs) == len(kept) * BLOCK
+        await read_all(cache, origin, kept)
+        assert origin.counters.gets == gets
+
+
+async def test_other_sizes_find_room_although_there_are_kept_blocks_everywhere(
+    tmp_path: Path,
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 140, BLOCK)
+    others = put_many(origin, 12, MIB, "other")
+    async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs[::10])
+        assert all(slab.kept_count for slab in stores(cache)[0].slabs.by_id.values())
+        for _ in range(3):
+            for ref in others:
+                await read_all(cache, origin, [ref])
+                await trio.sleep(0.06)  # a class that got no room is not tried again at once
+        assert await cached_bytes(cache, others) >= 6 * MIB
+        assert stores(cache)[0].counters.reassigned >= 2
+        assert await kept_bytes(cache, refs) == 14 * BLOCK
+        gets = origin.counters.gets
+        await read_all(cache, origin, refs[::10])
+        assert origin.counters.gets == gets
+        recount(cache)
+
+
+async def test_dropped_and_unpinned_while_they_move_to_other_slabs(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 150, BLOCK)
+    kept = refs[::5]
+    with FaultyDisk() as disk:
+        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+            slabs = stores(cache)[0].slabs.by_id
+            await read_all(cache, origin, refs)
+            await cache.objects.keep(kept)
+            disk.hang("write")
+            await cache.resize_tier(tmp_path, 12 * MIB)
+            await until(lambda: disk.hanging)
+            await cache.objects.evict(kept[::3], kept_too=True)
+            await cache.objects.unkeep(kept[1::3])
+            disk.heal()
+            await until(lambda: len(slabs) == 3)
+            assert await cached_bytes(cache, kept[::3]) == 0
+            assert await kept_bytes(cache, kept[1::3]) == 0
+            assert await kept_bytes(cache, kept[2::3]) == len(kept[2::3]) * BLOCK
+            recount(cache)
+            await assert_right(cache, origin, refs)
+
+
 async def test_no_more_than_the_limit_is_kept(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 100, BLOCK)

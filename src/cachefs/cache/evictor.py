@@ -35,6 +35,8 @@ _PLAN_S = 0.2
 _HASTY_SAMPLE_BLOCKS = 128
 _CANDIDATES = 16
 """Slabs, drawn at random, of which the one that is missed least is given up."""
+_KEPT_SHARE = 0.25
+"""A slab with more blocks that must be kept isn't given to another class."""
 _ROOM_SLOTS = 16
 """Free slots that one call of `make_room` tries to win."""
 
@@ -280,7 +282,8 @@ class Evictor:
             slab
             for slab in self._slabs.by_id.values()
             if slab.class_index not in (class_index, NO_CLASS)
-            and slab.writing_count == slab.kept_count == 0
+            and slab.writing_count == 0
+            and slab.kept_count <= slab.slot_count * _KEPT_SHARE
         ]
         donor = self._least_worth(candidates)
         return donor if donor is not None and self._policy.may_empty(donor) else None
@@ -338,6 +341,8 @@ class Evictor:
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
         slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.kept_count])
+        if slab is None:
+            slab = min(slabs.by_id.values(), key=lambda slab: slab.kept_count, default=None)
         if slab is None:
             return False
         if not slab.is_empty() and (

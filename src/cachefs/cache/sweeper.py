@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
+from cachefs.cache.relocator import Relocator
 from cachefs.cache.store import Pick, TierStore
 from cachefs.format.slab import SLOT_ENTRY, entry_at
 from cachefs.tiers.slabs import Slab
@@ -33,6 +34,7 @@ class Sweeper:
         self._store = store
         self._slabs = store.slabs
         self._policy = store.policy
+        self._relocator = Relocator(store, self._drop_slots)
         self._looked_at = 0
         """Slots since the loop last ran."""
         self.demote: Demote | None = None
@@ -110,6 +112,22 @@ class Sweeper:
                 self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
 
+    async def _clear_kept(self, slab: Slab) -> bool:
+        is_clear = False
+        try:
+            is_clear = await self._relocator.clear(slab)
+        finally:
+            if not is_clear:
+                self._slabs.undrain(slab)
+        return is_clear
+
+    async def _drop_slots(self, slab: Slab, slots: Sequence[int]) -> None:
+        """Evict the blocks of these slots, as far as they may go."""
+        for first in range(0, slab.slot_count, _STEP_SLOTS):
+            some = [slot for slot in slots if first <= slot < first + _STEP_SLOTS]
+            if some:
+                await self._evict_slots(slab, some, first, lambda: False)
+
     async def _read_table(self, slab: Slab, first: int) -> bytes:
         """`_STEP_SLOTS` rows of the slot table; none if they can't be read."""
         tier, stop = self._store.tier, first + _STEP_SLOTS
@@ -123,13 +141,14 @@ class Sweeper:
             return b""
 
     async def empty(self, slab: Slab, must: bool = False) -> bool:
-        """Drop every block of the slab and keep it from getting new ones. False (and the slab
-        goes on as before) if a block is kept, or being written, or read for too long."""
-        if not await self._store.settle_slab(slab) or slab.fd < 0:
-            return False
-        if slab.writing_count or slab.kept_count:
+        """Drop every block of the slab and keep it from getting new ones; those that are kept are
+        moved to other slabs. False (and the slab goes on as before) if that can't be, or if a
+        block is being written, or read for too long."""
+        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
         self._slabs.drain(slab)
+        if slab.kept_count and not await self._clear_kept(slab):
+            return False
         # No slot is being written and none is given out: the table is as new as every block.
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             slots = list(slab.loose_slots(first, first + _STEP_SLOTS))

@@ -23,6 +23,7 @@ that a tier whose slots are all used is charged its whole quota whatever the cla
 
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
@@ -161,6 +162,11 @@ class Slab:
         end = self.slot_count if stop is None else min(stop, self.slot_count)
         return _find_all(self.state, first, end)
 
+    def kept_slots(self, count: int) -> Iterator[int]:
+        """The first slots whose block must not be evicted. Not to be held over a change."""
+        self.hydrate()
+        return islice(_find_all(self.state, 0, self.slot_count, KEPT), count)
+
     @property
     def loose_count(self) -> int:
         """Blocks that may be evicted."""
@@ -194,11 +200,11 @@ class Slab:
         self._pins[slot] = self._pins.get(slot, 0) + 1
 
 
-def _find_all(states: bytearray, first: int, end: int) -> Iterator[int]:
-    slot = states.find(USED, first, end)
+def _find_all(states: bytearray, first: int, end: int, wanted: int = USED) -> Iterator[int]:
+    slot = states.find(wanted, first, end)
     while slot >= 0:
         yield slot
-        slot = states.find(USED, slot + 1, end)
+        slot = states.find(wanted, slot + 1, end)
 
 
 class Allocation(NamedTuple):

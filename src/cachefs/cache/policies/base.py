@@ -95,7 +95,7 @@ class EvictionPolicy:
     def worth(self, slab: Slab) -> float:
         """What emptying the slab would lose; the slab with the least is emptied first."""
         ages = [self.age(slab, slot) for slot in self._sample_slab(slab, 16)]
-        return slab.used_count / (1 + sum(ages) / len(ages)) if ages else 0.0
+        return slab.loose_count / (1 + sum(ages) / len(ages)) if ages else 0.0
 
     def may_empty(self, slab: Slab) -> bool:
         """Whether all blocks of the slab may go so that another class of sizes gets its space."""
