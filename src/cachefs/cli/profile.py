@@ -1,0 +1,163 @@
+"""`cachefs profile`: what was slow, and what was hot, during a while."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from cachefs.cli.figures import short_bytes, short_time
+from cachefs.cli.one_mount import the_mount
+from cachefs.control import api
+from cachefs.control.client import stream
+from cachefs.errors import MountError
+from cachefs.mounts import socket_path
+from cachefs.units import format_bytes
+
+_RANKS = {"requests": "MOST REQUESTS", "bytes": "MOST BYTES", "seconds": "MOST TIME"}
+
+
+@click.command("profile")
+@click.argument("mountpoint", required=False)
+@click.option(
+    "-w",
+    "--window",
+    "window_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    help="How long to watch. [10]",
+)
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1, 100),
+    default=10,
+    help="How many slow requests and hot paths to show. [10]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(mountpoint: str | None, window_s: float, top: int, as_json: bool, debug: bool) -> None:
+    """Watch all requests to the mount on MOUNTPOINT, or to the only one, for a while.
+
+    Then show how often each operation was asked for and how long it took, the slowest requests,
+    and the paths with most requests, bytes and time. The daemon collects for that time only.
+
+    What the kernel answers from its caches is not seen. READs don't say which process reads.
+    """
+    place = the_mount(mountpoint)
+    arguments = {"seconds": window_s, "top": top}
+    with (
+        _patience(window_s),
+        contextlib.closing(
+            stream(socket_path(place), api.PROFILE, arguments)  # type: ignore[type-var] # a generator
+        ) as lines,
+    ):
+        report = next(lines, None)
+    if report is None:
+        raise MountError(f"{place}: the mount has ended")
+    if as_json:
+        click.echo(json.dumps({"mountpoint": str(place), **report}))
+    else:
+        _print(str(place), report)
+
+
+@contextlib.contextmanager
+def _patience(window_s: float) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(f"watching for {window_s:g} s"):
+        yield
+
+
+def _print(place: str, report: dict[str, Any]) -> None:
+    from cachefs.cli import tier_table
+
+    out = tier_table.console()
+    for line in _summary(place, report):
+        out.print(line, soft_wrap=True)
+    if not report["requests"]:
+        return
+    operations = _table("OPERATION", "OUTCOME", ">COUNT", ">TOTAL", ">MEAN", ">P99", ">MAX")
+    for row in report["operations"]:
+        times = (row["seconds"], row["seconds"] / row["count"], row["p99_s"], row["max_s"])
+        operations.add_row(
+            row["operation"], row["outcome"], f"{row['count']:,}", *map(short_time, times)
+        )
+    slowest = _table(">SLOWEST", "OPERATION", "OUTCOME", ">UID", ">PID", "PATH")
+    for row in report["slowest"]:
+        who = ("-" if row[name] is None else str(row[name]) for name in ("uid", "pid"))
+        slowest.add_row(
+            short_time(row["seconds"]), row["operation"], row["outcome"], *who, _place(row)
+        )
+    tables = [operations, slowest]
+    for name, title in _RANKS.items():
+        if report["hottest"][name]:
+            tables.append(_hottest(title, report["hottest"][name]))
+    for table in tables:
+        out.print()
+        out.print(table)
+    missed = report["missed"]
+    if missed["requests"]:
+        out.print(
+            f"\nThere were too many paths to count all: up to {missed['requests']:,} requests, "
+            f"{format_bytes(missed['bytes'])} and {short_time(missed['seconds'])} of a path may "
+            "be missing.",
+            soft_wrap=True,
+        )
+
+
+def _summary(place: str, report: dict[str, Any]) -> Iterator[str]:
+    yield f"{report['requests']:,} requests in {report['seconds']:g} s on {place}"
+    origin = report["origin"]
+    sent = origin["gets"] + origin["heads"] + origin["lists"]
+    yield (
+        f"{sent:,} requests to the origin ({origin['gets']:,} GET, {origin['heads']:,} HEAD, "
+        f"{origin['lists']:,} LIST), {format_bytes(origin['get_bytes'])}, "
+        f"{origin['errors']:,} failed, {origin['retries']:,} sent again"
+    )
+
+
+def _table(*titles: str) -> Any:
+    """Columns whose title begins with ">" are of figures."""
+    from cachefs.cli import tier_table
+
+    table = tier_table.table()
+    for title in titles:
+        is_path = title == titles[-1]
+        table.add_column(
+            title.removeprefix(">"),
+            justify="right" if title.startswith(">") else "left",
+            no_wrap=not is_path,
+            overflow="fold",
+        )
+    return table
+
+
+def _hottest(title: str, rows: list[dict[str, Any]]) -> Any:
+    table = _table(">REQUESTS", ">BYTES", ">TIME", f"PATHS WITH {title}")
+    for row in rows:
+        table.add_row(
+            f"{row['requests']:,}",
+            short_bytes(row["bytes"]),
+            short_time(row["seconds"]),
+            _printable(row["path"]),
+        )
+    return table
+
+
+def _place(row: dict[str, Any]) -> str:
+    path = _printable(row["path"])
+    if row["offset"] is None:
+        return path
+    return f"{path} ({format_bytes(row['size_bytes'])} at {format_bytes(row['offset'])})"
+
+
+def _printable(path: str) -> str:
+    """Names may hold anything."""
+    return path if path.isprintable() else path.encode("unicode_escape").decode()

@@ -1,0 +1,151 @@
+"""`cachefs stats`: a line per interval of what a mount does."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from cachefs.cli.figures import short_bytes, short_count, short_share, short_time
+from cachefs.cli.one_mount import the_mount
+from cachefs.cli.rates import Rates, difference, look
+from cachefs.errors import CachefsError, MountError
+from cachefs.mounts import find_entry
+
+_WIDE_COLUMNS = 110
+_MEDIA = ("MEM", "SSD", "HDD")
+
+
+class _Column(NamedTuple):
+    title: str
+    width: int
+    show: Callable[[Rates], str]
+    is_wide: bool = False
+
+
+def _medium(medium: str) -> _Column:
+    return _Column(medium, 4, lambda rates: short_bytes(rates.of_medium(medium)))
+
+
+_COLUMNS = (
+    _Column("TIME", 8, lambda r: time.strftime("%H:%M:%S", time.localtime(r.at)), True),
+    _Column("READ", 4, lambda r: short_count(r.reads_per_s)),
+    _Column("B/s", 4, lambda r: short_bytes(r.read_bytes_per_s)),
+    *map(_medium, _MEDIA),
+    _Column("ORIG", 4, lambda r: short_bytes(r.origin_bytes_per_s)),
+    _Column("HIT", 4, lambda r: short_share(r.hit_ratio)),
+    _Column("P50", 5, lambda r: short_time(r.read_p50_s)),
+    _Column("P99", 5, lambda r: short_time(r.read_p99_s)),
+    _Column("LOOK", 4, lambda r: short_count(r.lookups_per_s)),
+    _Column("WAIT", 4, lambda r: short_count(r.waiting), True),
+    _Column("GET", 4, lambda r: short_count(r.origin_gets_per_s), True),
+    _Column("HEAD", 4, lambda r: short_count(r.origin_heads_per_s), True),
+    _Column("LIST", 4, lambda r: short_count(r.origin_lists_per_s), True),
+    _Column("REQ", 4, lambda r: short_count(r.origin_requests_per_s)),
+    _Column("ERR", 4, lambda r: short_count(r.origin_errors_per_s)),
+    _Column("EVIC", 4, lambda r: short_count(r.evicted_per_s)),
+    _Column("CPU", 4, lambda r: short_share(r.cpu_ratio)),
+    _Column("RSS", 4, lambda r: "-" if r.rss_bytes is None else short_bytes(r.rss_bytes)),
+)
+
+
+@click.command("stats")
+@click.argument("mountpoint", required=False)
+@click.option(
+    "-i",
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 86400),
+    default=1.0,
+    help="How long a line's time is. [1]",
+)
+@click.option("-n", "--count", metavar="COUNT", type=click.IntRange(1), help="End after so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(
+    mountpoint: str | None, interval_s: float, count: int | None, as_json: bool, debug: bool
+) -> int:
+    """Print a line each second of what the mount on MOUNTPOINT, or the only one, does.
+
+    \b
+      READ B/s           reads of the kernel, and bytes given to readers, per second
+      MEM SSD HDD ORIG   bytes per second from the tiers and from the origin
+      HIT                blocks that readers found in the cache
+      P50 P99            what half and 99 % of the reads took at most, about
+      LOOK               look-ups of names per second
+      REQ ERR            requests to the origin, and those that failed, per second
+      EVIC               blocks evicted per second
+      CPU RSS            of the daemon; 100% is one CPU
+
+    What the kernel answers from its page cache is not seen. Terminals of 110 columns also show the
+    time, requests that wait now, and the requests to the origin by kind. k and M are powers of
+    1000 for counts, K, M and G powers of 1024 for bytes.
+
+    Exit code 1 if the mount ends meanwhile.
+    """
+    place = the_mount(mountpoint)
+    try:
+        lines = _json_lines(place, interval_s) if as_json else _lines(place, interval_s)
+        for number, line in enumerate(lines, 1):
+            click.echo(line)
+            if number == count:
+                break
+    except KeyboardInterrupt:
+        return 130  # that is how it is meant to end: nothing needs to be said
+    return 0
+
+
+def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
+    before = look(place)
+    due = time.monotonic()
+    while True:
+        due = max(due + interval_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+        try:
+            after = look(place)
+        except CachefsError as error:
+            entry = find_entry(place)
+            if entry is not None and entry.alive:
+                raise
+            raise MountError(f"{place}: the mount has ended") from error
+        yield difference(before, after)
+        before = after
+
+
+def _json_lines(place: Path, interval_s: float) -> Iterator[str]:
+    for rates in _rates(place, interval_s):
+        yield json.dumps({"mountpoint": str(place), **asdict(rates)})
+
+
+def _lines(place: Path, interval_s: float) -> Iterator[str]:
+    """With a header on top of each screenful; of what goes elsewhere, only on top."""
+    shown: list[_Column] = []
+    room = 0.0
+    for rates in _rates(place, interval_s):
+        columns, height = _layout(rates)
+        line = " ".join(f"{column.show(rates):>{column.width}}" for column in columns)
+        if columns != shown or room < 1:
+            line = " ".join(f"{column.title:>{column.width}}" for column in columns) + "\n" + line
+            shown, room = columns, height - 2
+        room -= 1
+        yield line
+
+
+def _layout(rates: Rates) -> tuple[list[_Column], float]:
+    """What to show, and how many lines of it fit."""
+    size = shutil.get_terminal_size()
+    is_terminal = sys.stdout.isatty()
+    is_wide = not is_terminal or size.columns >= _WIDE_COLUMNS
+    absent = {*_MEDIA} - {tier.medium for tier in rates.tiers}
+    columns = [
+        column
+        for column in _COLUMNS
+        if (is_wide or not column.is_wide) and column.title not in absent
+    ]
+    return columns, size.lines if is_terminal else float("inf")
