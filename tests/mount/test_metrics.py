@@ -166,7 +166,10 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
         proxy.limit(None, latency_s=0.4)
         with reading([next(cold) for _ in range(40)]) as readers:
             readers.wait(60)
+        site.cli("load", next(cold), "--detach")
+        eventually(lambda: "cachefs_load_jobs" in watch.moved())
         proxy.limit(None)
+        site.cli("pin", root / "large/44")
         site.cli("tier", "resize", root, memory, "128MiB")
         time.sleep(1.2)  # blocks that have just moved stay where they are
         for path in large[-24:] * 2:  # room above: up they go

@@ -34,6 +34,7 @@ class FakeCache:
     def __init__(self) -> None:
         self.counters = CacheCounters(hits=7)
         self.tier = TierCounters(hits=3)
+        self.waiting_readers = self.fetching_count = self.storing_count = self.held_bytes = 0
 
     def status(self) -> list[TierStatus]:
         return [TierStatus('/a "b"\\c\n', Medium.SSD, "normal", *range(1, 8), self.tier)]

@@ -253,6 +253,16 @@ class BlockCache:
                 flight.block(index)
 
     @property
+    def fetching_count(self) -> int:
+        """Blocks that flights are to bring."""
+        return len(self._flights)
+
+    @property
+    def storing_count(self) -> int:
+        """Blocks that have come and are in no tier yet."""
+        return len(self._admitting)
+
+    @property
     def held_bytes(self) -> int:
         """Of blocks on their way from the origin, or waiting to be stored."""
         return self._budget.used_bytes

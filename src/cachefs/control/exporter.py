@@ -33,6 +33,7 @@ _TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
     "cachefs_tier_used_bytes": lambda tier: tier.used_bytes,
     "cachefs_tier_cached_bytes": lambda tier: tier.cached_bytes,
     "cachefs_tier_cached_blocks": lambda tier: tier.cached_blocks,
+    "cachefs_tier_pinned_bytes": lambda tier: tier.kept_bytes,
     "cachefs_tier_disk_bytes": lambda tier: tier.disk_bytes,
     "cachefs_tier_hits_total": lambda tier: tier.counters.hits,
     "cachefs_tier_hit_bytes_total": lambda tier: tier.counters.hit_bytes,
@@ -126,6 +127,11 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     yield "cachefs_cache_fetches_total", cache.fetches
     yield "cachefs_cache_fetch_errors_total", cache.fetch_errors
     yield "cachefs_cache_fetched_bytes_total", cache.fetched_bytes
+    yield "cachefs_cache_readers_waiting", state.cache.waiting_readers
+    yield "cachefs_cache_blocks_fetching", state.cache.fetching_count
+    yield "cachefs_cache_blocks_storing", state.cache.storing_count
+    yield "cachefs_cache_buffer_bytes", state.cache.held_bytes
+    yield "cachefs_load_jobs", 0 if state.jobs is None else state.jobs.running_count
     origin = state.origin.counters
     yield "cachefs_origin_received_bytes_total", origin.get_bytes
     yield "cachefs_origin_errors_total", origin.errors

@@ -13,13 +13,14 @@ from cachefs.control.report import StatusReport, cache_report, tier_report
 from cachefs.control.server import Handler
 from cachefs.control.set_verb import SetVerb
 from cachefs.fuse.uid_limits import UidLimits
+from cachefs.load.jobs import Jobs
 from cachefs.metrics import BOUNDS_S, Requests
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 
 
 class MountState:
-    """The parts of one mount, for those who look at it. `namespace`, `mounted` and
+    """The parts of one mount, for those who look at it. `namespace`, `jobs`, `mounted` and
     `metrics_address` are set when they are there."""
 
     def __init__(
@@ -37,6 +38,7 @@ class MountState:
         self.requests = Requests()
         self.started_at = time.time()
         self.namespace: Namespace | None = None
+        self.jobs: Jobs | None = None
         self.mounted = False
         """The kernel has been answered."""
         self.metrics_address: str | None = None

@@ -92,6 +92,11 @@ class Jobs:
             raise CachefsError(f"load job {job_id} has been started already")
         return report
 
+    @property
+    def running_count(self) -> int:
+        """Jobs that are queued or at work."""
+        return len(self._running)
+
     def all(self) -> list[JobReport]:
         """Oldest first."""
         return list(self._reports.values())

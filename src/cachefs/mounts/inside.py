@@ -26,7 +26,7 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
         place, below = _split(path, alive if only is None else [only])
         if place is None:
             if only is None and os.path.lexists(path):
-                raise UsageError(f"{path} lies in no mount of cachefs; cachefs status shows what is")
+                raise _nowhere(path)
             place, below = only or _only(alive, path), _relative(path)
         places.add(place)
         inner.append(below)
@@ -72,10 +72,14 @@ def _below(path: Path, mounts: list[Path]) -> tuple[Path | None, str]:
 
 def _relative(path: str) -> str:
     if path.startswith("/"):
-        raise UsageError(f"{path} lies in no mount of cachefs; cachefs status shows what is")
+        raise _nowhere(path)
     if "://" in path:
         return path  # the daemon knows its source
     below = os.path.normpath(path)
     if below == ".." or below.startswith("../"):
         raise UsageError(f"{path} leads out of the mount")
     return "" if below == "." else below
+
+
+def _nowhere(path: str) -> UsageError:
+    return UsageError(f"{path} lies in no mount of cachefs; cachefs status shows what is")
