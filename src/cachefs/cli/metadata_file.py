@@ -6,7 +6,7 @@ come yet is all that is kept.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,8 @@ class MetadataWriter:
         """`file` is there when the context has ended well. Raises `CachefsError`."""
         try:
             with replacing(file) as stream:
-                writer = cls(stream, head)
-                yield writer
-                writer._flush()
-                writer._writer.close()
+                with closing(cls(stream, head)) as writer:
+                    yield writer
         except OSError as error:
             raise CachefsError(f"can't write {file}: {error.strerror or error}") from error
 
@@ -91,6 +89,11 @@ class MetadataWriter:
             checked, listed, count,
         ))  # fmt: skip
         self.count += 1
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._flush()
+        self._writer.close()
 
     def _flush(self) -> None:
         if self._rows:

@@ -1,5 +1,6 @@
 """Writing manifest files, a few rows in memory at a time. See docs/formats/manifest.md."""
 
+import contextlib
 import json
 import os
 import sys
@@ -111,9 +112,8 @@ def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
             if not file.endswith(PARQUET_SUFFIX):
                 yield _Lines(stream)
                 return
-            writer = _Parquet(stream, source)
-            yield writer
-            writer.close()
+            with contextlib.closing(_Parquet(stream, source)) as writer:
+                yield writer
     except BrokenPipeError:
         raise
     except OSError as error:

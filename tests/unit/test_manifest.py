@@ -1,0 +1,277 @@
+"""Manifest files and the table that they become: docs/formats/manifest.md, to the byte."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from cachefs.db import Database
+from cachefs.errors import CachefsError, UsageError
+from cachefs.format.manifest_record import Directory, pack_row, row_key, unpack_row
+from cachefs.format.paths import ManifestPaths
+from cachefs.load.paths import PathReader
+from cachefs.manifest.fetch import digest_of
+from cachefs.manifest.files import Listed, read_manifest
+from cachefs.manifest.table import Counts, ManifestTable, build
+from cachefs.manifest.writer import manifest_writer
+from cachefs.types import ObjectMeta, Posix
+
+META = ObjectMeta(5, 1_700_000_000_000_000_000, "etag")
+OWNED = ObjectMeta(0, -1, "v", Posix(1000, 100, 0o640))
+
+
+def read(file: Path) -> list[Listed]:
+    return list(read_manifest(file, "M", PathReader("/mnt", "s3://bucket/data").path))
+
+
+def write(file: Path, text: str | bytes) -> Path:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def table_of(tmp_path: Path, listed: Iterable[Listed]) -> ManifestTable:
+    paths = ManifestPaths(tmp_path / "manifest", "d1")
+    build(paths, listed, needs_owners=False)
+    return ManifestTable.open(paths.table)
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def test_lines_are_paths_or_objects(tmp_path: Path) -> None:
+    lines = [
+        "a/b.jpg",
+        "",
+        '{"path": "c", "size": 5, "mtime_ns": 1700000000000000000, "version": "etag", "x": 1}',
+        '{"path": "d", "size": 5}',
+        "s3://bucket/data/e",
+        "/mnt/f g\r",
+        '{"path": "h", "size": 0, "mtime_ns": -1, "version": "v", "uid": 1000, "gid": 100, '
+        '"mode": 416}',
+    ]
+    found = read(write(tmp_path / "m", "\n".join(lines)))
+    assert [item.path for item in found] == ["a/b.jpg", "c", "d", "e", "f g", "h"]
+    assert [item.meta for item in found] == [None, META, None, None, None, OWNED]
+    assert found[-1].meta is not None
+    assert found[-1].meta.posix == OWNED.posix
+
+
+def test_names_that_are_no_utf8_are_read(tmp_path: Path) -> None:
+    found = read(write(tmp_path / "m", b'caf\xe9\n{"path": "caf\\udce9"}\n'))
+    assert [item.path for item in found] == ["caf\udce9", "caf\udce9"]
+
+
+@pytest.mark.parametrize("name", ["m.parquet", "m.jsonl"])
+def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    with manifest_writer(str(file), "s3://bucket/data") as writer:
+        for number in range(250_000 if name == "m.parquet" else 2):
+            writer.add(f"dir/{number}", OWNED if number % 2 else META)
+    assert os.listdir(tmp_path) == [name]
+    found = read(file)
+    assert len(found) == writer.count
+    assert found[:2] == [Listed("dir/0", META), Listed("dir/1", OWNED)]
+    assert found[1].meta is not None
+    assert found[1].meta.posix == OWNED.posix
+
+
+def test_the_golden_files(tmp_path: Path) -> None:
+    as_lines, as_parquet = tmp_path / "m.jsonl", tmp_path / "m.parquet"
+    for file in (as_lines, as_parquet):
+        with manifest_writer(str(file), "s3://bucket/data") as writer:
+            writer.add("a/ü", META)
+            writer.add("b", OWNED)
+    assert as_lines.read_text() == (
+        '{"path": "a/\\u00fc", "size": 5, "mtime_ns": 1700000000000000000, "version": "etag"}\n'
+        '{"path": "b", "size": 0, "mtime_ns": -1, "version": "v", "uid": 1000, "gid": 100, '
+        '"mode": 416}\n'
+    )
+    table = parquet.read_table(as_parquet)
+    assert [f"{field.name} {field.type}" for field in table.schema] == [
+        "path string", "size int64", "mtime_ns int64", "version string", "uid uint32",
+        "gid uint32", "mode uint16",
+    ]  # fmt: skip
+    assert {
+        key: value for key, value in table.schema.metadata.items() if key.startswith(b"cachefs.")
+    } == {b"cachefs.manifest": b"1", b"cachefs.source": b"s3://bucket/data"}
+    assert table.to_pylist()[0] == {
+        "path": "a/ü", "size": 5, "mtime_ns": 1_700_000_000_000_000_000, "version": "etag",
+        "uid": None, "gid": None, "mode": None,
+    }  # fmt: skip
+
+
+def test_a_parquet_file_of_others_needs_a_path_only(tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    parquet.write_table(pyarrow.table({"label": [1, 2], "path": ["a", "b"]}), file)
+    assert read(file) == [Listed("a", None), Listed("b", None)]
+
+
+def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="no UTF-8"),
+        manifest_writer(str(tmp_path / "m.parquet"), "") as writer,
+    ):
+        writer.add("a\udce9", META)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a\n../b\n", r"manifest M, line 2: '../b': no \.\."),
+        ('{"path": 5}', 'line 1: there is no "path"'),
+        ('{"path": "a", "size": -1}', "line 1: size: -1 is no whole number"),
+        ('{"path": "a", "size": "5"}', "line 1: size: '5' is no whole number"),
+        ('{"path": "a", "version": 5}', "line 1: version: 5 is no text"),
+        ('{"path": "a"', "line 1: .* is no JSON"),
+        ("/elsewhere/a", "line 1: /elsewhere/a is not below /mnt"),
+        ("a\n/mnt\n", "line 2: '/mnt' is the source itself"),
+        ("\0ELF", "line 1: there is a zero byte"),
+        ("x" * 100_000, "line 1: a line of more than 64 KiB"),
+        ("PAR1 and so on", "it is no Parquet that can be read"),
+    ],
+)
+def test_nonsense_is_named_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as caught:
+        read(write(tmp_path / "m", text))
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_without_paths_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    parquet.write_table(pyarrow.table({"label": [1, 2]}), file)
+    with pytest.raises(UsageError, match='no column "path"'):
+        read(file)
+    parquet.write_table(pyarrow.table({"path": ["a", None]}), file)
+    with pytest.raises(UsageError, match='row 2: there is no "path"'):
+        read(file)
+
+
+def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CachefsError, match="can't read the manifest M: No such file"):
+        read(tmp_path / "absent")
+
+
+def test_the_digest_is_of_the_content_and_of_what_it_means(tmp_path: Path) -> None:
+    one = write(tmp_path / "1", "a\n")
+    same = write(tmp_path / "2", "a\n")
+    other = write(tmp_path / "3", "b\n")
+    assert digest_of(one, "M", "s3://b", "/mnt") == digest_of(same, "N", "s3://b", "/mnt")
+    assert digest_of(one, "M", "s3://b", "/mnt") != digest_of(other, "M", "s3://b", "/mnt")
+    assert digest_of(one, "M", "s3://b", "/mnt") != digest_of(one, "M", "s3://b", "/else")
+    assert digest_of(one, "M", "s3://b", "/mnt") == "ef55eefc195bf2bf287e938b08fa679b"
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def test_the_golden_rows() -> None:
+    rows = {
+        Directory(258): "01 0201000000000000",
+        OWNED: "02 0000000000000000 ffffffffffffffff e8030000 64000000 a001 76",
+        META: "02 0500000000000000 00002a36fe9c9717 ffffffff ffffffff ffff 65746167",
+        None: "03",
+    }
+    for row, text in rows.items():
+        assert pack_row(row) == bytes.fromhex(text)
+        assert unpack_row(pack_row(row)) == row
+    assert row_key(258, b"name").hex() == "0000000000000102" + b"name".hex()
+
+
+def test_names_and_directories_of_a_table(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        [Listed("b/c/d", META), Listed("a", None), Listed("b/x", META), Listed("a", OWNED)],
+    )
+    assert table.counts == Counts(files=3, unknown=0, skipped=0)
+    assert table.find("a") == OWNED
+    assert table.find("b/c/d") == META
+    below = table.find("b")
+    assert isinstance(below, Directory)
+    assert [name for name, _ in table.children(below.number, None, 10)] == [b"c", b"x"]
+    assert [name for name, _ in table.children(0, None, 10)] == [b"a", b"b"]
+    assert [name for name, _ in table.children(0, b"a", 10)] == [b"b"]
+    for absent in ("c", "a/b", "b/c/d/e", "b/./x", "b//x", "n" * 256, "b/"):
+        with pytest.raises(KeyError):
+            table.find(absent)
+    table.db.close()
+
+
+def test_what_can_not_be_shown_is_counted(tmp_path: Path) -> None:
+    table = table_of(
+        tmp_path,
+        [
+            Listed("file", META),
+            Listed("file/below", META),  # a file of one byte wins
+            Listed("empty", OWNED),
+            Listed("empty/below", META),  # an empty one yields
+            Listed("dir/below", META),
+            Listed("dir", OWNED),
+            Listed("x" * 256, META),
+            Listed("y" * 256 + "/z", META),
+        ],
+    )
+    assert table.counts == Counts(files=3, unknown=0, skipped=5)
+    assert table.find("file") == META
+    assert table.find("empty/below") == META
+    assert table.find("dir/below") == META
+    table.db.close()
+
+
+def test_what_is_frozen_first_stays(tmp_path: Path) -> None:
+    table = table_of(tmp_path, [Listed("a", None), Listed("b", META)])
+    assert table.counts.unknown == 1
+    assert table.freeze_file("a", META) == META
+    assert table.freeze_file("a", OWNED) == META
+    assert table.find("a") == META
+    table.db.close()
+
+
+def test_an_empty_manifest_and_a_broken_one_leave_nothing(tmp_path: Path) -> None:
+    paths = ManifestPaths(tmp_path / "manifest", "d1")
+    with pytest.raises(UsageError, match="names no file"):
+        build(paths, [], needs_owners=False)
+
+    def broken() -> Iterable[Listed]:
+        yield Listed("a", META)
+        raise UsageError("no")
+
+    with pytest.raises(UsageError, match="no"):
+        build(paths, broken(), needs_owners=False)
+    assert paths.all_entries() == []
+
+
+def test_another_manifest_takes_the_place(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifest"
+    for digest in ("d1", "d2"):
+        build(ManifestPaths(manifests, digest), [Listed("a", META)], needs_owners=False)
+    assert os.listdir(manifests) == ["d2"]
+
+
+def test_a_line_of_a_manifest_is_one_of_a_load(tmp_path: Path) -> None:
+    file = tmp_path / "m.jsonl"
+    with manifest_writer(str(file), "") as writer:
+        writer.add("a/b", META)
+    line = PathReader("/mnt", "s3://bucket").line(file.read_bytes())
+    assert line is not None
+    assert line.path == "a/b"
+    assert json.loads(file.read_text())["size"] == 5
+
+
+def test_a_table_is_no_larger_than_it_should_be(tmp_path: Path) -> None:
+    count = 20_000
+    version = "0123456789abcdef" * 2
+    listed = [
+        Listed(f"dir{number % 20}/{number:07}.jpg", ObjectMeta(1, 1, version))
+        for number in range(count)
+    ]
+    table = table_of(tmp_path, listed)
+    table.db.close()
+    size_bytes = sum(path.stat().st_size for path in (tmp_path / "manifest").rglob("data.mdb"))
+    assert size_bytes < 250 * count
+    assert isinstance(table.db, Database)
