@@ -32,6 +32,7 @@ _VERBS = {
     "stats": "Print a line each second of what a mount does.",
     "status": "Show what is mounted and how its cache does.",
     "tier": "Show or change the cache tiers of a running mount.",
+    "top": "Show live what the mounts do.",
     "umount": "Unmount, and wait until the daemon has ended.",
     "unpin": "Let pinned files be evicted again.",
 }

@@ -39,7 +39,7 @@ def table() -> Table:
 def print_tiers(out: Console, report: dict[str, Any]) -> None:
     """The tiers of one mount's `control.report.StatusReport`."""
     tiers: list[dict[str, Any]] = report["tiers"]
-    labels = _labels(tiers)
+    labels = short_names(tiers)
     out.print(_places(tiers, labels))
     out.print()
     out.print(_activity(tiers, labels))
@@ -70,7 +70,7 @@ def notices(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _labels(tiers: list[dict[str, Any]]) -> list[str]:
+def short_names(tiers: list[dict[str, Any]]) -> list[str]:
     """Short names: the medium, with a number where there are several."""
     total = Counter(tier["medium"] for tier in tiers)
     seen: Counter[str] = Counter()
