@@ -210,6 +210,10 @@ def test_pin_limit(site: Site) -> None:
     site.cli("pin", *(site.mountpoint / f"{number}" for number in range(20)))
     (tier,) = site.status()["tiers"]
     assert 10 * MIB <= tier["pinned_bytes"] <= tier["pin_limit_bytes"] <= 32 * MIB
+    assert (
+        "SSD: 13.4 MiB are pinned, of at most 31"
+        in site.cli("tier", "list", site.mountpoint).stdout
+    )
     for number in range(100):  # in its own way
         (site.mountpoint / f"{number}").read_bytes()
     assert answer(site, "info", site.mountpoint)["pinned_bytes"] == 10 * MIB

@@ -77,10 +77,10 @@ def test_add_sends_what_was_given(
 ) -> None:
     after = {"path": "/new", "medium": "HDD", "quota_bytes": 1 << 30, "cached_blocks": 0}
     daemon.answer = {"after": after}
-    options = ["--medium", "hdd", "--high", "90%", "--free-space-ratio", "0"]
+    options = ["--medium", "hdd", "--high", "90%", "--free-space-ratio", "0", "--pin-limit", "1"]
     line = line_of("add", "/mnt/a", "/new", "--size", "1GiB", *options)
     assert line.startswith("/new: added as HDD tier of 1 GiB, until the daemon ends; ")
-    ratios = {"high": 0.9, "free_space_ratio": 0.0}
+    ratios = {"high": 0.9, "free_space_ratio": 0.0, "pin_limit": 1.0}
     given = {"medium": "HDD", "path": "/new", "quota_bytes": 1 << 30, **ratios}
     assert daemon.asked == [(api.TIER_ADD, given)]
     after["cached_blocks"] = 9

@@ -91,6 +91,9 @@ def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
     metavar="RATIO",
     help="Share of the file system to leave free. [the mount's]",
 )
+@click.option(
+    "--pin-limit", callback=_ratio, metavar="RATIO", help="Most that may be pinned. [the mount's]"
+)
 @_debug
 def add(
     mountpoint: str, path: str, size: int, medium: str, debug: bool, **ratios: float | None

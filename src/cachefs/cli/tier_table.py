@@ -43,6 +43,10 @@ def print_tiers(out: Console, report: dict[str, Any]) -> None:
     out.print(_places(tiers, labels))
     out.print()
     out.print(_activity(tiers, labels))
+    for label, tier in zip(labels, tiers, strict=True):
+        if tier.get("pinned_bytes"):
+            pinned, most = (format_bytes(tier[f"{key}_bytes"]) for key in ("pinned", "pin_limit"))
+            out.print(f"{label}: {pinned} are pinned, of at most {most}")
     lines = notices(report)
     if lines:
         out.print()

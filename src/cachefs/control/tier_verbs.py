@@ -31,6 +31,7 @@ _ADD_ARGUMENTS = {
     "high": "high",
     "low": "low",
     "free_space_ratio": "free_space_ratio",
+    "pin_limit": "pin_limit",
 }
 """Arguments of `add`, and the keys of `[[tier]]` that they stand for."""
 
