@@ -1,9 +1,13 @@
 """The mount that a command is about."""
 
+import time
 from pathlib import Path
 
-from cachefs.errors import MountError, UsageError
-from cachefs.mounts import canonical, read_entries
+from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.mounts import canonical, find_entry, read_entries
+
+_LAST_BREATH_S = 0.5
+"""A daemon that is being killed closes its socket before it lets go of the mountpoint."""
 
 
 def the_mount(mountpoint: str | None) -> Path:
@@ -21,3 +25,13 @@ def the_mount(mountpoint: str | None) -> Path:
     if len(alive) > 1:
         raise UsageError(f"there are several mounts: {', '.join(map(str, alive))}; name one")
     return alive[0]
+
+
+def why_silent(place: Path, error: CachefsError) -> CachefsError:
+    """What to tell a user when a daemon that had answered does so no more."""
+    deadline = time.monotonic() + _LAST_BREATH_S
+    while (entry := find_entry(place)) is not None and entry.alive:
+        if time.monotonic() > deadline:
+            return error
+        time.sleep(0.02)
+    return MountError(f"{place}: the mount has ended")

@@ -4,15 +4,16 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cachefs.cli.figures import short_bytes, short_time
-from cachefs.cli.one_mount import the_mount
+from cachefs.cli.one_mount import the_mount, why_silent
 from cachefs.control import api
 from cachefs.control.client import stream
-from cachefs.errors import MountError
+from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import socket_path
 from cachefs.units import format_bytes
 
@@ -48,20 +49,24 @@ def command(mountpoint: str | None, window_s: float, top: int, as_json: bool, de
     What the kernel answers from its caches is not seen. READs don't say which process reads.
     """
     place = the_mount(mountpoint)
-    arguments = {"seconds": window_s, "top": top}
-    with (
-        _patience(window_s),
-        contextlib.closing(
-            stream(socket_path(place), api.PROFILE, arguments)  # type: ignore[type-var] # a generator
-        ) as lines,
-    ):
-        report = next(lines, None)
-    if report is None:
-        raise MountError(f"{place}: the mount has ended")
+    arguments: dict[str, object] = {"seconds": window_s, "top": top}
+    with _patience(window_s):
+        report = _asked(place, arguments)
     if as_json:
         click.echo(json.dumps({"mountpoint": str(place), **report}))
     else:
         _print(str(place), report)
+
+
+def _asked(place: Path, arguments: dict[str, object]) -> dict[str, Any]:
+    lines = stream(socket_path(place), api.PROFILE, arguments)
+    try:
+        with contextlib.closing(lines):  # type: ignore[type-var] # a generator
+            return next(lines)
+    except StopIteration:
+        raise MountError(f"{place}: the mount has ended") from None
+    except CachefsError as error:
+        raise why_silent(place, error) from error
 
 
 @contextlib.contextmanager

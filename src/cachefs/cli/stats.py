@@ -12,10 +12,9 @@ from typing import NamedTuple
 import click
 
 from cachefs.cli.figures import short_bytes, short_count, short_share, short_time
-from cachefs.cli.one_mount import the_mount
+from cachefs.cli.one_mount import the_mount, why_silent
 from cachefs.cli.rates import Rates, difference, look
-from cachefs.errors import CachefsError, MountError
-from cachefs.mounts import find_entry
+from cachefs.errors import CachefsError
 
 _WIDE_COLUMNS = 110
 _MEDIA = ("MEM", "SSD", "HDD")
@@ -105,15 +104,14 @@ def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
     before = look(place)
     due = time.monotonic()
     while True:
-        due = max(due + interval_s, time.monotonic())
+        due += interval_s
+        if due < time.monotonic():  # it took so long to answer: no line for a moment
+            due = time.monotonic() + interval_s
         time.sleep(max(0.0, due - time.monotonic()))
         try:
             after = look(place)
         except CachefsError as error:
-            entry = find_entry(place)
-            if entry is not None and entry.alive:
-                raise
-            raise MountError(f"{place}: the mount has ended") from error
+            raise why_silent(place, error) from error
         yield difference(before, after)
         before = after
 

@@ -211,7 +211,9 @@ def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:
             text.append(f"{title} ", style="dim")
         else:
             text.append(" ")
-        text.append(f"{value:<{6 if value.endswith('/s') else 5}}")
+        is_trouble = title == "errors" and value != "0/s"
+        width = 6 if value.endswith("/s") else 5
+        text.append(f"{value:<{width}}", style="bold red" if is_trouble else "")
     return text
 
 
@@ -221,12 +223,12 @@ def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:
 def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[Text]:
     """The tiers, and the origin."""
     bar_width = 6 if width < _NARROW_COLUMNS else 12
-    rest = width - len("ORIGIN  B/s READS  ") - len("  ") - bar_width - len(" 100% of 1023.9 GiB")
+    rest = width - len("origin  B/s REQ/s  ") - len("  ") - bar_width - len(" 100% of 1023.9 GiB")
     paths = 0
     if width >= _WIDE_COLUMNS:
         paths = min(40, 2 + max((len(tier["path"]) for tier in view.row["tiers"]), default=0))
     curve_width = max(0, min(_LONGEST_CURVE, rest - paths))
-    titles = f"{'FROM':<6}  B/s READS  {'LATELY':<{curve_width}}  USED"
+    titles = f"{'FROM':<6}  B/s REQ/s  {'LATELY':<{curve_width}}  USED"
     lines = [_heading(titles)]
     known = {tier.path: tier for tier in rates.tiers}
     for label, tier in zip(
