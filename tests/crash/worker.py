@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -60,6 +61,7 @@ class Worker:
                     readers.start_soon(self._note, cache)
                     for _ in range(READERS):
                         readers.start_soon(self._read, cache, self._random.randrange(1 << 30))
+                    readers.start_soon(self._steer, cache)
                     if order.resizing:
                         readers.start_soon(self._change, cache)
             await cache.aclose()
@@ -97,7 +99,8 @@ class Worker:
             name = choice.choice(self._order.tiers)
             path, quota_bytes = self._root / name, TIERS[name][1]
             if choice.random() < 0.8:
-                await cache.resize_tier(path, quota_bytes * choice.randint(1, 6) // 4)
+                with suppress(CacheDirError):  # more than that is kept
+                    await cache.resize_tier(path, quota_bytes * choice.randint(1, 6) // 4)
             else:
                 self._gone += _counted(cache, path)
                 await cache.remove_tier(path)
@@ -111,6 +114,22 @@ class Worker:
                     tier.close()  # closed meanwhile
                     return
             self._changes += 1
+
+    async def _steer(self, cache: BlockCache) -> None:
+        """Files are kept, and no longer, and dropped."""
+        choice = random.Random(self._order.seed + 2)
+        while True:
+            await trio.sleep(choice.uniform(0.002, 0.03))
+            some = choice.sample(self._files["small"], 8)
+            drawn = choice.random()
+            if drawn < 0.6:
+                with cache.intents.keeping(some):
+                    await cache.objects.keep(some)
+                    await trio.sleep(0.002)
+            elif drawn < 0.8:
+                await cache.objects.unkeep(some)
+            else:
+                await cache.objects.evict(some, kept_too=drawn < 0.85)
 
     async def _note(self, cache: BlockCache) -> None:
         while True:
