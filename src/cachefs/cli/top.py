@@ -81,9 +81,8 @@ def _show(console: Console, watch: "_Watch", keys: "_Keys") -> None:
             for key in keys.wait():
                 if key in _QUIT:
                     return
-                if key in _NEXT and places:
-                    number = (number + 1) % len(places)
-                    chosen = places[number]
+                number += key in _NEXT
+            chosen = places[number % len(places)] if places else ""
 
 
 def _lines(

@@ -76,7 +76,7 @@ def screen(
     head = [_title(width)]
     sections = []
     if len(views) > 1:
-        lines = _mounts(views, chosen, max(2, height // 4))
+        lines = _mounts(views, chosen, max(2, height // 4), width)
         sections.append(Section(lines, len(lines)))
     if views:
         sections += _details(views[chosen], width, glyphs)
@@ -116,7 +116,7 @@ def _title(width: int) -> Text:
     return Text("cachefs top".ljust(width - len(clock)) + clock, style="bold")
 
 
-def _mounts(views: Sequence[MountView], chosen: int, most: int) -> list[Text]:
+def _mounts(views: Sequence[MountView], chosen: int, most: int, width: int) -> list[Text]:
     """A line for each; if there are more than `most`, for those around the chosen one."""
     lines = [_heading(f"  READ  B/s ORIG  HIT  {'STATE':<14} MOUNTPOINT")]
     first = max(0, min(chosen - most // 2, len(views) - most))
@@ -134,13 +134,13 @@ def _mounts(views: Sequence[MountView], chosen: int, most: int) -> list[Text]:
         text = Text(f"{mark} {' '.join(f'{figure:>4}' for figure in figures)}  ")
         state = _state(view)
         text.append(f"{state:<14}", style=_STATES.get(state, "bold red"))
-        text.append(f" {plain(view.place)}")
+        text.append(f" {tail(plain(view.place), width - len(text) - 1)}")
         lines.append(text)
     return lines
 
 
 def _details(view: MountView, width: int, glyphs: Glyphs) -> list[Section]:
-    head = Section(_head(view), 2)
+    head = Section(_head(view, width), 2)
     if view.sample is None or view.rates is None:
         return [head]
     figures = _figures(view.rates, width)
@@ -162,15 +162,15 @@ def _state(view: MountView) -> str:
     return str(row["state"])
 
 
-def _head(view: MountView) -> list[Text]:
+def _head(view: MountView, width: int) -> list[Text]:
     """What it is, and what is wrong with it."""
     row, state = view.row, _state(view)
-    text = Text(plain(view.place), style="bold")
+    text = Text(tail(plain(view.place), width // 2), style="bold")
     text.append("  ")
     text.append(state, style=_STATES.get(state, "bold red"))
     if row["state"] == SERVING:
         lasts = format_duration(max(0.0, time.time() - row["started_at"]))
-        text.append(f" for {lasts}, pid {row['pid']}", style="not bold")
+        text.append(f", up {lasts}, pid {row['pid']}", style="not bold")
     text.append(f"  {plain(str(row['source']))}", style="dim not bold")
     lines = tier_table.notices(row) if row["state"] == SERVING else [row["problem"]]
     return [text, *(Text(plain(line), style="bold red") for line in lines if line)]
@@ -377,3 +377,8 @@ def _heading(text: str) -> Text:
 def plain(text: str) -> str:
     """Nothing that a terminal would take for a command."""
     return "".join(mark if mark.isprintable() else "?" for mark in text)
+
+
+def tail(text: str, width: int) -> str:
+    """The end of it, which tells more than its beginning, if there is no room for all."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
