@@ -76,6 +76,11 @@ def joined(path: str, below: str) -> str:
     return f"{path.rstrip('/')}/{below}" if below else path
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """ "1 block", "2 blocks"."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def _pieces(inner: list[str]) -> Iterator[tuple[int, list[str]]]:
     """As many as one request can carry, with the number of the first."""
     first, size_bytes = 0, 0

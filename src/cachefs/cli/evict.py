@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, path_options
+from cachefs.cli.cache_paths import Question, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -33,7 +33,9 @@ def command(
         click.echo(json.dumps(sums))
     elif sums:
         verb = "would evict" if dry_run else "evicted"
-        click.echo(f"{verb} {format_bytes(sums['size_bytes'])} in {sums['blocks']} blocks")
+        click.echo(
+            f"{verb} {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}"
+        )
         if sums["pinned_blocks"]:
             pinned = format_bytes(sums["pinned_bytes"])
             click.echo(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.cache_paths import Question, path_options
+from cachefs.cli.cache_paths import Question, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes, format_duration
 
@@ -45,7 +45,8 @@ def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:
         exact = f" ({size_bytes} bytes)" if size_bytes >= 1024 else ""
         rows.append(("size", format_bytes(size_bytes) + exact))
     else:
-        inside = f"{line['files']} files, {line['directories'] - 1} directories"
+        files = counted(line["files"], "file")
+        inside = f"{files}, {counted(line['directories'] - 1, 'directory', 'directories')}"
         rows.append(("size", f"{format_bytes(size_bytes)} in {inside}"))
     rows += [
         ("modified", _moment(line["mtime"])),
@@ -55,7 +56,7 @@ def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for place, tier in line["tiers"].items():
         if tier["blocks"]:
-            held = f"{format_bytes(tier['size_bytes'])} in {tier['blocks']} blocks"
+            held = f"{format_bytes(tier['size_bytes'])} in {counted(tier['blocks'], 'block')}"
             rows.append(("", f"{tier['medium']} {place}: {held}"))
     pinned_bytes = line["pinned_bytes"]
     pinned = f"{format_bytes(pinned_bytes)}{_share(pinned_bytes, size_bytes)}"

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, path_options
+from cachefs.cli.cache_paths import Question, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -29,7 +29,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
     elif sums:
         size_bytes, pinned_bytes = sums["size_bytes"], sums["pinned_bytes"]
         of = f"{format_bytes(pinned_bytes)} of {format_bytes(size_bytes)}"
-        click.echo(f"pinned {of} in {sums['files']} files")
+        click.echo(f"pinned {of} in {counted(sums['files'], 'file')}")
         missing_bytes = size_bytes - pinned_bytes - sums["refused_bytes"]
         if missing_bytes > 0:
             shown = " ".join(map(shlex.quote, paths[:_SHOWN_PATHS]))

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, path_options
+from cachefs.cli.cache_paths import Question, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -19,7 +19,9 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
-        click.echo(f"unpinned {format_bytes(sums['size_bytes'])} in {sums['blocks']} blocks")
+        click.echo(
+            f"unpinned {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}"
+        )
     if sums.get("stuck_blocks"):
         click.echo(
             f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True
