@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 from bench import sandbox
 
-CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs")
+CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs", "metadata")
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case is begun when more than this share of the time is gone."""
@@ -91,7 +91,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 
 
 def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
-    from bench import hdfs, large_directory, large_file, load, small_files
+    from bench import hdfs, large_directory, large_file, load, metadata, small_files
 
     cases = {
         "herd": small_files.herd,
@@ -101,6 +101,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "directory": large_directory.large_directory,
         "load": load.load,
         "hdfs": hdfs.hdfs,
+        "metadata": metadata.metadata,
     }
     return [(name, cases[name]) for name in only or CASES]
 

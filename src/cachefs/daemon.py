@@ -179,6 +179,7 @@ class _Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
+        nursery.start_soon(self._db.keep_small)
         if self._view is not None:
             nursery.start_soon(self._view.commit_loop)
         nursery.start_soon(self._access_log.run)

@@ -90,6 +90,17 @@ def test_a_list_of_paths_is_asked_for_once_and_then_frozen(
     assert without_a_list(s3_site)
 
 
+def test_absent_names_cost_nothing_beside_listed_ones_that_were_never_asked(s3_site: Site) -> None:
+    manifest = s3_site.mountpoint.parent / "list.txt"
+    manifest.write_text("train/a.jpg\ntrain/b.jpg\n")
+    s3_site.mount("--manifest", manifest)
+    heads = s3_site.origin()["heads"]
+    for number in range(100):
+        assert not (s3_site.mountpoint / f"train/{number}").exists()
+    assert s3_site.origin()["heads"] == heads
+    assert without_a_list(s3_site)
+
+
 def test_cached_blocks_of_a_replaced_version_are_served_and_others_are_stale(
     s3_site: Site, seaweedfs: SeaweedFS, bucket: str
 ) -> None:

@@ -1,7 +1,9 @@
 """The overlay over LMDB: reads see every write at once, crashes lose what no commit wrote."""
 
+import contextlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -364,3 +366,57 @@ async def test_damage_met_while_running(tmp_path: Path, caplog: pytest.LogCaptur
     assert len(caplog.records) == 1
     with pytest.raises(DamagedDatabaseError, match="could not be read"):
         opened(tmp_path)
+
+
+def test_many_rows_at_once_are_found_in_order_between_others(db: Database) -> None:
+    db.put("one", b"b", b"1")
+    assert len(list(db.scan("one", b""))) == 1
+    db.put_all("one", {b"c": b"2", b"a": b"3", b"b": b"4"})
+    db.put("one", b"aa", b"5")
+    assert list(db.scan("one", b"")) == [(b"a", b"3"), (b"aa", b"5"), (b"b", b"4"), (b"c", b"2")]
+
+
+async def test_a_snapshot_does_not_change(db: Database) -> None:
+    db.put("one", b"a", b"1")
+    await db.commit()
+    db.put("one", b"b", b"not committed")
+    snapshot = db.snapshot()
+    db.put("one", b"a", b"2")
+    await db.commit()
+    assert (snapshot.get("one", b"a"), snapshot.get("one", b"b")) == (b"1", None)
+    assert list(snapshot.scan("one", b"")) == [(b"a", b"1")]
+    assert list(snapshot.scan("one", b"b")) == []
+    assert snapshot.count("one") == 1
+    snapshot.close()
+
+
+async def test_pages_that_were_read_are_given_back(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    rows = {b"%06d" % number: bytes(1000) for number in range(10_000)}
+    with open_again(tmp_path / "db", rows) as db:
+        assert len(list(db.scan("one", b""))) == len(rows)
+        assert mapped_of(tmp_path / "db") > 5_000_000
+        with trio.move_on_after(1.5):
+            await db.keep_small(most_bytes=0)
+        assert mapped_of(tmp_path / "db") < 1_000_000
+        assert dict(db.scan("one", b"")) == rows
+
+
+@contextlib.contextmanager
+def open_again(path: Path, rows: dict[bytes, bytes]) -> Iterator[Database]:
+    first = opened(path)
+    first.put_all("one", rows)
+    first.close()
+    again = opened(path)
+    yield again
+    again.abandon()
+
+
+def mapped_of(path: Path) -> int:
+    """Bytes of the database's mapping that stand in this process's memory."""
+    found = re.findall(
+        rf"{re.escape(str(path))}/data.mdb\n(?:\w+: .*\n)*?Rss: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+    )
+    return sum(map(int, found)) * 1024

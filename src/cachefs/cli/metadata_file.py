@@ -197,7 +197,7 @@ class MetadataReader:
                     yield from self._empty(empty)
                 listed_at_ns, left = self._listed.pop(above, (None, None))
                 piece, size_bytes = _piece(above, "", listed_at_ns), 200 + 6 * len(above)
-            elif size_bytes > _REQUEST_BYTES // 4:
+            elif size_bytes > _REQUEST_BYTES // 2:
                 yield piece, size_bytes
                 yield from self._empty(empty)
                 after = piece["entries"][-1][0]

@@ -95,7 +95,7 @@ def _piece(fields: Any) -> Piece:
     values = list(fields.values()) if isinstance(fields, dict) else []
     if [*fields] != [*Piece._fields] or not all(map(isinstance, values, _PIECE_TYPES)):
         raise UsageError(f"a piece has, in this order, {', '.join(Piece._fields)}")
-    return Piece(**{**fields, "entries": [_entry(entry) for entry in fields["entries"]]})
+    return Piece(**fields)
 
 
 def _entry(fields: Any) -> KnownEntry:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import lmdb
 import trio
 
 from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
+from cachefs.db.mapping import mapped_bytes, unmap_pages
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,11 @@ WARM_LIMIT_BYTES = 1 << 30
 """Most that `Database.warm` reads."""
 
 _WARM_STEP_BYTES = 4 << 20
+
+MOST_MAPPED_BYTES = 96 << 20
+"""Of files in memory, libraries (some 25 MiB) included, until `Database.keep_small` acts."""
+
+_KEEP_SMALL_INTERVAL_S = 1.0
 
 Changes = dict[bytes, bytes | None]
 """Key to new value; None deletes."""
@@ -49,6 +55,12 @@ class _Overlay:
         if self._sorted_keys is not None and key not in self.pending and key not in self.flushing:
             self._new_keys.append(key)
         self.pending[key] = value
+
+    def write_all(self, changes: Mapping[bytes, bytes]) -> None:
+        if self._sorted_keys is not None:
+            known, flushing = self.pending, self.flushing
+            self._new_keys += [key for key in changes if key not in known and key not in flushing]
+        self.pending.update(changes)
 
     def freeze(self) -> Changes:
         self.flushing, self.pending = self.pending, {}
@@ -135,6 +147,10 @@ class Database:
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self._overlays[table].write(key, value)
+
+    def put_all(self, table: str, rows: Mapping[bytes, bytes]) -> None:
+        """`put` for many at once, cheaper."""
+        self._overlays[table].write_all(rows)
 
     def delete(self, table: str, key: bytes) -> None:
         self._overlays[table].write(key, None)
@@ -241,6 +257,15 @@ class Database:
         while True:
             await trio.sleep(interval_s)
             await self.commit()
+
+    async def keep_small(self, most_bytes: int = MOST_MAPPED_BYTES) -> None:
+        """Give pages that were read back, for ever, whenever files take more than `most_bytes` of
+        this process's memory. For a database whose look-ups the kernel spares, or which is rarely
+        read as a whole. Cancel it before `close`."""
+        while True:
+            await trio.sleep(_KEEP_SMALL_INTERVAL_S)
+            if mapped_bytes() > most_bytes:
+                await trio.to_thread.run_sync(unmap_pages, self._data_path)
 
     def warm(self, limit_bytes: int = WARM_LIMIT_BYTES) -> int:
         """Bring the file into the page cache, so that look-ups on the loop wait for no disk.

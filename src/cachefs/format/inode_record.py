@@ -103,7 +103,7 @@ def pack_inode_of(
     size_bytes: int,
     mtime_ns: int,
     version: str,
-    posix: Posix,
+    posix: tuple[int, int, int],
 ) -> bytes:
     """`pack_inode` without an `Inode`: for millions of them."""
     uid, gid, mode = posix
@@ -124,6 +124,15 @@ def unpack_inode(ino: int, record: bytes) -> Inode:
         record[name_end:].decode("utf-8", "surrogateescape"),
         Posix(uid, gid, mode),
     )
+
+
+def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, int, int]:
+    """(kind, name, size in bytes, mtime_ns, version, uid, gid, mode): `unpack_inode` without an
+    `Inode`."""
+    kind, name_length, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
+    name_end = _INODE.size + name_length
+    version = record[name_end:].decode("utf-8", "surrogateescape")
+    return kind, record[_INODE.size : name_end], size_bytes, mtime_ns, version, uid, gid, mode
 
 
 def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:

@@ -35,6 +35,8 @@ _SAID_AGAIN_S = 60.0
 class ManifestOrigin(Origin):
     """Answers from the table; asks `inner` only for what the manifest doesn't tell, once."""
 
+    lists_by_stat = True
+
     def __init__(self, inner: Origin, table: ManifestTable) -> None:
         self.url = inner.url
         self.identity = inner.identity

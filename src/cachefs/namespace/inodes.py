@@ -12,7 +12,7 @@ Invariants:
   are `orphans` and go at the next start, when no kernel refers to them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from cachefs.db import Database
@@ -41,6 +41,10 @@ from cachefs.namespace.clock import Clock
 from cachefs.types import NO_POSIX, Found, ObjectMeta
 
 ROOT_INO = 1
+
+FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
+"""Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
+
 _ORPHANS_PER_START = 100_000
 _INO_RESERVE = 1 << 20
 
@@ -165,6 +169,26 @@ class InodeTable:
         """Like `bind`, but an unchanged entry costs no write: the listing's own row, put by
         `finish_listing`, says when all of them were checked."""
         return self._bind(parent, name, meta, observed_ns, note_check=False)
+
+    def bind_first(self, parent: int, rows: Iterable[FirstName]) -> list[int]:
+        """Bind names that the caller has just seen to stand for nothing; their inodes."""
+        inodes: dict[bytes, bytes] = {}
+        dirents: dict[bytes, bytes] = {}
+        inos = []
+        for name, is_dir, size_bytes, mtime_ns, version, posix, observed_ns in rows:
+            ino = self._allocate()
+            inos.append(ino)
+            if is_dir:
+                record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, "", posix)
+            else:
+                record = pack_inode_of(
+                    KIND_FILE, parent, name, size_bytes, mtime_ns, version, posix
+                )
+            inodes[ino_key(ino)] = record
+            dirents[dirent_key(parent, name)] = pack_dirent(Dirent(ino, observed_ns))
+        self._db.put_all("inodes", inodes)
+        self._db.put_all("dirents", dirents)
+        return inos
 
     def bind_known(
         self, parent: int, name: bytes, meta: Found, observed_ns: int

@@ -351,6 +351,8 @@ class Namespace:
         after 32 four pages, and so on. So those who read whole directories by name soon need no
         HEADs, and those who pick a few files out of huge ones pay about a fifth in LISTs on top.
         """
+        if self._origin.lists_by_stat:
+            return
         ino = directory.ino
         if len(self._heads_since_listing) > _HEAD_COUNTS:
             self._heads_since_listing.clear()

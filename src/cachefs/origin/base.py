@@ -46,6 +46,9 @@ class Origin(ABC):
     tells_owners = False
     """Files and directories have an owner, a group and a mode; so `stat("")` is a request."""
 
+    lists_by_stat = False
+    """A listing may cost a request for each name, so it never spares look-ups."""
+
     lists_in_one_piece = False
     """The first page of a directory takes as long as all of it."""
 

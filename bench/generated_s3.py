@@ -1,0 +1,185 @@
+"""An S3 server of objects that are computed, never stored: for metadata of millions.
+
+Run as a program it serves bucket `data` on the given port until it is killed: below `tree/`
+directories `dNNNN` of 1,000 objects each, below `flat/` all in one directory. It knows LIST
+(version 2, with a delimiter), HEAD and GET, and counts them at `/-/counts`.
+"""
+
+import argparse
+import http.server
+import json
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+from bench import sandbox
+from tests.servers.ports import answers, free_ports, wait_until
+
+BUCKET = "data"
+PER_DIRECTORY = 1_000
+_PAGE = 1_000
+_TIME = "2026-01-02T03:04:05.000Z"
+_HTTP_TIME = "Fri, 02 Jan 2026 03:04:05 GMT"
+_SIZE_BYTES = 100_000
+
+
+def name_of(number: int) -> str:
+    return f"{number:07}.jpg"
+
+
+def path_in_tree(number: int) -> str:
+    """Of an object, below the prefix `tree`."""
+    return f"d{number // PER_DIRECTORY:04}/{name_of(number)}"
+
+
+class GeneratedS3:
+    """The server as a child process. `count` objects in either place."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        (port,) = free_ports(1)
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": "generated",
+            "AWS_SECRET_ACCESS_KEY": "generated",
+            "AWS_REGION": "us-east-1",
+        }
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.generated_s3", str(port), str(count)],
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+        wait_until(lambda: answers(port), 20, "the generated S3 server did not come up")
+
+    def __enter__(self) -> "GeneratedS3":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        sandbox.end_process(self._process.pid)
+        self._process.wait()
+
+    def counts(self) -> dict[str, int]:
+        """Requests answered so far: LIST, HEAD, GET."""
+        with urllib.request.urlopen(f"{self.endpoint}/-/counts", timeout=10) as answer:
+            counts: dict[str, int] = json.load(answer)
+        return counts
+
+
+def _row(key: str, number: int) -> str:
+    return (
+        f"<Contents><Key>{key}</Key><LastModified>{_TIME}</LastModified>"
+        f"<ETag>&quot;{number:032x}&quot;</ETag><Size>{_SIZE_BYTES}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    count = 0
+    counts: ClassVar[Counter[str]] = Counter()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/-/counts":
+            counts = {name: self.counts[name] for name in ("LIST", "HEAD", "GET")}
+            self._send(200, json.dumps(counts).encode())
+        elif "list-type=2" in url.query:
+            self.counts["LIST"] += 1
+            self._list(parse_qs(url.query))
+        else:
+            self.counts["GET"] += 1
+            self._object(b"\0" * _SIZE_BYTES)
+
+    def do_HEAD(self) -> None:
+        self.counts["HEAD"] += 1
+        self._object(None)
+
+    def _object(self, body: bytes | None) -> None:
+        number = self._number(self.path.removeprefix(f"/{BUCKET}/"))
+        if number is None:
+            self._send(404, b"")
+            return
+        headers = {"ETag": f'"{number:032x}"', "Last-Modified": _HTTP_TIME}
+        self._send(200, body, headers, _SIZE_BYTES)
+
+    def _number(self, key: str) -> int | None:
+        digits = key.rpartition("/")[2].removesuffix(".jpg")
+        if not digits.isdecimal() or int(digits) >= self.count:
+            return None
+        number = int(digits)
+        known = (f"tree/{path_in_tree(number)}", f"flat/{name_of(number)}")
+        return number if key in known else None
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        prefix = query.get("prefix", [""])[0]
+        start = int(query.get("continuation-token", ["0"])[0])
+        most = min(_PAGE, int(query.get("max-keys", ["1000"])[0]))
+        rows, total = [], 0
+        if prefix == "tree/" and "delimiter" in query:
+            total = -(-self.count // PER_DIRECTORY)
+            rows = [
+                f"<CommonPrefixes><Prefix>tree/d{n:04}/</Prefix></CommonPrefixes>"
+                for n in range(start, min(start + most, total))
+            ]
+        elif prefix == "tree/":
+            total = 1
+            rows = [_row(f"tree/{path_in_tree(0)}", 0)]
+        elif prefix == "flat/":
+            total = self.count
+            rows = [_row(f"flat/{name_of(n)}", n) for n in range(start, min(start + most, total))]
+        elif prefix.startswith("tree/d") and prefix[6:-1].isdecimal():
+            first = int(prefix[6:-1]) * PER_DIRECTORY
+            total = max(0, min(PER_DIRECTORY, self.count - first))
+            rows = [
+                _row(f"{prefix}{name_of(n)}", n)
+                for n in range(first + start, first + min(start + most, total))
+            ]
+        end = start + len(rows)
+        more = end < total
+        token = f"<NextContinuationToken>{end}</NextContinuationToken>" if more else ""
+        text = (
+            '<?xml version="1.0" encoding="UTF-8"?>'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{BUCKET}</Name><Prefix>{prefix}</Prefix><KeyCount>{len(rows)}</KeyCount>"
+            f"<MaxKeys>{most}</MaxKeys><EncodingType>url</EncodingType>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(rows)}"
+            "</ListBucketResult>"
+        )
+        self._send(200, text.encode())
+
+    def _send(
+        self,
+        status: int,
+        body: bytes | None,
+        headers: dict[str, str] | None = None,
+        length: int | None = None,
+    ) -> None:
+        self.send_response_only(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body or b"") if length is None else length))
+        self.end_headers()
+        if body:
+            self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("count", type=int)
+    arguments = parser.parse_args()
+    _Handler.count = arguments.count
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
+    server.daemon_threads = True
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
