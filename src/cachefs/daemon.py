@@ -181,7 +181,7 @@ class _Mount:
         nursery.start_soon(self._db.commit_loop)
         nursery.start_soon(self._db.keep_small)
         if self._view is not None:
-            nursery.start_soon(self._view.commit_loop)
+            nursery.start_soon(self._view.run)
         nursery.start_soon(self._access_log.run)
         handlers = {**self._state.handlers(), **self._tier_verbs.handlers()}
         handlers |= self._set_verb.handlers()

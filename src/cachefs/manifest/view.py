@@ -80,10 +80,12 @@ class ManifestView:
         assert self._table is not None
         return ManifestOrigin(resilient, self._table)
 
-    async def commit_loop(self) -> None:
-        """Write what is frozen, for ever: memory would grow."""
+    async def run(self) -> None:
+        """Keep the table's memory small, for ever: write what is frozen, give pages back."""
         assert self._table is not None
-        await self._table.db.commit_loop()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._table.db.commit_loop)
+            nursery.start_soon(self._table.db.keep_small)
 
     def close(self) -> None:
         if self._table is not None:
