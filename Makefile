@@ -1,6 +1,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo test lint format bench lock clean
 
+WORKERS ?= 2
 PYTHONS := src tests $(wildcard bench demo)
 
 help: ## list the targets
@@ -19,7 +20,7 @@ lint: bootstrap ## style, types and import contracts
 	.venv/bin/lint-imports
 
 test: lint ## all checks and all tests
-	.venv/bin/pytest -q --durations=10
+	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile --durations=10
 
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)
