@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import trio
 
+from cachefs.cache import admission, placement
 from cachefs.cache import evictor as evictor_module
-from cachefs.cache import placement
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check import check_directory
 from cachefs.cache.policies import POLICIES
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers import health
 from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
@@ -51,6 +52,11 @@ def below_high(cache: BlockCache) -> bool:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Background work comes soon, and no disk counts as slow."""
+    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
+    monkeypatch.setattr(admission, "_STALL_S", 1e6)
     monkeypatch.setattr(evictor_module, "_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(placement, "REST_S", 0.01)
 
