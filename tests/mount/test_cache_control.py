@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.mount.harness import CLI, MIB, Site, eventually
+from tests.servers.seaweedfs import SeaweedFS
 
 SMALL = 50_000
 
@@ -282,6 +283,34 @@ def test_refresh_a_file(site: Site, content: dict[str, bytes]) -> None:
     assert answer(site, "refresh", path)["new"] == 1
     assert path.read_bytes() == b"again"
     assert site.origin()["lists"] == lists
+
+
+def test_refresh_of_a_bucket(tmp_path: Path, seaweedfs: SeaweedFS) -> None:
+    bucket = seaweedfs.make_bucket("refreshed")
+    data = {f"dir {number % 3}/ä{number}": b"%d" % number for number in range(1500)}
+    seaweedfs.put_many(bucket, {f"pre/{name}": content for name, content in data.items()})
+    site = Site(tmp_path, f"s3://{bucket}/pre")
+    site.environment = seaweedfs.environment
+    try:
+        site.mount("--list-ttl", "1h", "--entry-ttl", "1h", "--attr-ttl", "1h")
+        read(site, data, "dir 1")
+        assert len(os.listdir(site.mountpoint)) == 3
+        assert len(os.listdir(site.mountpoint / "dir 1")) == 500
+        seaweedfs.put(bucket, "pre/dir 1/ä4", b"other")
+        seaweedfs.put(bucket, "pre/dir 1/new", b"new")
+        seaweedfs.put(bucket, "pre/more/below", b"more")
+        gets, heads = site.origin()["gets"], site.origin()["heads"]
+        told = answer(site, "refresh", site.mountpoint)
+        assert (told["changed"], told["new"], told["gone"]) == (1, 2, 0)
+        assert told["directories"] == 2  # nobody has looked into the others
+        assert site.origin()["heads"] == heads
+        assert (site.mountpoint / "dir 1/ä4").read_bytes() == b"other"
+        assert (site.mountpoint / "dir 1/new").read_bytes() == b"new"
+        assert (site.mountpoint / "more/below").read_bytes() == b"more"
+        read(site, {name: data[name] for name in data if name != "dir 1/ä4"}, "dir 1")
+        assert site.origin()["gets"] == gets + 3
+    finally:
+        site.tear_down()
 
 
 # -- what users do wrong -------------------------------------------------------------------------
