@@ -325,6 +325,23 @@ async def test_a_damaged_block_is_kept_again_when_it_was_fetched_again(tmp_path:
         assert await kept_bytes(cache, refs) == 10 * BLOCK
 
 
+@pytest.mark.expect_log("not what was stored")
+async def test_a_damaged_block_that_was_unpinned_is_not_kept_again(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 2, BLOCK)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await read_all(cache, origin, refs)
+        await cache.objects.keep(refs)
+        store = stores(cache)[0]
+        for ref in refs:
+            location = store.index.locate(key_of(ref))
+            assert location is not None
+            store.drop_bad(key_of(ref), store.slabs.by_id[location.slab], location, None)
+        await cache.objects.unkeep(refs[:1])
+        await read_all(cache, origin, refs)
+        assert [await kept_bytes(cache, [ref]) for ref in refs] == [0, BLOCK]
+
+
 # -- several tiers -------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ and small: it names objects that a job works on right now, never all that is cac
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 
 import trio
@@ -51,6 +51,11 @@ class Intents:
         """A kept block was damaged and is gone."""
         if len(self._lost) < _MOST_LOST:
             self._lost.add(key)
+
+    def note_unkept(self, object_ids: Set[bytes]) -> None:
+        """Blocks of these objects aren't wanted kept any more."""
+        if self._lost:
+            self._lost = {key for key in self._lost if key[0] not in object_ids}
 
     def note_entered(self, key: BlockKey) -> None:
         """The block is in a tier."""

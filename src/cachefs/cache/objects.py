@@ -189,6 +189,7 @@ class CachedObjects:
                 result.blocks += 1
                 result.size_bytes += location.length
 
+        self.intents.note_unkept({ref.object_id for ref in refs})
         for _ in range(self._passes()):
             before = result.blocks
             for active in list(self._tiers()):
@@ -215,6 +216,8 @@ class CachedObjects:
                     store.moved_away(key, slab, location)
                     store.put_row(slab)
 
+        if kept_too and not dry_run:
+            self.intents.note_unkept({ref.object_id for ref in refs})
         if not dry_run:
             self._bar({ref.object_id for ref in refs} & self._fetching())
         for _ in range(1 if dry_run else self._passes()):
