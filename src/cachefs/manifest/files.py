@@ -5,11 +5,12 @@ Parquet is told by its first bytes, not by its name. Everything here blocks.
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachefs.errors import CachefsError, UsageError
-from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
 """Columns of Parquet, and keys of JSON. Only `path` is needed; the last three are optional."""
@@ -37,41 +38,42 @@ def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Itera
 
     Raises `UsageError`, which names the place, for what can't be understood.
     """
-    where = ""
+    unit, number = "line", 0
     try:
         with file.open("rb") as stream:
             is_parquet = stream.read(len(_MAGIC)) == _MAGIC
-        rows = _parquet_rows(file) if is_parquet else _lines(file)
-        for where, fields in rows:  # noqa: B007 - used when one of the next fails
-            if fields is not None:
+        rows: Iterator[tuple[int, bytes | Fields]] = _lines(file)
+        if is_parquet:
+            unit, rows = "row", _parquet_rows(file)
+        for number, row in rows:  # noqa: B007 - used when the next fails
+            fields = _fields_of_line(row) if isinstance(row, bytes) else row
+            if fields:
                 yield _listed(fields, path_of)
     except UsageError as error:
         text = str(error)
         text = text if len(text) <= _ERROR_CHARACTERS else f"{text[:_ERROR_CHARACTERS]}..."
-        raise UsageError(f"manifest {name}, {where or 'at its beginning'}: {text}") from None
+        where = f"{unit} {number}" if number else "at its beginning"
+        raise UsageError(f"manifest {name}, {where}: {text}") from None
     except OSError as error:
         reason = error.strerror or error
         raise CachefsError(f"can't read the manifest {name}: {reason}") from error
 
 
-def _lines(file: Path) -> Iterator[tuple[str, Fields | None]]:
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     with file.open("rb") as stream:
-        number = 0
-        while True:
-            number += 1
-            line = stream.readline(_LINE_BYTES)
-            if not line:
-                return
-            yield f"line {number}", None  # what is wrong with the next is wrong there
-            if len(line) == _LINE_BYTES:
-                raise UsageError(f"a line of more than {_LINE_BYTES >> 10} KiB is no path")
-            if b"\0" in line:
-                raise UsageError("there is a zero byte; this is neither text nor Parquet")
-            line = line.rstrip(b"\r\n")
-            if line.startswith(b"{"):
-                yield f"line {number}", _fields_of_json(line)
-            elif line:
-                yield f"line {number}", (line.decode("utf-8", "surrogateescape"),)
+        yield from enumerate(iter(partial(stream.readline, _LINE_BYTES), b""), 1)
+
+
+def _fields_of_line(line: bytes) -> Fields:
+    """() for an empty one."""
+    if len(line) == _LINE_BYTES:
+        raise UsageError(f"a line of more than {_LINE_BYTES >> 10} KiB is no path")
+    line = line.rstrip(b"\r\n")
+    if line.startswith(b"{"):
+        return _fields_of_json(line)
+    if b"\0" in line:
+        raise UsageError("there is a zero byte; this is neither text nor Parquet")
+    return (line.decode("utf-8", "surrogateescape"),) if line else ()
 
 
 def _fields_of_json(line: bytes) -> Fields:
@@ -79,10 +81,10 @@ def _fields_of_json(line: bytes) -> Fields:
         values = json.loads(line)
     except ValueError as error:
         raise UsageError(f"{line[:60]!r} is no JSON: {error}") from None
-    return tuple(values.get(field) for field in FIELDS)
+    return tuple(map(values.get, FIELDS))
 
 
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Fields | None]]:
+def _parquet_rows(file: Path) -> Iterator[tuple[int, Fields]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -97,8 +99,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Fields | None]]:
                     batch.column(field).to_pylist() if field in present else [None] * batch.num_rows
                     for field in FIELDS
                 ]
-                for number, fields in enumerate(zip(*columns, strict=True)):
-                    yield f"row {first + number}", fields
+                yield from enumerate(zip(*columns, strict=True), first)
                 first += batch.num_rows
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         text = str(error).partition("\n")[0]
@@ -115,11 +116,15 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
     if len(fields) == 1:
         return Listed(path, None)
     _, size_bytes, mtime_ns, version, uid, gid, mode = fields
-    posix = Posix(
-        _number("uid", uid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
-        _number("gid", gid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
-        _number("mode", mode, 0, 0o1777, UNKNOWN_MODE),
-    )
+    posix = NO_POSIX if uid is gid is mode is None else _posix(uid, gid, mode)
+    if (
+        type(size_bytes) is int
+        and type(mtime_ns) is int
+        and type(version) is str
+        and version
+        and 0 <= size_bytes <= _MOST_BYTES > abs(mtime_ns)
+    ):  # by far the most, and there may be millions
+        return Listed(path, ObjectMeta(size_bytes, mtime_ns, version, posix))
     size = _number("size", size_bytes, 0, _MOST_BYTES, -1)
     time = _number("mtime_ns", mtime_ns, -_MOST_BYTES, _MOST_BYTES, _MOST_BYTES)
     if version is not None and not isinstance(version, str):
@@ -127,6 +132,14 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
     if size < 0 or time == _MOST_BYTES or not version:
         return Listed(path, None)
     return Listed(path, ObjectMeta(size, time, version, posix))
+
+
+def _posix(uid: object, gid: object, mode: object) -> Posix:
+    return Posix(
+        _number("uid", uid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
+        _number("gid", gid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
+        _number("mode", mode, 0, 0o1777, UNKNOWN_MODE),
+    )
 
 
 def _number(field: str, value: object, least: int, most: int, otherwise: int) -> int:
