@@ -40,7 +40,7 @@ class HotKeys:
     or comes back may lack because of that is at most `missed`.
     """
 
-    def __init__(self, capacity: int = 4096) -> None:
+    def __init__(self, capacity: int = 2048) -> None:
         """Twice as many as `capacity` are held, for a moment."""
         self._capacity = capacity
         self._found: dict[Key, list[int]] = {}

@@ -323,8 +323,10 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         uid = self._limits.uid_of(fh >> INO_BITS)
         given_bytes = len(data)  # type: ignore[arg-type] # of bytes
-        read = Answered("read", outcome, lasted_ns, fh & INO_MASK, uid=uid, offset=off)
-        self._tell(read._replace(wanted_bytes=size, given_bytes=given_bytes))
+        ino = fh & INO_MASK
+        self._tell(
+            Answered("read", outcome, lasted_ns, ino, None, uid, None, off, size, given_bytes)
+        )
 
     def _tell(self, answered: Answered) -> None:
         for watcher in self.watchers:
