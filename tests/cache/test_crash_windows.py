@@ -182,7 +182,7 @@ async def test_block_in_a_known_slab_index_not_committed(scene: Scene) -> None:
         await stores(cache)[0].index.commit()
         await scene.read(cache, late)
         scene.disk.snapshot()
-    await scene.find(early + late, gets=0)
+    await scene.find(early + late, gets=0, settled=True)
 
 
 async def test_right_after_a_start_after_a_clean_close(scene: Scene) -> None:
@@ -381,7 +381,7 @@ async def test_in_the_middle_of_an_index_commit(scene: Scene) -> None:
     report = check_directory(scene.left)
     assert not report.counts
     assert (report.blocks, report.recoverable) == (5, 5)
-    await scene.find(early + late, gets=0, adopted=None)
+    await scene.find(early + late, gets=0, settled=True)
 
 
 async def test_a_new_index_in_place_of_a_bad_one_not_committed(scene: Scene) -> None:
