@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import NamedTuple
 
 import trio
 
@@ -19,9 +18,12 @@ _SAVE_INTERVAL_S = 2.0
 _WATCH_INTERVAL_S = 0.25
 
 
-class _Run(NamedTuple):
-    scope: trio.CancelScope
-    ended: trio.Event
+class _Run:
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.is_cancelled = False
+        """By a user."""
+        self.ended = trio.Event()
 
 
 class Jobs:
@@ -33,7 +35,7 @@ class Jobs:
         self._reports: dict[str, JobReport] = {}
         """Oldest first."""
         self._running: dict[str, _Run] = {}
-        self._writing: dict[str, trio.Lock] = {}
+        self._writing = trio.Lock()
         self._turn = trio.CapacityLimiter(_AT_A_TIME)
         self._nursery: trio.Nursery | None = None
 
@@ -122,7 +124,7 @@ class Jobs:
         report = self.get(job_id)
         run = self._running.get(job_id)
         if run is not None:
-            report.state = State.CANCELLED
+            run.is_cancelled = True
             run.scope.cancel()
             await run.ended.wait()
         return report
@@ -149,7 +151,7 @@ class Jobs:
     def _start(self, report: JobReport) -> None:
         if self._nursery is None:
             raise UsageError("the mount is shutting down")
-        run = self._running[report.id] = _Run(trio.CancelScope(), trio.Event())
+        run = self._running[report.id] = _Run()
         self._nursery.start_soon(self._carry_out, report, run)
 
     async def _carry_out(self, report: JobReport, run: _Run) -> None:
@@ -157,21 +159,29 @@ class Jobs:
             with run.scope:
                 await self._save(report)
                 async with self._turn:
-                    report.started_at, report.ended_at, report.problem = time.time(), None, None
-                    report.progress = Progress()
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._save_now_and_then, report)
-                        await Job(self._around, report, lambda: self._save(report)).run()
-                        nursery.cancel_scope.cancel()
+                    await self._run_job(report)
+            if run.is_cancelled:
+                report.state = State.CANCELLED
+        except Exception as error:  # costs this job, not the mount
+            log.exception("bug in load job %s", report.id)
+            report.state, report.problem = State.FAILED, f"internal error: {error!r}; see the log"
+        finally:
+            # If the state is not final the mount is going: the next daemon takes the job up again.
             if report.state.is_final:
                 report.ended_at = time.time()
                 log.info("load job %s: %s", report.id, report.state)
-            # Else the mount is going: the next daemon takes the job up again.
-        finally:
             with trio.CancelScope(shield=True):
                 await self._save(report)
             del self._running[report.id]
             run.ended.set()
+
+    async def _run_job(self, report: JobReport) -> None:
+        report.started_at, report.ended_at, report.problem = time.time(), None, None
+        report.progress = Progress()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._save_now_and_then, report)
+            await Job(self._around, report, lambda: self._save(report)).run()
+            nursery.cancel_scope.cancel()
 
     async def _save_now_and_then(self, report: JobReport) -> None:
         while True:
@@ -179,7 +189,7 @@ class Jobs:
             await self._save(report)
 
     async def _save(self, report: JobReport) -> None:
-        async with self._writing.setdefault(report.id, trio.Lock()):
+        async with self._writing:
             snapshot = report.model_copy(deep=True)
             with suppress(OSError):  # the job goes on; a restart would find it as it was
                 await trio.to_thread.run_sync(self._journal.write, snapshot)
