@@ -68,10 +68,15 @@ class GeneratedS3:
         return counts
 
 
+def _e_tag(number: int) -> str:
+    """As of an upload in parts: it is no digest of the bytes."""
+    return f"{number:032x}-1"
+
+
 def _row(key: str, number: int) -> str:
     return (
         f"<Contents><Key>{key}</Key><LastModified>{_TIME}</LastModified>"
-        f"<ETag>&quot;{number:032x}&quot;</ETag><Size>{_SIZE_BYTES}</Size>"
+        f"<ETag>&quot;{_e_tag(number)}&quot;</ETag><Size>{_SIZE_BYTES}</Size>"
         "<StorageClass>STANDARD</StorageClass></Contents>"
     )
 
@@ -98,11 +103,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._object(None)
 
     def _object(self, body: bytes | None) -> None:
-        number = self._number(self.path.removeprefix(f"/{BUCKET}/"))
+        number = self._number(urlsplit(self.path).path.removeprefix(f"/{BUCKET}/"))
         if number is None:
             self._send(404, b"")
             return
-        headers = {"ETag": f'"{number:032x}"', "Last-Modified": _HTTP_TIME}
+        headers = {"ETag": f'"{_e_tag(number)}"', "Last-Modified": _HTTP_TIME}
         self._send(200, body, headers, _SIZE_BYTES)
 
     def _number(self, key: str) -> int | None:

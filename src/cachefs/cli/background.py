@@ -25,6 +25,9 @@ from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, 
 START_TIMEOUT_S = 90.0
 """For the daemon to come up; its own limits on the origin are far shorter."""
 
+MANIFEST_TIMEOUT_S = 900.0
+"""The same where it has a manifest to read first: some 10 s a million files, on an idle machine."""
+
 STOP_TIMEOUT_S = 25.0
 
 _MOST_WARNINGS = 5
@@ -35,7 +38,9 @@ Serve = Callable[[Callable[[], None]], None]
 """Blocks as long as the mount lives; calls its argument once it answers."""
 
 
-def launch(serve: Serve, mountpoint: Path, log_file: Path) -> None:
+def launch(
+    serve: Serve, mountpoint: Path, log_file: Path, start_timeout_s: float | None = None
+) -> None:
     """Start `serve` in a daemon and return when `mountpoint` answers.
 
     Raises what the daemon failed with (`CachefsError` or `UsageError`), or `MountError` if it
@@ -52,7 +57,7 @@ def launch(serve: Serve, mountpoint: Path, log_file: Path) -> None:
     os.close(sender)
     try:
         with _interruptible():
-            message = _await_message(receiver)
+            message = _await_message(receiver, start_timeout_s or START_TIMEOUT_S)
             if message is None:
                 raise MountError(_obituary(pid, log_file))
             if "error" in message:
@@ -131,9 +136,9 @@ def _send(sender: int, message: dict[str, Any]) -> None:
         _logger.debug("nobody waits for %s any more", message)
 
 
-def _await_message(receiver: int) -> dict[str, Any] | None:
+def _await_message(receiver: int, timeout_s: float) -> dict[str, Any] | None:
     """What the daemon said; None if it died without a word."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     text = b""
     while select.select([receiver], [], [], max(0.0, deadline - time.monotonic()))[0]:
         chunk = os.read(receiver, 65536)
@@ -141,7 +146,7 @@ def _await_message(receiver: int) -> dict[str, Any] | None:
             message: dict[str, Any] | None = json.loads(text) if text else None
             return message
         text += chunk
-    raise MountError(f"the daemon did not come up within {START_TIMEOUT_S:.0f} s")
+    raise MountError(f"the daemon did not come up within {timeout_s:.0f} s")
 
 
 def _obituary(pid: int, log_file: Path) -> str:

@@ -10,7 +10,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from cachefs import log, systemd_notify
-from cachefs.cli.background import launch
+from cachefs.cli.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, launch
 from cachefs.cli.mount_words import parse_mount_words
 from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.errors import UsageError
@@ -125,7 +125,8 @@ def start(config: MountConfig) -> None:
         set_up_log(log_file=log_file)
         _serve(config, on_ready, log_file)
 
-    launch(serve, config.mountpoint, log_file)
+    patience_s = START_TIMEOUT_S if config.manifest is None else MANIFEST_TIMEOUT_S
+    launch(serve, config.mountpoint, log_file, patience_s)
 
 
 def load(
