@@ -66,9 +66,8 @@ class MetadataWriter:
     def open(cls, file: Path, head: dict[str, Any]) -> Iterator["MetadataWriter"]:
         """`file` is there when the context has ended well. Raises `CachefsError`."""
         try:
-            with replacing(file) as stream:
-                with closing(cls(stream, head)) as writer:
-                    yield writer
+            with replacing(file) as stream, closing(cls(stream, head)) as writer:
+                yield writer
         except OSError as error:
             raise CachefsError(f"can't write {file}: {error.strerror or error}") from error
 

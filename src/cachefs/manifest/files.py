@@ -78,7 +78,7 @@ def _fields_of_line(line: bytes) -> Fields:
 
 def _fields_of_json(line: bytes) -> Fields:
     try:
-        values = json.loads(line)
+        values = json.loads(line.decode("utf-8", "surrogateescape"))
     except ValueError as error:
         raise UsageError(f"{line[:60]!r} is no JSON: {error}") from None
     return tuple(map(values.get, FIELDS))
