@@ -55,7 +55,7 @@ def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
     For a line per interval, and where there is no terminal: cachefs stats.
     """
     console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal or console.is_dumb_terminal:
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
         raise UsageError("top needs a terminal; cachefs stats prints a line per interval anywhere")
     place = None if mountpoint is None else str(canonical(Path(mountpoint)))
     watch = _Watch(place)
