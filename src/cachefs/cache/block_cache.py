@@ -16,17 +16,17 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.active_tier import ActiveTier, CacheOptions
-from cachefs.cache.admission import Admission, Candidate
+from cachefs.cache.admission import Candidate
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.flights import Budget, Flight
 from cachefs.cache.intents import Intents
 from cachefs.cache.objects import CachedObjects
-from cachefs.cache.placement import Placement, Resting
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
+from cachefs.cache.tier_set import TierSet
 from cachefs.errors import BadDataError, CacheDirError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
-from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, Medium, ObjectRef
+from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _DRAIN_S = 10.0
 _FAILURE_S = 1.0
 """How long a block that could not be had, after many tries, is not tried again."""
 _FAILURES = 4096
-_SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
 
 class BlockCache:
@@ -57,21 +56,11 @@ class BlockCache:
         For `policy_name`, `verify_full` and `scrub_interval_s` see `CacheOptions`.
         """
         self.counters = CacheCounters()
-        self.resting = Resting()
         self.intents = Intents()
         self._origin = origin
-        self._options = CacheOptions(policy_name, verify_full, scrub_interval_s)
         self._history = make_history(policy_name)
-        self._tiers: list[ActiveTier] = []
-        try:
-            for tier in tiers:
-                self._tiers.append(self._activate(tier))
-        except BaseException:
-            for active in self._tiers:
-                active.store.index.abandon()
-            raise
-        self._placement = Placement([])
-        self._arrange()
+        options = CacheOptions(policy_name, verify_full, scrub_interval_s)
+        self._tiers = TierSet(tiers, options, self._history, self.intents)
         self._flights: dict[BlockKey, Flight] = {}
         self._admitting: dict[BlockKey, memoryview] = {}
         self._budget = Budget(buffer_bytes)
@@ -85,23 +74,11 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
-        self.objects = CachedObjects(lambda: self._tiers, self.intents, self._under_way)
+        self.objects = CachedObjects(self._tiers.all, self.intents, self._under_way)
 
     def _under_way(self) -> set[bytes]:
         """The objects that have blocks on their way into a tier from the origin."""
         return {key.object_id for key in (*self._flights, *self._admitting)}
-
-    def _activate(self, tier: Tier) -> ActiveTier:
-        return ActiveTier(tier, self._options, self._history, self)
-
-    def _arrange(self) -> None:
-        """Tiers have come, gone or changed: who is above whom, and whose block is whose."""
-        self._tiers.sort(key=lambda active: _SPEED[active.tier.medium])
-        media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
-        for active in self._tiers:
-            active.connect(media.index(active.tier.medium), len(media))
-        self._placement = Placement([active.place for active in self._tiers])
-        self._only_store = self._tiers[0].store if len(self._tiers) == 1 else None
 
     # -- readers -------------------------------------------------------------------------------
 
@@ -122,26 +99,17 @@ class BlockCache:
                 found = into[:length]
         else:
             buffer = (self._scratch if into is None else into)[:length]
-            store = self._only_store
+            store = self._tiers.only_store
             if store is not None:
                 found = store.read_now(key, offset, length, buffer)
             else:
-                found = self._read_now_from_any(key, offset, length, buffer)
+                found = self._tiers.read_now(key, offset, length, buffer)
             if found is None:
                 return None
         counters = self.counters
         counters.hits += 1
         counters.hit_bytes += length
         return found
-
-    def _read_now_from_any(
-        self, key: BlockKey, offset: int, length: int, buffer: memoryview
-    ) -> memoryview | None:
-        for number in self._placement.order(key):
-            found = self._tiers[number].store.read_now(key, offset, length, buffer)
-            if found is not None:
-                return found
-        return None
 
     async def read(self, ref: ObjectRef, block_index: int, offset: int, length: int) -> Buffer:
         """`length` >= 1 bytes at `offset` of a block, from wherever they are.
@@ -156,22 +124,13 @@ class BlockCache:
             return fetched[offset : offset + length]
         if key not in self._flights:
             asked: list[ActiveTier] = []
-            while (active := self._holder(key, asked)) is not None:
+            while (active := self._tiers.holder(key, asked)) is not None:
                 asked.append(active)
                 data = await active.store.read(key, offset, length)
                 if data is not None:
                     self._count_hit(length)
                     return data
         return (await self._fetched_block(ref, key))[offset : offset + length]
-
-    def _holder(self, key: BlockKey, asked: list[ActiveTier]) -> ActiveTier | None:
-        """A tier that has the block and wasn't asked. Looked for anew before each: while one was
-        asked the block may have moved to another."""
-        for number in self._placement.order(key):
-            active = self._tiers[number]
-            if active.store.index.find(key) is not None and active not in asked:
-                return active
-        return None
 
     async def _fetched_block(self, ref: ObjectRef, key: BlockKey) -> memoryview:
         """The block from a flight: the one under way, or a new one. A tier that could not read
@@ -224,7 +183,7 @@ class BlockCache:
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
         """Whether fetching the block ahead would be a waste."""
-        return key in self._admitting or key in self._flights or self._is_stored(key)
+        return key in self._admitting or key in self._flights or self._tiers.have(key)
 
     def fetch(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
@@ -275,12 +234,7 @@ class BlockCache:
     def is_stored(self, ref: ObjectRef) -> bool:
         """Whether all blocks are in a tier that works."""
         return all(
-            self._is_stored(BlockKey(ref.object_id, index)) for index in range(ref.block_count)
-        )
-
-    def _is_stored(self, key: BlockKey) -> bool:
-        return any(
-            active.usable and active.store.index.find(key) is not None for active in self._tiers
+            self._tiers.have(BlockKey(ref.object_id, index)) for index in range(ref.block_count)
         )
 
     def cached_fraction(self, ref: ObjectRef) -> float:
@@ -354,13 +308,13 @@ class BlockCache:
             candidate = Candidate(key, data, self._settled, flight)
             self._admitting[key] = data
             if not self._offer(candidate, 0):
-                if self._tiers:
+                if len(self._tiers):
                     self._tiers[-1].store.counters.rejected += 1
                 self._settle(candidate)
 
     def _offer(self, candidate: Candidate, first_level: int) -> bool:
         """Queue the block for the first level from `first_level` on that has room for it."""
-        target = self._entry(candidate.key, len(candidate.data), first_level)
+        target = self._tiers.entry(candidate.key, len(candidate.data), first_level)
         if target is None:
             return False
         candidate.level = target.level
@@ -368,22 +322,6 @@ class BlockCache:
             candidate.must_keep = target.store.may_keep(len(candidate.data))
         target.admission.offer(candidate)
         return True
-
-    def _entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
-        tiers = self._tiers
-        if len(tiers) == 1:
-            (only,) = tiers
-            takes = first_level == 0 and only.usable and only.admission.takes(length)
-            return only if takes else None
-        usable = [active.usable for active in tiers].__getitem__
-        number = self._placement.entry(
-            key, usable, lambda number: tiers[number].takes(key, length), first_level
-        )
-        if number is None and self.intents.wants_kept(key):  # better not kept than not there
-            number = self._placement.entry(
-                key, usable, lambda number: tiers[number].admission.takes(length), first_level
-            )
-        return None if number is None else tiers[number]
 
     def _settled(self, candidate: Candidate, stored: bool) -> None:
         if stored or not self._offer(candidate.anew(), candidate.level + 1):
@@ -396,57 +334,26 @@ class BlockCache:
         if flight is not None and flight.settle_block():
             self._budget.release(flight.length)
 
-    def below(self, tier: ActiveTier, key: BlockKey, length: int) -> Admission | None:
-        """For the tiers (`Neighbours`): where a block may go down to."""
-        target = self._entry(key, length, tier.level + 1)
-        return None if target is None else target.admission
-
-    def above(self, tier: ActiveTier, key: BlockKey) -> ActiveTier | None:
-        """For the tiers (`Neighbours`): the block's home in the next faster level."""
-        tiers = self._tiers
-        if tier.level == 0 or tier not in tiers:  # it has just been removed
-            return None
-        number = self._placement.home(key, tier.level - 1, lambda number: tiers[number].usable)
-        return None if number is None else tiers[number]
-
     async def add_tier(self, tier: Tier) -> None:
         """Use one more cache directory from now on. Raises `CacheDirError`; `tier` is the
         caller's then."""
         if self._nursery is None:
             raise CacheDirError("the mount is shutting down")
-        active = self._activate(tier)
-        await self._nursery.start(active.run)
-        self._tiers.append(active)
-        self._arrange()
+        await self._tiers.add(tier, self._nursery)
 
     async def remove_tier(self, path: Path) -> None:
         """Use a cache directory no more. What it holds stays there, for when it is added again.
 
         Raises `CacheDirError` if there is no such tier.
         """
-        active = self._find(path)
-        # From here on nobody finds the tier; whoever did before is done when its threads are.
-        self._tiers.remove(active)
-        self._arrange()
-        active.retire()
-        await active.close()
+        await self._tiers.remove(path)
 
     async def resize_tier(self, path: Path, quota_bytes: int) -> None:
         """Change a tier's quota. What is over it goes in the background, slab by slab.
 
         Raises `CacheDirError` if there is no such tier, or if more is kept from eviction there.
         """
-        active = self._find(path)
-        active.refuse_to_lose_kept(quota_bytes)
-        active.tier.resize(quota_bytes)
-        self._arrange()
-        active.evictor.wake()
-
-    def _find(self, path: Path) -> ActiveTier:
-        for active in self._tiers:
-            if active.tier.paths.root == path:
-                return active
-        raise CacheDirError(f"{path} is no cache directory of this mount")
+        self._tiers.resize(path, quota_bytes)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -466,7 +373,7 @@ class BlockCache:
 
     async def drain(self) -> None:
         """Wait until all blocks fetched so far are stored or given up."""
-        for active in list(self._tiers):  # fastest first: a block goes on to slower ones only
+        for active in self._tiers.all():  # fastest first: a block goes on to slower ones only
             await active.admission.drained()
 
     async def aclose(self, drain_s: float = _DRAIN_S) -> None:
@@ -476,8 +383,7 @@ class BlockCache:
                 with trio.move_on_after(drain_s):
                     await self.drain()
                 self._nursery.cancel_scope.cancel()
-            tiers, self._tiers = self._tiers, []
-            self._arrange()
+            tiers = self._tiers.take_all()
             for active in tiers:
                 active.retire()
             async with trio.open_nursery() as nursery:

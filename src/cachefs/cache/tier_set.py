@@ -1,0 +1,167 @@
+"""The tiers of a mount, fastest first, and which block belongs where (`placement.py`).
+
+They come and go while the mount serves. Every method that isn't a coroutine is atomic on the loop;
+after an await the set may be another.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import trio
+
+from cachefs.cache.active_tier import ActiveTier, CacheOptions
+from cachefs.cache.admission import Admission
+from cachefs.cache.intents import Intents
+from cachefs.cache.placement import Placement, Resting
+from cachefs.cache.policies import History
+from cachefs.cache.store import TierStore
+from cachefs.errors import CacheDirError
+from cachefs.tiers.tier import Tier
+from cachefs.types import BlockKey, Medium
+
+_SPEED = {medium: rank for rank, medium in enumerate(Medium)}
+
+
+class TierSet:
+    """One per mount, the cache's. For each tier it is the `Neighbours`."""
+
+    def __init__(
+        self, tiers: Sequence[Tier], options: CacheOptions, history: History, intents: Intents
+    ) -> None:
+        """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then."""
+        self.resting = Resting()
+        self.intents = intents
+        self._options = options
+        self._history = history
+        self._tiers: list[ActiveTier] = []
+        try:
+            for tier in tiers:
+                self._tiers.append(self._activate(tier))
+        except BaseException:
+            for active in self._tiers:
+                active.store.index.abandon()
+            raise
+        self._placement = Placement([])
+        self.only_store: TierStore | None = None
+        """That of the only tier, if there is only one."""
+        self._arrange()
+
+    def __len__(self) -> int:
+        return len(self._tiers)
+
+    def __iter__(self) -> Iterator[ActiveTier]:
+        return iter(self._tiers)
+
+    def __getitem__(self, number: int) -> ActiveTier:
+        return self._tiers[number]
+
+    def all(self) -> list[ActiveTier]:
+        """Those of now; for loops that await."""
+        return list(self._tiers)
+
+    def take_all(self) -> list[ActiveTier]:
+        """All, and leave none here."""
+        tiers, self._tiers = self._tiers, []
+        self._arrange()
+        return tiers
+
+    def _activate(self, tier: Tier) -> ActiveTier:
+        return ActiveTier(tier, self._options, self._history, self)
+
+    def _arrange(self) -> None:
+        """Tiers have come, gone or changed: who is above whom, and whose block is whose."""
+        self._tiers.sort(key=lambda active: _SPEED[active.tier.medium])
+        media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
+        for active in self._tiers:
+            active.connect(media.index(active.tier.medium), len(media))
+        self._placement = Placement([active.place for active in self._tiers])
+        self.only_store = self._tiers[0].store if len(self._tiers) == 1 else None
+
+    # -- blocks --------------------------------------------------------------------------------
+
+    def read_now(
+        self, key: BlockKey, offset: int, length: int, buffer: memoryview
+    ) -> memoryview | None:
+        """`TierStore.read_now` of whichever has it."""
+        for number in self._placement.order(key):
+            found = self._tiers[number].store.read_now(key, offset, length, buffer)
+            if found is not None:
+                return found
+        return None
+
+    def holder(self, key: BlockKey, asked: list[ActiveTier]) -> ActiveTier | None:
+        """A tier that has the block and wasn't asked. Looked for anew before each: while one was
+        asked the block may have moved to another."""
+        for number in self._placement.order(key):
+            active = self._tiers[number]
+            if active.store.index.find(key) is not None and active not in asked:
+                return active
+        return None
+
+    def have(self, key: BlockKey) -> bool:
+        """Whether a tier that works has the block."""
+        return any(
+            active.usable and active.store.index.find(key) is not None for active in self._tiers
+        )
+
+    def entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
+        """Where a block goes in, on `first_level` or a slower one; None if nobody takes it."""
+        tiers = self._tiers
+        if len(tiers) == 1:
+            (only,) = tiers
+            takes = first_level == 0 and only.usable and only.admission.takes(length)
+            return only if takes else None
+        usable = [active.usable for active in tiers].__getitem__
+        number = self._placement.entry(
+            key, usable, lambda number: tiers[number].takes(key, length), first_level
+        )
+        if number is None and self.intents.wants_kept(key):  # better not kept than not there
+            number = self._placement.entry(
+                key, usable, lambda number: tiers[number].admission.takes(length), first_level
+            )
+        return None if number is None else tiers[number]
+
+    def below(self, tier: ActiveTier, key: BlockKey, length: int) -> Admission | None:
+        """For the tiers (`Neighbours`): where a block may go down to."""
+        target = self.entry(key, length, tier.level + 1)
+        return None if target is None else target.admission
+
+    def above(self, tier: ActiveTier, key: BlockKey) -> ActiveTier | None:
+        """For the tiers (`Neighbours`): the block's home in the next faster level."""
+        tiers = self._tiers
+        if tier.level == 0 or tier not in tiers:  # it has just been removed
+            return None
+        number = self._placement.home(key, tier.level - 1, lambda number: tiers[number].usable)
+        return None if number is None else tiers[number]
+
+    # -- coming and going ----------------------------------------------------------------------
+
+    async def add(self, tier: Tier, nursery: trio.Nursery) -> None:
+        """Use it from now on. Raises `CacheDirError`; the tier is the caller's then."""
+        active = self._activate(tier)
+        await nursery.start(active.run)
+        self._tiers.append(active)
+        self._arrange()
+
+    async def remove(self, path: Path) -> None:
+        """Use it no more, and close it. Raises `CacheDirError` if there is no such tier."""
+        active = self._find(path)
+        # From here on nobody finds the tier; whoever did before is done when its threads are.
+        self._tiers.remove(active)
+        self._arrange()
+        active.retire()
+        await active.close()
+
+    def resize(self, path: Path, quota_bytes: int) -> None:
+        """Raises `CacheDirError` if there is no such tier, or if more is kept from eviction."""
+        active = self._find(path)
+        active.refuse_to_lose_kept(quota_bytes)
+        active.tier.resize(quota_bytes)
+        self._arrange()
+        active.evictor.wake()
+
+    def _find(self, path: Path) -> ActiveTier:
+        for active in self._tiers:
+            if active.tier.paths.root == path:
+                return active
+        raise CacheDirError(f"{path} is no cache directory of this mount")
