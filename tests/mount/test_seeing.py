@@ -72,7 +72,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=os.environ | {"TERM": "xterm-256color"},
+            env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "33", "LINES": "7"},
         )
         self._thread = threading.Thread(target=self._collect)
         self._thread.start()

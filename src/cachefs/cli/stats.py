@@ -1,7 +1,8 @@
 """`cachefs stats`: a line per interval of what a mount does."""
 
 import json
-import shutil
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -137,13 +138,14 @@ def _lines(place: Path, interval_s: float) -> Iterator[str]:
 
 def _layout(rates: Rates) -> tuple[list[_Column], float]:
     """What to show, and how many lines of it fit."""
-    size = shutil.get_terminal_size()
-    is_terminal = sys.stdout.isatty()
-    is_wide = not is_terminal or size.columns >= _WIDE_COLUMNS
+    width = height = math.inf
+    if sys.stdout.isatty():
+        width, height = os.get_terminal_size(sys.stdout.fileno())
+    is_wide = width >= _WIDE_COLUMNS
     absent = {*_MEDIA} - {tier.medium for tier in rates.tiers}
     columns = [
         column
         for column in _COLUMNS
         if (is_wide or not column.is_wide) and column.title not in absent
     ]
-    return columns, size.lines if is_terminal else float("inf")
+    return columns, height

@@ -54,6 +54,8 @@ def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
 
     For a line per interval, and where there is no terminal: cachefs stats.
     """
+    for name in ("COLUMNS", "LINES"):  # they would be believed when the window has changed
+        os.environ.pop(name, None)
     console = Console(markup=False, highlight=False, emoji=False)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         raise UsageError("top needs a terminal; cachefs stats prints a line per interval anywhere")
