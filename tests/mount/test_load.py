@@ -255,3 +255,17 @@ def test_readers_see_new_versions_after_a_load(site: Site, content: dict[str, by
     load(site, "d0", "-m", site.mountpoint)
     eventually(lambda: (site.mountpoint / name).read_bytes() == b"new")
     assert (site.mountpoint / "d0/added").read_bytes() == b"added"
+
+
+def test_pinned_files_stay(site: Site, content: dict[str, bytes]) -> None:
+    noise = random.Random(9)
+    for number in range(80):
+        (site.files / f"big-{number:02}").write_bytes(noise.randbytes(1_000_000))
+    site.mount("--cache-size", "64MiB")
+    load(site, "d0", "d1", "d2", "-m", site.mountpoint, "--pin")
+    assert "pinned    1.3 MiB, 100 %" in site.cli("info", site.mountpoint / "d0").stdout
+    for path in site.mountpoint.glob("big-*"):  # more than there is room for
+        path.read_bytes()
+    for directory in ("d0", "d1", "d2"):
+        load(site, directory, "-m", site.mountpoint, "--check")
+    assert site.status()["tiers"][0]["pinned_bytes"] > 4_000_000

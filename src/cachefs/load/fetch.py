@@ -3,7 +3,9 @@
 The blocks come by the same flights as a reader's, so nothing is fetched twice.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import trio
@@ -19,6 +21,8 @@ from cachefs.types import ObjectRef
 _EXTENT_BLOCKS = 8
 _WAIT_S = 1.0
 _TRIES = 3
+_PINNED_AT_A_TIME = 4096
+"""More extents than ever wait to be stored."""
 
 
 class _Extent(NamedTuple):
@@ -40,8 +44,12 @@ class Fetcher:
         most_held_bytes: int,
         progress: Progress,
         on_failure: Callable[[Failure], None],
+        pin: bool = False,
     ) -> None:
+        """With `pin` blocks are kept from eviction from the moment when they are stored."""
         self._cache = cache
+        self._pin = pin
+        self._pinning: deque[AbstractContextManager[None]] = deque()
         self._origin = origin
         self._courtesy = Courtesy(cache, origin, most_held_bytes)
         self._progress = progress
@@ -57,9 +65,25 @@ class Fetcher:
             for extent in extents:
                 await self._fetch(extent)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(requests):
-                nursery.start_soon(work)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(requests):
+                    nursery.start_soon(work)
+            if self._pin:
+                await self._cache.drain()
+        finally:
+            self._keep_latest(0)
+
+    def _note_pinned(self, ref: ObjectRef) -> None:
+        """Blocks of this file that come are kept, until those of many more have been stored."""
+        keeping = self._cache.intents.keeping((ref,))
+        keeping.__enter__()
+        self._pinning.append(keeping)
+        self._keep_latest(_PINNED_AT_A_TIME)
+
+    def _keep_latest(self, count: int) -> None:
+        while len(self._pinning) > count:
+            self._pinning.popleft().__exit__(None, None, None)
 
     @staticmethod
     def _extents(refs: Iterator[ObjectRef]) -> Iterator[_Extent]:
@@ -73,6 +97,8 @@ class Fetcher:
         ref = extent.ref
         if ref.object_id in self.failed:
             return
+        if self._pin:
+            self._note_pinned(ref)
         blocks = range(extent.first_block, extent.first_block + extent.block_count)
         size_bytes = sum(map(ref.block_length, blocks))
         tries = 0

@@ -219,7 +219,12 @@ class Job:
     async def _load(self) -> None:
         around = self._around
         fetcher = Fetcher(
-            around.cache, around.origin, around.most_held_bytes, self._progress, self._fail
+            around.cache,
+            around.origin,
+            around.most_held_bytes,
+            self._progress,
+            self._fail,
+            self.report.spec.pin,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write_failures_now_and_then)
