@@ -127,6 +127,18 @@ def test_cached_blocks_of_a_replaced_version_are_served_and_others_are_stale(
     assert [cached.read_bytes(), other.read_bytes()] == [b"XXXX", b"XXXX"]
 
 
+def test_etags_without_quotes_are_understood(s3_site: Site) -> None:
+    manifest = s3_site.mountpoint.parent / "m.jsonl"
+    s3_site.cli("manifest", "create", s3_site.source, "-o", manifest)
+    text = manifest.read_text()
+    assert '"version": "\\"' in text
+    manifest.write_text(text.replace('\\"', ""))
+    s3_site.mount("--manifest", manifest)
+    assert (s3_site.mountpoint / "train/a.jpg").read_bytes() == b"aaaa"
+    assert s3_site.origin()["gets"] == 1
+    assert without_a_list(s3_site)
+
+
 def test_load_sees_the_listed_files_only(s3_site: Site) -> None:
     manifest = s3_site.mountpoint.parent / "m.jsonl"
     s3_site.cli("manifest", "create", f"{s3_site.source}/train", "-o", manifest,

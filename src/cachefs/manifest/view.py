@@ -1,8 +1,10 @@
 """The view that a mount has of its source through a manifest."""
 
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from cachefs.origin.options import OriginOptions
 log = logging.getLogger(__name__)
 
 _SAMPLES = 3
+_WITH_ETAGS = ("s3://", "oss://")
+_BARE_ETAG = re.compile(r"[0-9A-Fa-f]{32}(-[0-9]+)?")
 
 
 class ManifestView:
@@ -33,6 +37,7 @@ class ManifestView:
         self._name = config.manifest
         self._file = file
         self._path_of: Callable[[str], str] = PathReader(str(config.mountpoint), config.source).path
+        self._has_etags = config.source.startswith(_WITH_ETAGS)
         self._digest = digest_of(file, self._name, config.source, str(config.mountpoint))
         self._samples = [item.path for item in islice(self._listed(), _SAMPLES)]
         if not self._samples:
@@ -42,7 +47,8 @@ class ManifestView:
         """Where the inode table of this view is; known once `build` has ended."""
 
     def _listed(self) -> Iterator[Listed]:
-        return read_manifest(self._file, self._name, self._path_of)
+        listed = read_manifest(self._file, self._name, self._path_of)
+        return map(with_quotes, listed) if self._has_etags else listed
 
     def unlisted(self, inner: Origin) -> UnlistedOrigin:
         """What sends requests to `inner`."""
@@ -90,6 +96,15 @@ class ManifestView:
     def close(self) -> None:
         if self._table is not None:
             self._table.db.close()
+
+
+def with_quotes(listed: Listed) -> Listed:
+    """The version as the origin gives it, if it is an ETag that somebody took the quotes from, as
+    inventories and many tools do."""
+    meta = listed.meta
+    if meta is None or not _BARE_ETAG.fullmatch(meta.version):
+        return listed
+    return Listed(listed.path, replace(meta, version=f'"{meta.version}"'))
 
 
 @asynccontextmanager
