@@ -50,8 +50,10 @@ def test_lines_are_paths_or_objects(tmp_path: Path) -> None:
         '{"path": "d", "size": 5}',
         "s3://bucket/data/e",
         "/mnt/f g\r",
-        '{"path": "h", "size": 0, "mtime_ns": -1, "version": "v", "uid": 1000, "gid": 100, '
-        '"mode": 416}',
+        (
+            '{"path": "h", "size": 0, "mtime_ns": -1, "version": "v", "uid": 1000, "gid": 100, '
+            '"mode": 416}'
+        ),
     ]
     found = read(write(tmp_path / "m", "\n".join(lines)))
     assert [item.path for item in found] == ["a/b.jpg", "c", "d", "e", "f g", "h"]
