@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,16 +22,22 @@ OBJECTS = {
 CHANGED = " the origin no longer has the version that the manifest froze "
 
 
-@pytest.fixture
-def bucket(seaweedfs: SeaweedFS, request: pytest.FixtureRequest) -> str:
-    bucket = seaweedfs.make_bucket(f"m{abs(hash(request.node.name)) % 10**9}")
-    seaweedfs.put_many(bucket, {f"data/{key}": data for key, data in OBJECTS.items()})
-    return bucket
+@pytest.fixture(scope="module")
+def bucket(seaweedfs: SeaweedFS) -> str:
+    return seaweedfs.make_bucket("manifests")  # one for all: SeaweedFS has room for few
 
 
 @pytest.fixture
-def s3_site(tmp_path: Path, seaweedfs: SeaweedFS, bucket: str) -> Iterator[Site]:
-    site = Site(tmp_path, f"s3://{bucket}/data")
+def prefix(seaweedfs: SeaweedFS, bucket: str, request: pytest.FixtureRequest) -> str:
+    """Each test's own, with all objects."""
+    prefix = re.sub(r"\W+", "-", request.node.name)
+    seaweedfs.put_many(bucket, {f"{prefix}/{key}": data for key, data in OBJECTS.items()})
+    return prefix
+
+
+@pytest.fixture
+def s3_site(tmp_path: Path, seaweedfs: SeaweedFS, bucket: str, prefix: str) -> Iterator[Site]:
+    site = Site(tmp_path, f"s3://{bucket}/{prefix}")
     site.environment = seaweedfs.environment
     yield site
     site.tear_down()
@@ -69,7 +76,7 @@ def test_a_manifest_of_a_bucket_is_all_that_is_shown(s3_site: Site, name: str) -
 
 
 def test_a_list_of_paths_is_asked_for_once_and_then_frozen(
-    s3_site: Site, seaweedfs: SeaweedFS, bucket: str
+    s3_site: Site, seaweedfs: SeaweedFS, bucket: str, prefix: str
 ) -> None:
     manifest = s3_site.mountpoint.parent / "list.txt"
     manifest.write_text(
@@ -79,8 +86,8 @@ def test_a_list_of_paths_is_asked_for_once_and_then_frozen(
     mounted = s3_site.mountpoint
     assert names_below(mounted) == ["other/d.jpg", "train/a.jpg", "train/empty"]
     assert not (mounted / "train/gone.jpg").exists()
-    seaweedfs.put(bucket, "data/train/a.jpg", b"longer than before")
-    seaweedfs.put(bucket, "data/train/b.jpg", b"new")
+    seaweedfs.put(bucket, f"{prefix}/train/a.jpg", b"longer than before")
+    seaweedfs.put(bucket, f"{prefix}/train/b.jpg", b"new")
     assert (mounted / "train/a.jpg").stat().st_size == 4
     assert names_below(mounted) == ["other/d.jpg", "train/a.jpg", "train/empty"]
     assert without_a_list(s3_site)
@@ -102,7 +109,7 @@ def test_absent_names_cost_nothing_beside_listed_ones_that_were_never_asked(s3_s
 
 
 def test_cached_blocks_of_a_replaced_version_are_served_and_others_are_stale(
-    s3_site: Site, seaweedfs: SeaweedFS, bucket: str
+    s3_site: Site, seaweedfs: SeaweedFS, bucket: str, prefix: str
 ) -> None:
     manifest = s3_site.mountpoint.parent / "m.jsonl"
     s3_site.cli("manifest", "create", s3_site.source, "-o", manifest)
@@ -110,7 +117,7 @@ def test_cached_blocks_of_a_replaced_version_are_served_and_others_are_stale(
     cached, other = s3_site.mountpoint / "train/a.jpg", s3_site.mountpoint / "train/b.jpg"
     assert cached.read_bytes() == b"aaaa"
     for key in ("a", "b"):
-        seaweedfs.put(bucket, f"data/train/{key}.jpg", b"XXXX")
+        seaweedfs.put(bucket, f"{prefix}/train/{key}.jpg", b"XXXX")
     drop_pages(cached)
     assert cached.read_bytes() == b"aaaa"
     s3_site.expected_trouble += (CHANGED,)
@@ -179,11 +186,11 @@ def test_blocks_are_shared_and_names_are_not(s3_site: Site) -> None:
 
 
 def test_a_manifest_in_the_bucket_is_read_with_the_mounts_credentials(
-    s3_site: Site, seaweedfs: SeaweedFS, bucket: str
+    s3_site: Site, seaweedfs: SeaweedFS, bucket: str, prefix: str
 ) -> None:
     manifest = s3_site.mountpoint.parent / "m.parquet"
     s3_site.cli("manifest", "create", s3_site.source, "-o", manifest, "--include", "train/*")
-    seaweedfs.put(bucket, "data/lists/m.parquet", manifest.read_bytes())
+    seaweedfs.put(bucket, f"{prefix}/lists/m.parquet", manifest.read_bytes())
     s3_site.mount("--manifest", f"{s3_site.source}/lists/m.parquet")
     assert len(names_below(s3_site.mountpoint)) == 4
     assert without_a_list(s3_site)
