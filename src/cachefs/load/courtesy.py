@@ -10,8 +10,8 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.origin.resilience import ResilientOrigin
 
-_WHILE_READERS_WAIT = 2
-_NEAR_READERS = 4
+_WHILE_READERS_WAIT = 1
+_NEAR_READERS = 2
 _NEAR_S = 1.0
 _LOOK_S = 0.002
 
