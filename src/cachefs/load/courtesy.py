@@ -10,8 +10,8 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.origin.resilience import ResilientOrigin
 
-_WHILE_READERS_WAIT = 1
-_NEAR_READERS = 2
+_WHILE_READERS_WAIT = 2
+_NEAR_READERS = 4
 _NEAR_S = 1.0
 _LOOK_S = 0.002
 
@@ -24,13 +24,16 @@ class Courtesy:
         self._cache = cache
         self._origin = origin
         self._most_held_bytes = most_held_bytes
+        self._turn = trio.Lock()
         self._under_way = 0
         self._under_way_bytes = 0
 
     async def begin(self, size_bytes: int = 0) -> None:
         """Wait until one more request, for so many bytes, is no burden; then count it."""
-        while self._must_wait():  # noqa: ASYNC110 - for things that have no event
-            await trio.sleep(_LOOK_S)
+        if self._turn.locked() or self._must_wait():
+            async with self._turn:  # one looks, the others wait for him
+                while self._must_wait():  # noqa: ASYNC110 - for things that have no event
+                    await trio.sleep(_LOOK_S)
         self._under_way += 1
         self._under_way_bytes += size_bytes
 
