@@ -36,7 +36,7 @@ class Bench:
     _mounts: int = 0
     _made: dict[str, Any] = field(default_factory=dict)
 
-    def mount(self, prefix: str) -> rig.Mount:
+    def mount(self, prefix: str, *options: str) -> rig.Mount:
         """A mount of `prefix` with a cache directory of its own, not yet mounted."""
         self._mounts += 1
         return rig.Mount(
@@ -44,7 +44,7 @@ class Bench:
             f"s3://{rig.BUCKET}/{prefix}",
             self.server.environment,
             self.server.endpoint,
-            ["--cache-size", "8GiB", "--free-space-ratio", "0.01"],
+            ["--cache-size", "8GiB", "--free-space-ratio", "0.01", *options],
         )
 
     @property

@@ -37,12 +37,20 @@ def load(bench: Bench) -> list[Row]:
                 measured["load"].append(len(names) / _load(mount))
                 _again(bench, mount, names, measured)
             discard(mount)
+            mount = bench.mount("small", "--verify-origin", "off")
+            with mount:
+                measured["unverified"].append(len(names) / _load(mount))
+            discard(mount)
             measured["juicefs"].append(len(names) / juicefs.warm_up("small"))
     rows = [
         ratio_row(case, "first", "files/s", measured["load"], measured["obstore"],
                   f"obstore, {_REQUESTS} in flight", at_least=DIRECT_BAR),
         ratio_row(case, "first", "files/s", measured["load"], measured["juicefs"],
                   f"juicefs warmup -p {_REQUESTS}", at_least=JUICEFS_BAR),
+        ratio_row(case, "first, --verify-origin off", "files/s", measured["unverified"],
+                  measured["obstore"], f"obstore, {_REQUESTS} in flight"),
+        ratio_row(case, "first, --verify-origin off", "files/s", measured["unverified"],
+                  measured["juicefs"], f"juicefs warmup -p {_REQUESTS}"),
         _bar(case, "again", "s", measured["again_s"], AGAIN_BAR_S),
         _bar(case, "GETs sent again", "", measured["again_gets"], 0),
         _exactly(case, f"GETs after {CHANGED} files changed", measured["changed_gets"], CHANGED),
