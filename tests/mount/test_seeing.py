@@ -150,7 +150,7 @@ def test_stats_are_rates_of_what_was_done(mounted: Site) -> None:
     assert total("origin_gets_per_s") == pytest.approx(FILES)
     assert total("origin_bytes_per_s") == pytest.approx(FILES * FILE_BYTES)
     assert 0 < of_tiers("bytes_per_s") <= FILES * FILE_BYTES * 1.01
-    assert total("lookups_per_s") >= 1
+    assert total("lookups_per_s") >= 0.99
     busy = [line for line in lines if line["reads_per_s"]]
     assert all(0 < line["read_p50_s"] <= line["read_p99_s"] for line in busy)
     assert busy[-1]["users"][0]["uid"] == os.getuid()

@@ -95,7 +95,7 @@ class SeaweedFS(S3Server):
             f"-dir={data}",
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
-            "-volume.max=100",
+            "-volume.max=1000",
             "-s3",
             f"-s3.config={config}",
             "-s3.autoCreateBucket=false",
