@@ -272,7 +272,9 @@ class Hdfs:
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             with _DIRECT.open(f"http://{self.http_address}/jmx?{query}", timeout=5) as answer:
                 bean = json.load(answer)["beans"][0]
-            return bool(bean["NumLiveDataNodes"] == 1 and bean["FSState"] == "Operational")
+            # A DataNode is alive before it has said how much room it has.
+            has_room = bean["NumLiveDataNodes"] == 1 and bean["CapacityRemaining"] > 0
+            return bool(has_room and bean["FSState"] == "Operational")
         return False
 
 
