@@ -71,9 +71,9 @@ def _round(
         measured["cold"].append(_read(bench, mount.path, shuffled(names, turn)))
         if rig.can_drop_caches():
             rig.drop_page_cache()
-            measured[_DROPPED].append(_read(bench, mount.path, shuffled(names, turn + 100)))
-            rig.drop_page_cache()
             measured[_DROPPED_LOCAL].append(_read(bench, local, shuffled(names, turn + 300)))
+            rig.drop_page_cache()
+            measured[_DROPPED].append(_read(bench, mount.path, shuffled(names, turn + 100)))
         measured["third epoch, page cache warm"].append(
             _read(bench, mount.path, shuffled(names, turn + 200))
         )
