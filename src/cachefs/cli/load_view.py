@@ -13,7 +13,6 @@ from cachefs.control.client import stream
 from cachefs.units import format_bytes, format_duration
 
 _SHOWN_FAILURES = 10
-_FINAL = ("done", "incomplete", "failed", "cancelled")
 _RATE_OF_S = 5.0
 
 Report = dict[str, Any]

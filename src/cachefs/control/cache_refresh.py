@@ -19,8 +19,8 @@ from cachefs.control.cache_tree import NO_SUCH_FILE, CacheTree, parts_of
 from cachefs.errors import CachefsError, NotFoundError, OriginUnavailableError
 from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.namespace.namespace import ROOT_INO
+from cachefs.namespace.work_stack import work_off
 
-_DIRECTORIES_AT_A_TIME = 8
 _ENTRIES_PER_TURN = 500
 _WAIT_S = 1.0
 
@@ -81,7 +81,7 @@ class Refresher:
                     await self._patiently(self._look_up, path, number)
                 except CachefsError as error:
                     self.failures.append((number, str(error)))
-            await self._list_all()
+            await work_off(self._directories, self._list_and_note)
         finally:
             self._table.on_orphaned.remove(self._note_orphan)
         await self._drop_orphans()
@@ -126,40 +126,17 @@ class Refresher:
         self._fresh_count += 1
         self._forget_entry(parent, name)  # it may be known as absent
 
-    async def _list_all(self) -> None:
-        """Several directories at a time."""
-        busy = 0
-        changed = trio.Event()
-
-        async def work() -> None:
-            nonlocal busy, changed
-            while self._directories or busy:
-                if not self._directories:
-                    await changed.wait()
-                    continue
-                ino, number = self._directories.pop()
-                busy += 1
-                try:
-                    await self._patiently(self._list, ino, number)
-                except CachefsError as error:
-                    self.failures.append((number, f"{self._path_of(ino)}: {error}"))
-                finally:
-                    busy -= 1
-                    changed.set()
-                    changed = trio.Event()
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(_DIRECTORIES_AT_A_TIME):
-                nursery.start_soon(work)
+    async def _list_and_note(self, item: tuple[int, int]) -> None:
+        ino, number = item
+        try:
+            await self._patiently(self._list, ino, number)
+        except CachefsError as error:
+            self.failures.append((number, f"{self._path_of(ino)}: {error}"))
 
     async def _list(self, ino: int, number: int) -> None:
         if ino in self._listed:
             return
-        snapshot = await self._namespace.open_directory_since(ino, self._since_ns)
-        await snapshot.wait_for_end()
-        if snapshot.error is None and snapshot.as_of_ns < self._since_ns:
-            raise OriginUnavailableError("the origin does not answer")
-        await snapshot.has(len(snapshot))  # raises what ended it
+        snapshot = await self._namespace.listed_since(ino, self._since_ns)
         self._listed.add(ino)
         self.found.directories += 1
         self.found.checked += len(snapshot)

@@ -18,10 +18,10 @@ from cachefs.load.courtesy import Courtesy
 from cachefs.load.paths import Line, PathReader, path_filter
 from cachefs.load.spec import LoadSpec, Progress
 from cachefs.namespace.namespace import ROOT_INO, Namespace
+from cachefs.namespace.work_stack import work_off
 
 T = TypeVar("T")
 
-_DIRECTORIES_AT_A_TIME = 8
 _NAMES_AT_A_TIME = 32
 _ENTRIES_PER_TURN = 500
 """Looked at without letting the loop run: some 3 us each."""
@@ -73,7 +73,7 @@ class Walk:
                     await send.send(Line(path or "/", path))
                 async for raw in lines:
                     await self._send_line(raw, reader, send)
-        await self._walk_all()
+        await work_off(self._directories, self._walk_and_note)
 
     async def _send_line(
         self, raw: bytes, reader: PathReader, send: trio.MemorySendChannel[Line]
@@ -133,31 +133,11 @@ class Walk:
 
     # -- directories ---------------------------------------------------------------------------
 
-    async def _walk_all(self) -> None:
-        """Several directories at a time, depth first: a wide tree needs little memory so."""
-        busy = 0
-        changed = trio.Event()
-
-        async def work() -> None:
-            nonlocal busy, changed
-            while self._directories or busy:
-                if not self._directories:
-                    await changed.wait()
-                    continue
-                ino = self._directories.pop()
-                busy += 1
-                try:
-                    await self._patiently(self._walk, ino)
-                except CachefsError as error:
-                    self._fail(self._path_of(ino), error)
-                finally:
-                    busy -= 1
-                    changed.set()
-                    changed = trio.Event()
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(_DIRECTORIES_AT_A_TIME):
-                nursery.start_soon(work)
+    async def _walk_and_note(self, ino: int) -> None:
+        try:
+            await self._patiently(self._walk, ino)
+        except CachefsError as error:
+            self._fail(self._path_of(ino), error)
 
     def _path_of(self, ino: int) -> str:
         try:
@@ -167,11 +147,7 @@ class Walk:
 
     async def _walk(self, ino: int) -> None:
         namespace = self._namespace
-        snapshot = await namespace.open_directory_since(ino, self._since_ns)
-        await snapshot.wait_for_end()
-        if snapshot.error is None and snapshot.as_of_ns < self._since_ns:
-            raise OriginUnavailableError("the origin does not answer")
-        await snapshot.has(len(snapshot))  # raises what ended it
+        snapshot = await namespace.listed_since(ino, self._since_ns)
         self._progress.directories += 1
         prefix = self._path_of(ino)
         for position in range(len(snapshot)):

@@ -371,10 +371,15 @@ class Namespace:
         """The entries of the directory as a reader who begins now sees them."""
         return self._listings.open(self._directory(ino))
 
-    async def open_directory_since(self, ino: int, since_ns: int) -> Snapshot:
-        """The same, listed at `since_ns` or later; but in an outage it may be older, as
-        `Snapshot.as_of_ns` tells at the end."""
-        return await self._listings.open_since(self._directory(ino), since_ns)
+    async def listed_since(self, ino: int, since_ns: int) -> Snapshot:
+        """All entries of the directory, listed at `since_ns` or later. Raises what the listing
+        failed with; `OriginUnavailableError` in an outage, whatever is known."""
+        snapshot = await self._listings.open_since(self._directory(ino), since_ns)
+        await snapshot.wait_for_end()
+        if snapshot.error is None and snapshot.as_of_ns < since_ns:
+            raise OriginUnavailableError("the origin does not answer")
+        await snapshot.has(len(snapshot))  # raises what ended it
+        return snapshot
 
     def resume_directory(self, ino: int, generation: int) -> Snapshot:
         """The snapshot that this reader began with."""
