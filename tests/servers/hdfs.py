@@ -206,6 +206,16 @@ class Hdfs:
 
     def put(self, path: str, data: bytes, block_bytes: int = 1 << 27) -> None:
         """Write one file over WebHDFS: hdfs-native takes half a second for each."""
+        try:
+            self._put(path, data, block_bytes)
+        except RuntimeError as error:
+            # The DataNode writes through a client of its own, which keeps connections to a
+            # NameNode that was killed since and tells the first writer that they are closed.
+            if "EOFException" not in str(error):
+                raise
+            self._put(path, data, block_bytes)
+
+    def _put(self, path: str, data: bytes, block_bytes: int) -> None:
         target = f"/webhdfs/v1{quote(path)}"
         question = (
             "op=CREATE&overwrite=true&noredirect=true"
