@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cachefs import daemon
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.config import TierConfig, load_mount_config
 from cachefs.control.tier_verbs import TierVerbs
+from cachefs.daemon import tiers as daemon_tiers
 from cachefs.errors import CacheDirError, CachefsError
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
@@ -64,13 +64,13 @@ class House:
             "cache_low": "0.5",
         }
         self.config = load_mount_config("s3://b", str(root / "mnt"), options)
-        self.tiers = daemon._open_tiers("s3://b", *self.config.tiers)
+        self.tiers = daemon_tiers.open_tiers("s3://b", *self.config.tiers)
         self.cache = FakeCache(self.tiers)
-        home = daemon._namespace_tier(self.tiers)
+        home = daemon_tiers.namespace_tier(self.tiers)
         self.verbs: Any = TierVerbs(
             self.cache,  # type: ignore[arg-type]
             self.config,
-            lambda wanted: daemon._open_tiers("s3://b", wanted),
+            lambda wanted: daemon_tiers.open_tiers("s3://b", wanted),
             self.tiers,
             home,
         )
@@ -190,8 +190,8 @@ async def test_nonsense(house: House, verb: str, arguments: dict[str, Any], said
 def test_the_namespace_lives_on_a_disk_if_there_is_one(house: House) -> None:
     mem, ssd = house.tiers
     assert (mem.medium, ssd.medium) == (Medium.MEM, Medium.SSD)
-    assert daemon._namespace_tier([mem, ssd]) is ssd
-    assert daemon._namespace_tier([mem]) is mem
+    assert daemon_tiers.namespace_tier([mem, ssd]) is ssd
+    assert daemon_tiers.namespace_tier([mem]) is mem
 
 
 def test_tiers_are_opened_all_or_none(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_tiers_are_opened_all_or_none(tmp_path: Path) -> None:
     (tmp_path / "b" / "foreign").touch()
     config = load_mount_config("s3://b", "/mnt/x", {"cache_dirs": [tmp_path / "a", tmp_path / "b"]})
     with pytest.raises(CacheDirError, match="holds other files"):
-        daemon._open_tiers("s3://b", *config.tiers)
+        daemon_tiers.open_tiers("s3://b", *config.tiers)
     Tier.open(tmp_path / "a", 64 * MIB, "s3://b").close()
 
 
@@ -208,7 +208,7 @@ def test_memory_that_others_can_write_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str
 ) -> None:
     home = tmp_path / "cachefs-uid"
-    monkeypatch.setattr(daemon, "user_mem_home", lambda: home)
+    monkeypatch.setattr(daemon_tiers, "user_mem_home", lambda: home)
     config = load_mount_config("s3://b", "/mnt/x", {"mem_size": "64MiB", "mem_dir": home / "id"})
     memory: TierConfig = config.tiers[0]
     if bad == "file":
@@ -219,9 +219,9 @@ def test_memory_that_others_can_write_to_is_refused(
         home.mkdir()
         home.chmod(0o777)
     with pytest.raises(CacheDirError, match=str(home)):
-        daemon._open_tiers("s3://b", memory)
+        daemon_tiers.open_tiers("s3://b", memory)
     home.rmdir() if home.is_dir() and not home.is_symlink() else home.unlink()
-    for tier in daemon._open_tiers("s3://b", memory):
+    for tier in daemon_tiers.open_tiers("s3://b", memory):
         tier.close()
     assert home.stat().st_mode & 0o777 == 0o700
     assert home.stat().st_uid == os.geteuid()

@@ -1,20 +1,15 @@
-"""The composition root: builds the objects of one mount, runs them, takes them down in order."""
+"""The objects of one mount, what runs while it lives, and the order in which it is taken down."""
 
-import gc
 import logging
-import os
-import resource
 import signal
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.config import MountConfig, TierConfig, user_mem_home
+from cachefs.config import MountConfig
 from cachefs.control import server as control_server
 from cachefs.control.cache_routes import CacheRoutes
 from cachefs.control.load_verbs import LoadVerbs
@@ -24,10 +19,11 @@ from cachefs.control.mount_state import MountState
 from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
-from cachefs.db import Database, database_exists
-from cachefs.errors import CacheDirError, CachefsError, OriginUnavailableError
+from cachefs.daemon.settings import resilience
+from cachefs.daemon.tiers import namespace_tier, open_tiers
+from cachefs.db import Database
+from cachefs.errors import OriginUnavailableError
 from cachefs.format import inode_record
-from cachefs.format.paths import TierPaths
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
@@ -39,83 +35,20 @@ from cachefs.load.job import Surroundings
 from cachefs.load.jobs import Jobs
 from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
-from cachefs.manifest.view import ManifestView, open_view
-from cachefs.mounts import prepare_mountpoint, socket_path
+from cachefs.manifest.view import ManifestView
+from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
-from cachefs.origin.open_origin import open_origin
-from cachefs.origin.options import OriginOptions
-from cachefs.origin.resilience import Resilience, ResilientOrigin
-from cachefs.systemd_notify import NOBODY, ServiceManager
+from cachefs.origin.resilience import ResilientOrigin
+from cachefs.systemd_notify import ServiceManager
 from cachefs.tiers.tier import Tier
-from cachefs.types import Medium
 
 log = logging.getLogger(__name__)
 
-_SHUTDOWN_S = 20.0
 _NAMESPACE_MAP_BYTES = 1 << 38
-_MOST_THREADS = 4096
-"""For requests to the origin. `ResilientOrigin` says how many are wanted at a time; a silent server
-holds threads that nobody waits for any more, and they must not be missing elsewhere."""
-_LARGE_BODY_S = 10.0
-"""What the largest body may take on top of everything else."""
-_OPEN_FILES = 1 << 17
-"""One descriptor a slab: 64 MiB times this is 8 TiB of cache."""
 
 
-def run(
-    config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager = NOBODY
-) -> None:
-    """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
-    when the kernel's first request has been answered. `manager` hears that the loop turns, and of
-    the end.
-
-    Raises `CachefsError` for everything that a user can mend. Blocks.
-    """
-    _raise_file_limit()
-    _calm_garbage_collector()
-    with _single_error():
-        trio.run(_run, config, on_ready, manager)
-
-
-async def _run(config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager) -> None:
-    mountpoint = str(config.mountpoint)
-    await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
-    options = _origin_options(config)
-    async with open_view(config, options) as view:
-        inner = open_origin(config.source, options)
-        origin = ResilientOrigin(view.unlisted(inner) if view else inner, _resilience(config))
-        try:
-            failure = await _check(origin, config)
-            tiers = _open_tiers(origin.identity, *config.tiers)
-            try:
-                if view is not None:
-                    manifests = _namespace_tier(tiers).paths.manifests
-                    await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)
-                mount = _Mount(config, origin, tiers, manager, failure, view)
-                await mount.serve(mountpoint, on_ready)
-            finally:
-                _close_all(tiers)
-        finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
-                await origin.aclose()
-
-
-async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:
-    """See `Origin.check`; but an origin that is away is no error where the cache knows names of
-    it which may be shown. Returns what it is away with."""
-    try:
-        await origin.check()
-    except OriginUnavailableError as error:
-        is_known = config.manifest is not None or database_exists(_namespace_path(config))
-        if not config.stale_if_error or not is_known:
-            raise
-        log.warning("%s; what is known and cached of it is mounted all the same", error)
-        return error
-    return None
-
-
-class _Mount:
+class Mount:
     """One mount: what has to live exactly as long as it. `tiers` is kept up to date with those that
     come and go at run time."""
 
@@ -135,7 +68,7 @@ class _Mount:
         self._origin = origin
         self._manager = manager
         # The namespace first: it is the one that may find its directory to be of a newer format.
-        home = _namespace_tier(tiers)
+        home = namespace_tier(tiers)
         self._jobs_directory = home.paths.jobs
         names = home.paths.namespace if view is None else view.namespace
         self._db = Database.open(str(names), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
@@ -146,7 +79,7 @@ class _Mount:
             config.buffer_size,
             verify_full=config.verify == "full",
             scrub_interval_s=config.scrub_interval,
-            patience_s=_resilience(config).patience_s,
+            patience_s=resilience(config).patience_s,
         )
         self._limits = UidLimits(config.limit_uid)
         self._watchers: Watchers = []
@@ -154,7 +87,7 @@ class _Mount:
         self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)
         self._state = MountState(config, origin, self._cache, self._limits, self._set_verb)
         self._tier_verbs = TierVerbs(
-            self._cache, config, partial(_open_tiers, origin.identity), tiers, home
+            self._cache, config, partial(open_tiers, origin.identity), tiers, home
         )
 
     async def serve(self, mountpoint: str, on_ready: Callable[[], None]) -> None:
@@ -288,117 +221,3 @@ async def _stop_on_signal(serving: trio.CancelScope) -> None:
         async for number in signals:
             log.info("%s: unmounting", signal.Signals(number).name)
             serving.cancel()
-
-
-def _origin_options(config: MountConfig) -> OriginOptions:
-    return OriginOptions(
-        endpoint=config.endpoint,
-        region=config.region,
-        addressing=config.addressing,
-        anonymous=config.anonymous,
-        profile=config.profile,
-        max_downloads=_MOST_THREADS,
-        connect_timeout_s=config.request_timeout,
-        idle_timeout_s=config.request_timeout,
-        request_timeout_s=config.read_timeout + _LARGE_BODY_S,
-        hdfs_driver=config.hdfs_driver,
-        oss_driver=config.oss_driver,
-        credentials_dir=config.credentials_dir,
-        verify_origin=config.verify_origin,
-    )
-
-
-def _resilience(config: MountConfig) -> Resilience:
-    return Resilience(
-        read_timeout_s=config.read_timeout,
-        request_timeout_s=config.request_timeout,
-        max_downloads=config.max_downloads,
-        download_limit=config.download_limit or None,
-        hedge=config.hedge,
-    )
-
-
-def _open_tiers(source_identity: str, *wanted: TierConfig) -> list[Tier]:
-    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`."""
-    tiers: list[Tier] = []
-    try:
-        for config in wanted:
-            for path, quota_bytes in zip(config.paths, config.quotas, strict=True):
-                if path.is_relative_to(user_mem_home()):
-                    _make_private(user_mem_home())
-                tiers.append(_open_tier(source_identity, config, path, quota_bytes))
-    except BaseException:
-        _close_all(tiers)
-        raise
-    return tiers
-
-
-def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes: int) -> Tier:
-    return Tier.open(
-        path,
-        quota_bytes=quota_bytes,
-        source_identity=source_identity,
-        high=config.high,
-        low=config.low,
-        free_space_ratio=config.free_space_ratio,
-        keep_ratio=config.pin_limit,
-        medium=config.medium,
-    )
-
-
-def _close_all(tiers: list[Tier]) -> None:
-    for tier in tiers:
-        tier.close()
-
-
-def _make_private(home: Path) -> None:
-    """`home` lies in a directory where all users may write: somebody else's must not be used."""
-    try:
-        home.mkdir(mode=0o700, exist_ok=True)
-        found = home.lstat()
-    except OSError as error:
-        raise CacheDirError(f"can't create {home}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise CacheDirError(
-            f"{home} is not a directory that only uid {os.geteuid()} may write to; remove it, or "
-            "name another with --mem-dir"
-        )
-
-
-def _namespace_path(config: MountConfig) -> Path:
-    """Where `_namespace_tier` will have it."""
-    homes = [tier for tier in config.tiers if tier.medium is not Medium.MEM] or config.tiers
-    return TierPaths(homes[0].paths[0]).namespace
-
-
-def _namespace_tier(tiers: list[Tier]) -> Tier:
-    """Where names and attributes are kept: on a disk if there is one."""
-    return next((tier for tier in tiers if tier.medium is not Medium.MEM), tiers[0])
-
-
-def _calm_garbage_collector() -> None:
-    """Requests leave hardly any cycles behind, and each pass looks at everything that lives: look
-    70 times less often. Cold small files came 1.15x faster so."""
-    gc.freeze()
-    gc.set_threshold(50_000, 50, 100)
-
-
-def _raise_file_limit() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextmanager
-def _single_error() -> Iterator[None]:
-    """Nurseries raise groups; a user is told of the first expected failure in one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        expected, unexpected = group.split(CachefsError)
-        if expected is None or unexpected is not None:
-            raise
-        error: BaseException = expected
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None

@@ -1,0 +1,75 @@
+"""From a configuration to a mount that is served, and back to nothing."""
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from cachefs.config import MountConfig
+from cachefs.daemon.mount import Mount
+from cachefs.daemon.process import calm_garbage_collector, raise_file_limit, single_error
+from cachefs.daemon.settings import origin_options, resilience
+from cachefs.daemon.tiers import close_all, namespace_path, namespace_tier, open_tiers
+from cachefs.db import database_exists
+from cachefs.errors import OriginUnavailableError
+from cachefs.manifest.view import open_view
+from cachefs.mounts import prepare_mountpoint
+from cachefs.origin.open_origin import open_origin
+from cachefs.origin.resilience import ResilientOrigin
+from cachefs.systemd_notify import NOBODY, ServiceManager
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 20.0
+
+
+def run(
+    config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager = NOBODY
+) -> None:
+    """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
+    when the kernel's first request has been answered. `manager` hears that the loop turns, and of
+    the end.
+
+    Raises `CachefsError` for everything that a user can mend. Blocks.
+    """
+    raise_file_limit()
+    calm_garbage_collector()
+    with single_error():
+        trio.run(_run, config, on_ready, manager)
+
+
+async def _run(config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager) -> None:
+    mountpoint = str(config.mountpoint)
+    await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
+    options = origin_options(config)
+    async with open_view(config, options) as view:
+        inner = open_origin(config.source, options)
+        origin = ResilientOrigin(view.unlisted(inner) if view else inner, resilience(config))
+        try:
+            failure = await _check(origin, config)
+            tiers = open_tiers(origin.identity, *config.tiers)
+            try:
+                if view is not None:
+                    manifests = namespace_tier(tiers).paths.manifests
+                    await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)
+                mount = Mount(config, origin, tiers, manager, failure, view)
+                await mount.serve(mountpoint, on_ready)
+            finally:
+                close_all(tiers)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
+                await origin.aclose()
+
+
+async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:
+    """See `Origin.check`; but an origin that is away is no error where the cache knows names of
+    it which may be shown. Returns what it is away with."""
+    try:
+        await origin.check()
+    except OriginUnavailableError as error:
+        is_known = config.manifest is not None or database_exists(namespace_path(config))
+        if not config.stale_if_error or not is_known:
+            raise
+        log.warning("%s; what is known and cached of it is mounted all the same", error)
+        return error
+    return None

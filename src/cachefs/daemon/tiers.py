@@ -1,0 +1,70 @@
+"""Opening and closing the cache directories of a mount."""
+
+import os
+import stat
+from pathlib import Path
+
+from cachefs.config import MountConfig, TierConfig, user_mem_home
+from cachefs.errors import CacheDirError
+from cachefs.format.paths import TierPaths
+from cachefs.tiers.tier import Tier
+from cachefs.types import Medium
+
+
+def open_tiers(source_identity: str, *wanted: TierConfig) -> list[Tier]:
+    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`."""
+    tiers: list[Tier] = []
+    try:
+        for config in wanted:
+            for path, quota_bytes in zip(config.paths, config.quotas, strict=True):
+                if path.is_relative_to(user_mem_home()):
+                    _make_private(user_mem_home())
+                tiers.append(_open_tier(source_identity, config, path, quota_bytes))
+    except BaseException:
+        close_all(tiers)
+        raise
+    return tiers
+
+
+def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes: int) -> Tier:
+    return Tier.open(
+        path,
+        quota_bytes=quota_bytes,
+        source_identity=source_identity,
+        high=config.high,
+        low=config.low,
+        free_space_ratio=config.free_space_ratio,
+        keep_ratio=config.pin_limit,
+        medium=config.medium,
+    )
+
+
+def close_all(tiers: list[Tier]) -> None:
+    """In any state. Blocks."""
+    for tier in tiers:
+        tier.close()
+
+
+def _make_private(home: Path) -> None:
+    """`home` lies in a directory where all users may write: somebody else's must not be used."""
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        found = home.lstat()
+    except OSError as error:
+        raise CacheDirError(f"can't create {home}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise CacheDirError(
+            f"{home} is not a directory that only uid {os.geteuid()} may write to; remove it, or "
+            "name another with --mem-dir"
+        )
+
+
+def namespace_path(config: MountConfig) -> Path:
+    """Where `namespace_tier` will have the namespace."""
+    homes = [tier for tier in config.tiers if tier.medium is not Medium.MEM] or config.tiers
+    return TierPaths(homes[0].paths[0]).namespace
+
+
+def namespace_tier(tiers: list[Tier]) -> Tier:
+    """Where names and attributes are kept: on a disk if there is one."""
+    return next((tier for tier in tiers if tier.medium is not Medium.MEM), tiers[0])
