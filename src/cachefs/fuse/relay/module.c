@@ -1,0 +1,435 @@
+/* What Python sees of the relay (_relay.pyi documents it), and the daemon's end of it: libfuse
+ * reads requests from the relay's socket, and writes replies to /dev/fuse. */
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 312
+#include <Python.h>
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fuse_lowlevel.h>
+#include <linux/fuse.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "relay.h"
+
+/* -- the daemon's end ---------------------------------------------------------------------------- */
+
+static int wanted_requests_fd = -1, device_fd = -1;
+static bool connected;
+
+/* EAGAIN would end the caller's loop, and EINTR means: look again when there is something. */
+static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
+    (void)unused;
+    ssize_t got = recv(fd, buffer, length, MSG_DONTWAIT);
+    if (got > 0) return got;
+    if (got == 0 || (errno != EAGAIN && errno != EINTR))
+        errno = ENODEV; /* the relay is gone, or has seen the mount's end */
+    else
+        errno = EINTR;
+    return -1;
+}
+
+static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused) {
+    (void)fd;
+    (void)unused;
+    const struct fuse_out_header *out = parts[0].iov_base;
+    if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to the INIT that was played */
+    return writev(device_fd, parts, count);
+}
+
+/* pyfuse3 has the session to itself. But it finds this function where it looks for libfuse's, for
+ * this module is loaded before it, with RTLD_GLOBAL (see __init__.py). */
+__attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session,
+                                                              const char *mountpoint) {
+    static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};
+    if (wanted_requests_fd >= 0) {
+        int fd = wanted_requests_fd;
+        wanted_requests_fd = -1;
+        int result = fuse_session_custom_io(session, &io, fd);
+        connected = result == 0;
+        return result;
+    }
+    void *libfuse = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
+    if (libfuse == NULL) libfuse = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
+    int (*real)(struct fuse_session *, const char *) = NULL;
+    if (libfuse != NULL) {
+        *(void **)&real = dlsym(libfuse, "fuse_session_mount");
+        dlclose(libfuse); /* it stays: this module needs it */
+    }
+    return real == NULL ? -1 : real(session, mountpoint);
+}
+
+static PyObject *connect_session(PyObject *module, PyObject *args) {
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ii", &wanted_requests_fd, &device_fd)) return NULL;
+    connected = false;
+    Py_RETURN_NONE;
+}
+
+static PyObject *is_connected(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    return PyBool_FromLong(connected);
+}
+
+/* -- errors ------------------------------------------------------------------------------------- */
+
+static PyObject *os_error(int error) {
+    errno = error < 0 ? -error : error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* -- Relay -------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    struct relay *relay;
+} RelayObject;
+
+static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
+    static char *names[] = {"device_fd", "table_fd", "threads", NULL};
+    int device, table, error;
+    unsigned threads;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "iiI", names, &device, &table, &threads)) return -1;
+    self->relay = relay_new(device, table, threads, &error);
+    if (self->relay == NULL) {
+        os_error(error);
+        return -1;
+    }
+    return 0;
+}
+
+/* The threads may live as long as the process: a relay is never freed. */
+static void Relay_dealloc(RelayObject *self) {
+    if (self->relay != NULL) relay_stop(self->relay);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *Relay_start(RelayObject *self, PyObject *none) {
+    (void)none;
+    int result = relay_start(self->relay);
+    if (result < 0) return os_error(result);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_attach(RelayObject *self, PyObject *args) {
+    int fd, result;
+    if (!PyArg_ParseTuple(args, "i", &fd)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    result = relay_attach(self->relay, fd);
+    Py_END_ALLOW_THREADS
+    if (result < 0) return os_error(result);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_detach(RelayObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    relay_detach(self->relay);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_resend(RelayObject *self, PyObject *none) {
+    (void)none;
+    bool result;
+    Py_BEGIN_ALLOW_THREADS
+    result = relay_resend(self->relay);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(result);
+}
+
+static PyObject *Relay_set_file(RelayObject *self, PyObject *args) {
+    unsigned file;
+    int fd, blocks;
+    if (!PyArg_ParseTuple(args, "Iip", &file, &fd, &blocks)) return NULL;
+    int result = relay_set_file(self->relay, file, fd, blocks);
+    if (result < 0) return os_error(result);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_close_file(RelayObject *self, PyObject *args) {
+    unsigned file;
+    if (!PyArg_ParseTuple(args, "I", &file)) return NULL;
+    relay_close_file(self->relay, file);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_drop_files(RelayObject *self, PyObject *none) {
+    (void)none;
+    relay_drop_files(self->relay);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_stop(RelayObject *self, PyObject *none) {
+    (void)none;
+    relay_stop(self->relay);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_pretend_no_resend(RelayObject *self, PyObject *none) {
+    (void)none;
+    relay_pretend_no_resend(self->relay);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_ended_fd(RelayObject *self, void *closure) {
+    (void)closure;
+    return PyLong_FromLong(relay_ended_fd(self->relay));
+}
+
+static PyMethodDef relay_methods[] = {
+    {"start", (PyCFunction)Relay_start, METH_NOARGS, NULL},
+    {"attach", (PyCFunction)Relay_attach, METH_VARARGS, NULL},
+    {"detach", (PyCFunction)Relay_detach, METH_NOARGS, NULL},
+    {"resend", (PyCFunction)Relay_resend, METH_NOARGS, NULL},
+    {"set_file", (PyCFunction)Relay_set_file, METH_VARARGS, NULL},
+    {"close_file", (PyCFunction)Relay_close_file, METH_VARARGS, NULL},
+    {"drop_files", (PyCFunction)Relay_drop_files, METH_NOARGS, NULL},
+    {"stop", (PyCFunction)Relay_stop, METH_NOARGS, NULL},
+    {"pretend_no_resend", (PyCFunction)Relay_pretend_no_resend, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef relay_attributes[] = {
+    {"ended_fd", (getter)Relay_ended_fd, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject RelayType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cachefs.fuse.relay._relay.Relay",
+    .tp_basicsize = sizeof(RelayObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Relay_init,
+    .tp_dealloc = (destructor)Relay_dealloc,
+    .tp_methods = relay_methods,
+    .tp_getset = relay_attributes,
+};
+
+/* -- Table -------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    struct rt_table table;
+} TableObject;
+
+static int Table_init(TableObject *self, PyObject *args, PyObject *kwds) {
+    static char *names[] = {"fd", NULL};
+    int fd;
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "i", names, &fd)) return -1;
+    rt_close(&self->table);
+    if (rt_open(&self->table, fd) < 0) {
+        PyErr_SetString(PyExc_ValueError, "not a relay's table, or one of another format");
+        return -1;
+    }
+    rt_begin_epoch(&self->table);
+    return 0;
+}
+
+static void Table_dealloc(TableObject *self) {
+    rt_close(&self->table);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static bool is_place(unsigned long file, unsigned long long offset) {
+    if (file < RT_FILES && offset % RT_SLOT_UNIT == 0 && offset / RT_SLOT_UNIT <= UINT32_MAX)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "no such place in a slab file");
+    return false;
+}
+
+static PyObject *Table_publish(TableObject *self, PyObject *args) {
+    unsigned long long ino, offset;
+    unsigned long block, file, length;
+    int is_last;
+    if (!PyArg_ParseTuple(args, "KkkKkp", &ino, &block, &file, &offset, &length, &is_last))
+        return NULL;
+    if (!is_place(file, offset)) return NULL;
+    if (length == 0 || length > 1u << RT_BLOCK_SHIFT || block > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "no such block");
+        return NULL;
+    }
+    rt_publish(&self->table, ino, (uint32_t)block, (uint32_t)file, (uint32_t)(offset / RT_SLOT_UNIT),
+               (uint32_t)length, is_last);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_invalidate(TableObject *self, PyObject *args) {
+    unsigned long long offset;
+    unsigned long file;
+    if (!PyArg_ParseTuple(args, "kK", &file, &offset)) return NULL;
+    if (!is_place(file, offset)) return NULL;
+    rt_invalidate(&self->table, (uint32_t)file, (uint32_t)(offset / RT_SLOT_UNIT));
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_revive(TableObject *self, PyObject *args) {
+    unsigned long file;
+    if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
+    rt_revive(&self->table, (uint32_t)file);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_kill(TableObject *self, PyObject *args) {
+    unsigned long file;
+    if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
+    rt_kill(&self->table, (uint32_t)file);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_find(TableObject *self, PyObject *args) {
+    unsigned long long ino;
+    unsigned long block;
+    struct rt_found found;
+    if (!PyArg_ParseTuple(args, "Kk", &ino, &block)) return NULL;
+    if (!rt_find(&self->table, ino, (uint32_t)block, &found)) Py_RETURN_NONE;
+    return Py_BuildValue("kKkO", (unsigned long)found.file,
+                         (unsigned long long)found.slot * RT_SLOT_UNIT, (unsigned long)found.length,
+                         found.is_last ? Py_True : Py_False);
+}
+
+static PyObject *Table_drain(TableObject *self, PyObject *args) {
+    unsigned most;
+    if (!PyArg_ParseTuple(args, "I", &most)) return NULL;
+    PyObject *hits = PyList_New(0);
+    if (hits == NULL) return NULL;
+    for (uint64_t noted; most > 0 && (noted = rt_drain(&self->table)) != 0; most--) {
+        noted--;
+        PyObject *hit = Py_BuildValue("kK", (unsigned long)(noted >> 32),
+                                      (unsigned long long)(uint32_t)noted * RT_SLOT_UNIT);
+        if (hit == NULL || PyList_Append(hits, hit) < 0) {
+            Py_XDECREF(hit);
+            Py_DECREF(hits);
+            return NULL;
+        }
+        Py_DECREF(hit);
+    }
+    return hits;
+}
+
+static PyObject *Table_pause(TableObject *self, PyObject *args) {
+    int paused;
+    if (!PyArg_ParseTuple(args, "p", &paused)) return NULL;
+    atomic_store(&self->table.header->paused, (uint32_t)paused);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_user(TableObject *self, PyObject *args) {
+    unsigned uid;
+    if (!PyArg_ParseTuple(args, "I", &uid)) return NULL;
+    return PyLong_FromUnsignedLong(rt_user(&self->table, uid));
+}
+
+static PyObject *Table_limit_user(TableObject *self, PyObject *args) {
+    unsigned user;
+    int limited;
+    if (!PyArg_ParseTuple(args, "Ip", &user, &limited)) return NULL;
+    if (user < RT_USERS) atomic_store(&self->table.limited[user], (uint8_t)limited);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_users(TableObject *self, PyObject *none) {
+    (void)none;
+    PyObject *users = PyList_New(0);
+    for (unsigned user = 0; users != NULL && user < RT_USERS; user++) {
+        uint32_t uid = atomic_load(&self->table.users[user]);
+        if (uid == 0 && user != 0) continue;
+        PyObject *item = Py_BuildValue("IIK", user, uid - 1,
+                                       (unsigned long long)atomic_load(&self->table.user_bytes[user]));
+        if (item == NULL || PyList_Append(users, item) < 0) Py_CLEAR(users);
+        Py_XDECREF(item);
+    }
+    return users;
+}
+
+static PyObject *Table_counters(TableObject *self, PyObject *none) {
+    (void)none;
+    struct rt_header *h = self->table.header;
+#define COUNT(name) #name, (unsigned long long)atomic_load(&h->name)
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", COUNT(hits), COUNT(hit_bytes), COUNT(forwarded),
+                         COUNT(missed), COUNT(waited), COUNT(late), COUNT(changed), COUNT(unnoted),
+                         COUNT(hit_ns));
+#undef COUNT
+}
+
+static PyObject *Table_hit_times(TableObject *self, PyObject *none) {
+    (void)none;
+    PyObject *times = PyList_New(RT_BUCKETS);
+    for (int i = 0; times != NULL && i < RT_BUCKETS; i++) {
+        PyObject *count =
+            PyLong_FromUnsignedLongLong(atomic_load(&self->table.header->hit_times[i]));
+        if (count == NULL)
+            Py_CLEAR(times);
+        else
+            PyList_SET_ITEM(times, i, count);
+    }
+    return times;
+}
+
+static PyMethodDef table_methods[] = {
+    {"publish", (PyCFunction)Table_publish, METH_VARARGS, NULL},
+    {"invalidate", (PyCFunction)Table_invalidate, METH_VARARGS, NULL},
+    {"revive", (PyCFunction)Table_revive, METH_VARARGS, NULL},
+    {"kill", (PyCFunction)Table_kill, METH_VARARGS, NULL},
+    {"find", (PyCFunction)Table_find, METH_VARARGS, NULL},
+    {"drain", (PyCFunction)Table_drain, METH_VARARGS, NULL},
+    {"pause", (PyCFunction)Table_pause, METH_VARARGS, NULL},
+    {"user", (PyCFunction)Table_user, METH_VARARGS, NULL},
+    {"limit_user", (PyCFunction)Table_limit_user, METH_VARARGS, NULL},
+    {"users", (PyCFunction)Table_users, METH_NOARGS, NULL},
+    {"counters", (PyCFunction)Table_counters, METH_NOARGS, NULL},
+    {"hit_times", (PyCFunction)Table_hit_times, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject TableType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cachefs.fuse.relay._relay.Table",
+    .tp_basicsize = sizeof(TableObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Table_init,
+    .tp_dealloc = (destructor)Table_dealloc,
+    .tp_methods = table_methods,
+};
+
+/* -- the module ----------------------------------------------------------------------------------- */
+
+static PyObject *create_table(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned long long entries;
+    if (!PyArg_ParseTuple(args, "K", &entries)) return NULL;
+    int fd = rt_create(entries);
+    return fd < 0 ? os_error(fd) : PyLong_FromLong(fd);
+}
+
+static PyMethodDef functions[] = {
+    {"create_table", create_table, METH_VARARGS, NULL},
+    {"connect", connect_session, METH_VARARGS, NULL},
+    {"is_connected", is_connected, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_relay",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__relay(void) {
+    if (PyType_Ready(&RelayType) < 0 || PyType_Ready(&TableType) < 0) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || PyModule_AddObjectRef(module, "Relay", (PyObject *)&RelayType) < 0 ||
+        PyModule_AddObjectRef(module, "Table", (PyObject *)&TableType) < 0 ||
+        PyModule_AddIntConstant(module, "FORMAT", RT_FORMAT) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,604 @@
+#define _GNU_SOURCE
+#include "relay.h"
+
+#include <errno.h>
+#include <linux/fuse.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
+#define ADD(x, value) atomic_fetch_add_explicit(&(x), (value), memory_order_relaxed)
+
+/* Of linux/fuse.h of Linux 6.9; older headers lack them. */
+#define NOTIFY_RESEND 7
+#define INIT_EXT (1u << 30)
+#define HAS_RESEND_HIGH (1u << (39 - 32))
+
+#define INO_BITS 48            /* of a handle; the user's number stands above (uid_limits.py) */
+#define BLOCK_BYTES (1u << RT_BLOCK_SHIFT)
+#define MOST_PIECES 3          /* a READ of 1 MiB touches two blocks */
+#define REQUEST_BYTES (BLOCK_BYTES + 65536) /* the kernel refuses less than max_write and a header */
+#define SMALL_REQUEST 512      /* of a READ there is no more than 80 bytes */
+#define UNIQUES (1u << 16)
+
+#define MOST_THREADS 64
+#define HELPERS 1              /* more than two processors' worth of hits nobody has asked for yet */
+#define SPARE_THREADS 1        /* that never wait for a disk: somebody must answer the rest */
+#define PATIENCE_NS 250000000ull
+#define LOOK_NS 50000000ull
+#define SPIN_NS 50000ull
+#define QUICK_NS 200000ull
+
+enum { IDLE, WAITING, HANDED_OVER };
+
+struct piece {
+    struct rt_found found;
+    uint64_t position;
+    uint32_t length;
+};
+
+struct worker {
+    struct relay *relay;
+    pthread_t thread;
+    char *request, *data;
+    bool leads;
+
+    pthread_mutex_t lock;         /* of what follows: for `look_after` */
+    int state;
+    uint64_t since_ns;
+    size_t waiting_length;
+    char waiting[SMALL_REQUEST];  /* the READ, while `state` is WAITING */
+};
+
+struct message {
+    struct message *next;
+    size_t length;
+    char bytes[];
+};
+
+struct relay {
+    int device_fd, ended_fd;
+    struct rt_table table;
+    unsigned thread_count;
+    struct worker *workers;         /* [thread_count + HELPERS] */
+    pthread_t looker;
+    _Atomic bool stopping;
+    _Atomic unsigned waiting_count; /* threads that wait for a disk */
+    sem_t lead, help;
+    _Atomic int idle_helpers;
+    _Atomic int *fds;               /* [RT_FILES] fd + 1, negated where reads may wait; 0: none */
+
+    pthread_mutex_t lock;           /* of what follows */
+    pthread_cond_t has_queue;
+    int requests_fd;                /* -1: no daemon */
+    bool can_resend;
+    struct message *init;           /* as the kernel sent it */
+    struct message *first, **last;  /* what the socket had no room for */
+    uint64_t uniques[UNIQUES];      /* of the latest forwarded requests; for kernels that can't */
+    uint64_t unique_count;          /* resend */
+    pthread_t queue_thread;
+};
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* -- replies ------------------------------------------------------------------------------------ */
+
+/* ENOENT is no failure: the request was broken off, or is to be answered under another number
+ * since it was sent again. */
+static void reply(struct relay *relay, uint64_t unique, int error, const void *data, size_t length) {
+    struct fuse_out_header out = {(uint32_t)(sizeof out + length), error, unique};
+    struct iovec parts[2] = {{&out, sizeof out}, {(void *)data, length}};
+    while (writev(relay->device_fd, parts, length ? 2 : 1) < 0 && errno == EINTR) {}
+}
+
+/* -- forwarding --------------------------------------------------------------------------------- */
+
+static struct message *message_of(const void *bytes, size_t length) {
+    struct message *message = malloc(sizeof *message + length);
+    if (message == NULL) abort(); /* a lost request would hang its caller for ever */
+    message->next = NULL;
+    message->length = length;
+    memcpy(message->bytes, bytes, length);
+    return message;
+}
+
+static void enqueue(struct relay *relay, const void *bytes, size_t length) {
+    *relay->last = message_of(bytes, length);
+    relay->last = &(*relay->last)->next;
+    pthread_cond_signal(&relay->has_queue);
+}
+
+static struct message *dequeue(struct relay *relay) {
+    struct message *message = relay->first;
+    if (message == NULL) return NULL;
+    relay->first = message->next;
+    if (relay->first == NULL) relay->last = &relay->first;
+    return message;
+}
+
+static void lose_daemon(struct relay *relay) {
+    if (relay->requests_fd < 0) return;
+    close(relay->requests_fd);
+    relay->requests_fd = -1;
+    /* What is queued was not taken by anybody. The kernel sends it again if it can. */
+    while (relay->can_resend && relay->first != NULL) free(dequeue(relay));
+}
+
+static void forward(struct relay *relay, const void *bytes, size_t length) {
+    const struct fuse_in_header *in = bytes;
+    ADD(relay->table.header->forwarded, 1);
+    pthread_mutex_lock(&relay->lock);
+    if (!relay->can_resend) relay->uniques[relay->unique_count++ % UNIQUES] = in->unique;
+    if (relay->requests_fd >= 0 && relay->first == NULL) {
+        ssize_t sent;
+        do
+            sent = send(relay->requests_fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+        while (sent < 0 && errno == EINTR);
+        if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS))
+            enqueue(relay, bytes, length);
+        else if (sent < 0)
+            lose_daemon(relay);
+    } else if (relay->requests_fd >= 0 || !relay->can_resend) {
+        enqueue(relay, bytes, length);
+    }
+    if (relay->requests_fd < 0 && !relay->can_resend && relay->first == NULL)
+        enqueue(relay, bytes, length); /* the one that found the daemon gone */
+    pthread_mutex_unlock(&relay->lock);
+}
+
+/* Sends what the socket had no room for, as it gets room. */
+static void *send_queue(void *argument) {
+    struct relay *relay = argument;
+    pthread_mutex_lock(&relay->lock);
+    while (!GET(relay->stopping)) {
+        if (relay->first == NULL || relay->requests_fd < 0) {
+            pthread_cond_wait(&relay->has_queue, &relay->lock);
+            continue;
+        }
+        struct message *message = relay->first;
+        ssize_t sent = send(relay->requests_fd, message->bytes, message->length,
+                            MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent >= 0) {
+            free(dequeue(relay));
+        } else if (errno == EAGAIN || errno == ENOBUFS) {
+            /* A short wait, without the lock: the socket may be another one afterwards. */
+            struct pollfd room = {relay->requests_fd, POLLOUT, 0};
+            pthread_mutex_unlock(&relay->lock);
+            poll(&room, 1, 10);
+            pthread_mutex_lock(&relay->lock);
+        } else if (errno != EINTR) {
+            lose_daemon(relay);
+        }
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return NULL;
+}
+
+/* -- reading cached blocks ------------------------------------------------------------------------ */
+
+/* The pieces of a READ, if all of it is cached. Returns how many bytes there are, or -1. */
+static ssize_t locate(struct relay *relay, uint64_t ino, uint64_t offset, uint32_t size,
+                      struct piece *pieces, int *count) {
+    uint64_t block = offset >> RT_BLOCK_SHIFT;
+    uint32_t within = (uint32_t)(offset & (BLOCK_BYTES - 1)), done = 0;
+    *count = 0;
+    while (size > 0) {
+        struct piece *piece = &pieces[*count];
+        if (*count == MOST_PIECES || block > UINT32_MAX) return -1;
+        if (!rt_find(&relay->table, ino, (uint32_t)block, &piece->found)) return -1;
+        uint32_t length = piece->found.length;
+        if (within >= length) return piece->found.is_last ? (ssize_t)done : -1;
+        piece->position = (uint64_t)piece->found.slot * RT_SLOT_UNIT + within;
+        piece->length = length - within < size ? length - within : size;
+        ++*count;
+        done += piece->length;
+        size -= piece->length;
+        if (size > 0 && piece->found.is_last) break;
+        if (size > 0 && length != BLOCK_BYTES) return -1;
+        within = 0;
+        block++;
+    }
+    return done;
+}
+
+static int fd_of(struct relay *relay, uint32_t file, bool *blocks) {
+    int stored = atomic_load_explicit(&relay->fds[file], memory_order_acquire);
+    *blocks = stored < 0;
+    return (stored < 0 ? -stored : stored) - 1;
+}
+
+/* What is in memory. True if that is all. */
+static bool read_now(struct relay *relay, const struct piece *pieces, int count, char *data) {
+    for (int i = 0; i < count; i++) {
+        bool blocks;
+        int fd = fd_of(relay, pieces[i].found.file, &blocks);
+        struct iovec part = {data, pieces[i].length};
+        if (fd < 0) return false;
+        if (preadv2(fd, &part, 1, (off_t)pieces[i].position, blocks ? RWF_NOWAIT : 0) !=
+            (ssize_t)pieces[i].length)
+            return false;
+        data += pieces[i].length;
+    }
+    return true;
+}
+
+/* The same from disk, in whatever time that takes. */
+static bool read_waiting(struct relay *relay, const struct piece *pieces, int count, char *data) {
+    for (int i = 0; i < count; i++) {
+        bool blocks;
+        int fd = fd_of(relay, pieces[i].found.file, &blocks);
+        if (fd < 0 || pread(fd, data, pieces[i].length, (off_t)pieces[i].position) !=
+                          (ssize_t)pieces[i].length)
+            return false;
+        data += pieces[i].length;
+    }
+    return true;
+}
+
+static void account(struct relay *relay, const struct piece *pieces, int count, size_t bytes,
+                    uint32_t user, uint64_t began_ns) {
+    struct rt_header *h = relay->table.header;
+    uint64_t lasted_ns = now_ns() - began_ns, rest = lasted_ns >> 13;
+    for (int i = 0; i < count; i++) rt_note_hit(&relay->table, &pieces[i].found);
+    ADD(h->hits, 1);
+    ADD(h->hit_bytes, bytes);
+    ADD(h->hit_ns, lasted_ns);
+    ADD(h->hit_times[rest ? 64 - __builtin_clzll(rest) : 0], 1);
+    ADD(relay->table.user_bytes[user], bytes);
+}
+
+/* Waits for a disk, unless too many do: the daemon, too, has threads for that. While it waits the
+ * request may be handed over to the daemon by `look_after`. */
+static bool read_slowly(struct worker *worker, const struct piece *pieces, int count,
+                        const char *request, size_t length) {
+    struct relay *relay = worker->relay;
+    if (length > SMALL_REQUEST) return false;
+    if (ADD(relay->waiting_count, 1) + SPARE_THREADS >= relay->thread_count) {
+        ADD(relay->waiting_count, -1);
+        return false;
+    }
+    if (worker->leads) { /* somebody else answers what comes meanwhile */
+        worker->leads = false;
+        sem_post(&relay->lead);
+    }
+    pthread_mutex_lock(&worker->lock);
+    memcpy(worker->waiting, request, length);
+    worker->waiting_length = length;
+    worker->since_ns = now_ns();
+    worker->state = WAITING;
+    pthread_mutex_unlock(&worker->lock);
+    bool is_read = read_waiting(relay, pieces, count, worker->data);
+    ADD(relay->waiting_count, -1);
+    if (is_read) ADD(relay->table.header->waited, 1);
+    return is_read;
+}
+
+static bool was_handed_over(struct worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    int state = worker->state;
+    worker->state = IDLE;
+    pthread_mutex_unlock(&worker->lock);
+    return state == HANDED_OVER;
+}
+
+/* True if the READ was answered, or is somebody else's business now. */
+static bool answer_read(struct worker *worker, char *request, size_t length) {
+    struct relay *relay = worker->relay;
+    struct rt_header *h = relay->table.header;
+    struct fuse_in_header *in = (struct fuse_in_header *)request;
+    struct fuse_read_in *read_in = (struct fuse_read_in *)(in + 1);
+    struct piece pieces[MOST_PIECES];
+    int count;
+
+    uint64_t began_ns = now_ns();
+    uint32_t user = rt_user(&relay->table, in->uid);
+    read_in->fh = in->nodeid | (uint64_t)user << INO_BITS;
+    if (GET(h->paused) || GET(relay->table.limited[user])) return false;
+    if (read_in->size > BLOCK_BYTES) return false;
+    ssize_t bytes = locate(relay, in->nodeid, read_in->offset, read_in->size, pieces, &count);
+    if (bytes < 0) return false;
+
+    bool is_read = read_now(relay, pieces, count, worker->data);
+    bool waited = !is_read;
+    if (waited) is_read = read_slowly(worker, pieces, count, request, length);
+    for (int i = 0; i < count && is_read; i++) {
+        if (!rt_still(&relay->table, &pieces[i].found)) {
+            ADD(h->changed, 1);
+            is_read = false;
+        }
+    }
+    if (waited && was_handed_over(worker)) return true;
+    if (!is_read) return false;
+    account(relay, pieces, count, (size_t)bytes, user, began_ns);
+    reply(relay, in->unique, 0, worker->data, (size_t)bytes);
+    return true;
+}
+
+/* The READ of a worker that has waited too long for a disk, if it has. */
+static size_t take_over(struct worker *worker, char *copy) {
+    size_t length = 0;
+    pthread_mutex_lock(&worker->lock);
+    if (worker->state == WAITING && now_ns() > worker->since_ns + PATIENCE_NS) {
+        worker->state = HANDED_OVER;
+        length = worker->waiting_length;
+        memcpy(copy, worker->waiting, length);
+    }
+    pthread_mutex_unlock(&worker->lock);
+    return length;
+}
+
+/* Requests that wait too long for a disk go to the daemon, which knows other places. */
+static void *look_after(void *argument) {
+    struct relay *relay = argument;
+    struct timespec pause = {0, LOOK_NS};
+    char copy[SMALL_REQUEST];
+    while (!GET(relay->stopping)) {
+        nanosleep(&pause, NULL);
+        if (GET(relay->waiting_count) == 0) continue;
+        for (unsigned i = 0; i < relay->thread_count + HELPERS; i++) {
+            size_t length = take_over(&relay->workers[i], copy);
+            if (length == 0) continue;
+            ADD(relay->table.header->late, 1);
+            forward(relay, copy, length);
+        }
+    }
+    return NULL;
+}
+
+/* -- requests ------------------------------------------------------------------------------------ */
+
+static void keep_init(struct relay *relay, const char *request, size_t length) {
+    const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+    const uint32_t *fields = (const uint32_t *)(in + 1); /* major, minor, readahead, flags, flags2 */
+    pthread_mutex_lock(&relay->lock);
+    free(relay->init);
+    relay->init = message_of(request, length);
+    if (length >= sizeof *in + 5 * sizeof *fields && (fields[3] & INIT_EXT))
+        relay->can_resend = (fields[4] & HAS_RESEND_HIGH) != 0;
+    pthread_mutex_unlock(&relay->lock);
+}
+
+static void handle(struct worker *worker, size_t length) {
+    struct relay *relay = worker->relay;
+    char *request = worker->request;
+    struct fuse_in_header *in = (struct fuse_in_header *)request;
+    switch (in->opcode) {
+    case FUSE_READ:
+        if (answer_read(worker, request, length)) return;
+        ADD(relay->table.header->missed, 1);
+        break;
+    case FUSE_OPEN:      /* once each: the kernel does not send them again on this mount */
+    case FUSE_OPENDIR:
+    case FUSE_FLUSH:
+        reply(relay, in->unique, -ENOSYS, NULL, 0);
+        return;
+    case FUSE_READDIR:
+    case FUSE_READDIRPLUS:
+        ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
+        break;
+    case FUSE_FORGET:    /* nothing is held per look-up; these two want no answer */
+    case FUSE_BATCH_FORGET:
+    case FUSE_INTERRUPT: /* whoever is interrupted is let go by the kernel as far as it can be */
+        return;
+    case FUSE_INIT:
+        keep_init(relay, request, length);
+        break;
+    }
+    forward(relay, request, length);
+}
+
+static void end(struct relay *relay) {
+    uint64_t one = 1;
+    pthread_mutex_lock(&relay->lock);
+    if (relay->requests_fd >= 0) shutdown(relay->requests_fd, SHUT_RDWR);
+    pthread_cond_signal(&relay->has_queue);
+    pthread_mutex_unlock(&relay->lock);
+    for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
+    for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
+    while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
+/* The next request, if there is one. */
+static ssize_t next_request(struct worker *worker) {
+    struct relay *relay = worker->relay;
+    ssize_t length = read(relay->device_fd, worker->request, REQUEST_BYTES);
+    if (length >= (ssize_t)sizeof(struct fuse_in_header)) return length;
+    if (length < 0 && errno != EINTR && errno != EAGAIN && errno != ENOENT)
+        if (!atomic_exchange(&relay->stopping, true)) end(relay);
+    return 0;
+}
+
+/* A process that reads file after file sends its next request sooner than a sleeping CPU wakes
+ * (fuse/loop.py has the figures): look for it a while before going to sleep. */
+static ssize_t await_request(struct worker *worker, bool *is_quick) {
+    struct relay *relay = worker->relay;
+    struct pollfd awaited[2] = {{relay->device_fd, POLLIN, 0}, {relay->ended_fd, POLLIN, 0}};
+    uint64_t began_ns = now_ns();
+    ssize_t length;
+    do {
+        length = next_request(worker);
+        if (length > 0 || GET(relay->stopping)) {
+            *is_quick = true;
+            return length;
+        }
+    } while (*is_quick && now_ns() < began_ns + SPIN_NS);
+    poll(awaited, 2, -1);
+    *is_quick = now_ns() < began_ns + QUICK_NS;
+    return next_request(worker);
+}
+
+/* One thread waits for requests, and answers those that take no waiting. When it has to wait for a
+ * disk, the next one takes its place. */
+static void *lead(void *argument) {
+    struct worker *worker = argument;
+    struct relay *relay = worker->relay;
+    struct pollfd device = {relay->device_fd, POLLIN, 0};
+    while (!GET(relay->stopping)) {
+        while (sem_wait(&relay->lead) < 0) {}
+        worker->leads = true;
+        bool is_quick = false;
+        while (worker->leads && !GET(relay->stopping)) {
+            ssize_t length = await_request(worker, &is_quick);
+            if (length <= 0) continue;
+            if (GET(relay->idle_helpers) > 0 && poll(&device, 1, 0) == 1) sem_post(&relay->help);
+            handle(worker, (size_t)length);
+        }
+    }
+    return NULL;
+}
+
+/* The others come when there is more than one request, and go when there is none. */
+static void *help(void *argument) {
+    struct worker *worker = argument;
+    struct relay *relay = worker->relay;
+    while (!GET(relay->stopping)) {
+        ADD(relay->idle_helpers, 1);
+        while (sem_wait(&relay->help) < 0) {}
+        ADD(relay->idle_helpers, -1);
+        ssize_t length;
+        while ((length = next_request(worker)) > 0) handle(worker, (size_t)length);
+    }
+    return NULL;
+}
+
+/* -- life ----------------------------------------------------------------------------------------- */
+
+struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *error) {
+    struct relay *relay = calloc(1, sizeof *relay);
+    *error = ENOMEM;
+    if (relay == NULL) return NULL;
+    relay->device_fd = device_fd;
+    relay->requests_fd = -1;
+    relay->last = &relay->first;
+    relay->thread_count = threads < 2 ? 2 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    relay->workers = calloc(relay->thread_count + HELPERS, sizeof *relay->workers);
+    relay->fds = calloc(RT_FILES, sizeof *relay->fds);
+    relay->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&relay->lock, NULL);
+    pthread_cond_init(&relay->has_queue, NULL);
+    sem_init(&relay->lead, 0, 1);
+    sem_init(&relay->help, 0, 0);
+    *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
+    /* The daemon shares the descriptor, but only writes to it. */
+    if (*error == 0 && fcntl(device_fd, F_SETFL, fcntl(device_fd, F_GETFL) | O_NONBLOCK) < 0)
+        *error = errno;
+    if (relay->workers == NULL || relay->fds == NULL) *error = ENOMEM;
+    for (unsigned i = 0; i < relay->thread_count + HELPERS && *error == 0; i++) {
+        struct worker *worker = &relay->workers[i];
+        worker->relay = relay;
+        pthread_mutex_init(&worker->lock, NULL);
+        worker->request = malloc(REQUEST_BYTES);
+        worker->data = malloc(BLOCK_BYTES);
+        if (worker->request == NULL || worker->data == NULL) *error = ENOMEM;
+    }
+    return *error == 0 ? relay : NULL; /* what a failed one leaves is freed with the process */
+}
+
+int relay_start(struct relay *relay) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
+    int error = pthread_create(&relay->queue_thread, NULL, send_queue, relay);
+    if (error == 0) error = pthread_create(&relay->looker, NULL, look_after, relay);
+    for (unsigned i = 0; i < relay->thread_count + HELPERS && error == 0; i++)
+        error = pthread_create(&relay->workers[i].thread, NULL,
+                               i < relay->thread_count ? lead : help, &relay->workers[i]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return -error;
+}
+
+int relay_attach(struct relay *relay, int requests_fd) {
+    int error = 0, fd = dup(requests_fd);
+    if (fd < 0) return -errno;
+    pthread_mutex_lock(&relay->lock);
+    lose_daemon(relay);
+    if (relay->init != NULL) {
+        struct message *init = message_of(relay->init->bytes, relay->init->length);
+        ((struct fuse_in_header *)init->bytes)->unique = RELAY_INIT_UNIQUE;
+        if (send(fd, init->bytes, init->length, MSG_NOSIGNAL) < 0) error = -errno;
+        free(init);
+    }
+    if (error == 0) relay->requests_fd = fd;
+    pthread_cond_signal(&relay->has_queue);
+    pthread_mutex_unlock(&relay->lock);
+    if (error != 0) close(fd);
+    return error;
+}
+
+void relay_detach(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    lose_daemon(relay);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+bool relay_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    bool can_resend = relay->can_resend;
+    uint64_t count = relay->unique_count < UNIQUES ? relay->unique_count : UNIQUES;
+    /* What waits in the queue has not been taken yet, and will be answered. */
+    if (!can_resend) {
+        for (uint64_t i = 0; i < count; i++) {
+            bool is_queued = false;
+            for (struct message *m = relay->first; m != NULL && !is_queued; m = m->next)
+                is_queued = ((struct fuse_in_header *)m->bytes)->unique == relay->uniques[i];
+            if (!is_queued) reply(relay, relay->uniques[i], -EIO, NULL, 0);
+        }
+        relay->unique_count = 0;
+    }
+    pthread_mutex_unlock(&relay->lock);
+    if (can_resend) {
+        struct fuse_out_header out = {sizeof out, NOTIFY_RESEND, 0};
+        if (write(relay->device_fd, &out, sizeof out) < 0) return false;
+    }
+    return can_resend;
+}
+
+int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks) {
+    if (file >= RT_FILES) {
+        close(fd);
+        return -EINVAL;
+    }
+    int before = atomic_exchange(&relay->fds[file], blocks ? -(fd + 1) : fd + 1);
+    if (before != 0) close((before < 0 ? -before : before) - 1);
+    return 0;
+}
+
+/* A thread may be about to read from it. The table called the file dead before, so whatever is
+ * read then, from whatever has the number by then, is thrown away. */
+void relay_close_file(struct relay *relay, uint32_t file) {
+    if (file >= RT_FILES) return;
+    int before = atomic_exchange(&relay->fds[file], 0);
+    if (before != 0) close((before < 0 ? -before : before) - 1);
+}
+
+void relay_drop_files(struct relay *relay) {
+    for (uint32_t file = 0; file < RT_FILES; file++)
+        if (GET(relay->fds[file]) != 0) relay_close_file(relay, file);
+}
+
+int relay_ended_fd(struct relay *relay) { return relay->ended_fd; }
+
+void relay_stop(struct relay *relay) {
+    if (!atomic_exchange(&relay->stopping, true)) end(relay);
+}
+
+void relay_pretend_no_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    relay->can_resend = false;
+    pthread_mutex_unlock(&relay->lock);
+}

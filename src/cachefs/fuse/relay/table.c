@@ -1,0 +1,253 @@
+#define _GNU_SOURCE
+#include "table.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PAGE 4096u
+
+/* Relaxed where the order does not matter; everything else is spelt out. */
+#define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
+#define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
+
+struct layout {
+    size_t users, limited, user_bytes, ring, alive, touched, generations, entries, total;
+};
+
+static size_t place(size_t *end, size_t bytes) {
+    size_t at = *end;
+    *end += (bytes + PAGE - 1) / PAGE * PAGE;
+    return at;
+}
+
+static struct layout layout_of(uint64_t entry_count) {
+    struct layout l;
+    size_t end = PAGE;
+    l.users = place(&end, RT_USERS * sizeof(uint32_t));
+    l.limited = place(&end, RT_USERS);
+    l.user_bytes = place(&end, RT_USERS * sizeof(uint64_t));
+    l.ring = place(&end, RT_RING * sizeof(uint64_t));
+    l.alive = place(&end, RT_FILES);
+    l.touched = place(&end, RT_SLOTS);
+    l.generations = place(&end, RT_SLOTS * sizeof(uint32_t));
+    l.entries = place(&end, entry_count * sizeof(struct rt_entry));
+    l.total = end;
+    return l;
+}
+
+static bool is_sane(uint64_t entry_count) {
+    return entry_count >= RT_WAYS && entry_count <= (1ull << 28) &&
+           (entry_count & (entry_count - 1)) == 0;
+}
+
+int rt_create(uint64_t entry_count) {
+    if (!is_sane(entry_count)) return -EINVAL;
+    int fd = memfd_create("cachefs-relay", MFD_CLOEXEC);
+    if (fd < 0) return -errno;
+    struct rt_header header = {.format = RT_FORMAT, .ways = RT_WAYS, .entry_count = entry_count};
+    memcpy(header.magic, RT_MAGIC, sizeof header.magic);
+    header.total_bytes = layout_of(entry_count).total;
+    if (ftruncate(fd, (off_t)header.total_bytes) < 0 ||
+        pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header) {
+        int error = errno ? errno : EIO;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+int rt_open(struct rt_table *table, int fd) {
+    struct rt_header header;
+    struct stat st;
+    if (pread(fd, &header, sizeof header, 0) != (ssize_t)sizeof header || fstat(fd, &st) < 0)
+        return -EINVAL;
+    if (memcmp(header.magic, RT_MAGIC, sizeof header.magic) != 0 || header.format != RT_FORMAT ||
+        header.ways != RT_WAYS || !is_sane(header.entry_count))
+        return -EINVAL;
+    struct layout l = layout_of(header.entry_count);
+    if (header.total_bytes != l.total || (uint64_t)st.st_size != l.total) return -EINVAL;
+    char *map = mmap(NULL, l.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED) return -errno;
+    table->map = map;
+    table->total_bytes = l.total;
+    table->header = (struct rt_header *)map;
+    table->users = (_Atomic uint32_t *)(map + l.users);
+    table->limited = (_Atomic uint8_t *)(map + l.limited);
+    table->user_bytes = (_Atomic uint64_t *)(map + l.user_bytes);
+    table->ring = (_Atomic uint64_t *)(map + l.ring);
+    table->alive = (_Atomic uint8_t *)(map + l.alive);
+    table->touched = (_Atomic uint8_t *)(map + l.touched);
+    table->generations = (_Atomic uint32_t *)(map + l.generations);
+    table->entries = (struct rt_entry *)(map + l.entries);
+    return 0;
+}
+
+void rt_close(struct rt_table *table) {
+    if (table->map != NULL) munmap(table->map, table->total_bytes);
+    table->map = NULL;
+}
+
+/* The finaliser of splitmix64. */
+static uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static struct rt_entry *set_of(const struct rt_table *table, uint64_t ino, uint32_t block) {
+    uint64_t sets = table->header->entry_count / RT_WAYS;
+    return table->entries + (mixed(ino * 0x9e3779b97f4a7c15ull + block) & (sets - 1)) * RT_WAYS;
+}
+
+static uint32_t counter_of(uint32_t file, uint32_t slot) {
+    return (uint32_t)(mixed((uint64_t)file << 32 | slot) & (RT_SLOTS - 1));
+}
+
+/* -- the writer ------------------------------------------------------------------------------ */
+
+void rt_begin_epoch(struct rt_table *table) {
+    struct rt_header *h = table->header;
+    uint64_t epoch = GET(h->epoch) | 1;
+    /* seq_cst: readers who find the odd number leave the rest alone, and those who came before
+     * find it before they use what they have read. */
+    atomic_store(&h->epoch, epoch);
+    atomic_thread_fence(memory_order_seq_cst);
+    madvise(table->entries, h->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
+    madvise((void *)table->alive, RT_FILES, MADV_REMOVE);
+    madvise((void *)table->touched, RT_SLOTS, MADV_REMOVE);
+    madvise((void *)table->ring, RT_RING * sizeof(uint64_t), MADV_REMOVE);
+    PUT(h->ring_tail, GET(h->ring_head));
+    PUT(h->paused, 0);
+    for (uint32_t user = 0; user < RT_USERS; user++)
+        if (GET(table->limited[user])) PUT(table->limited[user], 0);
+    atomic_store(&h->epoch, epoch + 1);
+}
+
+static bool is_dead(const struct rt_table *table, const struct rt_entry *entry) {
+    uint32_t file = GET(entry->file);
+    return !GET(table->alive[file]) ||
+           GET(table->generations[counter_of(file, GET(entry->slot))]) != GET(entry->generation);
+}
+
+static struct rt_entry *place_for(struct rt_table *table, uint64_t ino, uint32_t block) {
+    struct rt_entry *set = set_of(table, ino, block), *free_one = NULL;
+    for (int way = 0; way < RT_WAYS; way++) {
+        struct rt_entry *entry = set + way;
+        bool is_used = GET(entry->seq) != 0;
+        if (is_used && GET(entry->ino) == ino && GET(entry->block) == block) return entry;
+        if (free_one == NULL && (!is_used || is_dead(table, entry))) free_one = entry;
+    }
+    if (free_one != NULL) return free_one;
+    uint32_t victim = GET(table->header->victim);
+    PUT(table->header->victim, victim + 1);
+    return set + victim % RT_WAYS;
+}
+
+void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t file, uint32_t slot,
+                uint32_t length, bool is_last) {
+    struct rt_entry *entry = place_for(table, ino, block);
+    uint32_t seq = GET(entry->seq) & ~1u;
+    PUT(entry->seq, seq + 1);
+    atomic_thread_fence(memory_order_release); /* the odd number before any field */
+    PUT(entry->ino, ino);
+    PUT(entry->block, block);
+    PUT(entry->file, file);
+    PUT(entry->slot, slot);
+    PUT(entry->length, length | (is_last ? RT_LAST : 0));
+    PUT(entry->generation, GET(table->generations[counter_of(file, slot)]));
+    seq += 2;
+    atomic_store_explicit(&entry->seq, seq ? seq : 2, memory_order_release);
+}
+
+void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot) {
+    atomic_fetch_add(&table->generations[counter_of(file, slot)], 1);
+    /* Before anything that is written to the slot from now on (see rt_still). */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+void rt_revive(struct rt_table *table, uint32_t file) {
+    atomic_store(&table->alive[file], 1);
+}
+
+void rt_kill(struct rt_table *table, uint32_t file) {
+    atomic_store(&table->alive[file], 0);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+uint64_t rt_drain(struct rt_table *table) {
+    struct rt_header *h = table->header;
+    uint64_t tail = GET(h->ring_tail);
+    uint64_t noted = atomic_load_explicit(&table->ring[tail % RT_RING], memory_order_acquire);
+    if (noted == 0) return 0;
+    PUT(table->touched[counter_of((uint32_t)((noted - 1) >> 32), (uint32_t)(noted - 1))], 0);
+    atomic_store_explicit(&table->ring[tail % RT_RING], 0, memory_order_release);
+    PUT(h->ring_tail, tail + 1);
+    return noted;
+}
+
+/* -- everybody --------------------------------------------------------------------------------- */
+
+bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found) {
+    found->epoch = atomic_load(&table->header->epoch);
+    if (found->epoch & 1) return false;
+    const struct rt_entry *set = set_of(table, ino, block);
+    for (int way = 0; way < RT_WAYS; way++) {
+        const struct rt_entry *entry = set + way;
+        uint32_t seq = atomic_load_explicit(&entry->seq, memory_order_acquire);
+        if (seq == 0 || (seq & 1)) continue;
+        uint64_t his_ino = GET(entry->ino);
+        uint32_t his_block = GET(entry->block), length = GET(entry->length);
+        found->file = GET(entry->file);
+        found->slot = GET(entry->slot);
+        found->generation = GET(entry->generation);
+        atomic_thread_fence(memory_order_acquire); /* all fields before the second look */
+        if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
+        found->length = length & ~RT_LAST;
+        found->is_last = (length & RT_LAST) != 0;
+        if (found->file < RT_FILES && rt_still(table, found)) return true;
+    }
+    return false;
+}
+
+bool rt_still(const struct rt_table *table, const struct rt_found *found) {
+    /* After the bytes were copied; pairs with the writer's fences. If a byte came from the slot's
+     * next block, the counter, bumped before that was written, is seen to be bumped. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return GET(table->generations[counter_of(found->file, found->slot)]) == found->generation &&
+           GET(table->alive[found->file]) && GET(table->header->epoch) == found->epoch;
+}
+
+void rt_note_hit(struct rt_table *table, const struct rt_found *found) {
+    struct rt_header *h = table->header;
+    _Atomic uint8_t *touched = &table->touched[counter_of(found->file, found->slot)];
+    if (GET(*touched)) return;
+    PUT(*touched, 1);
+    uint64_t head = atomic_load_explicit(&h->ring_head, memory_order_relaxed);
+    uint64_t noted = ((uint64_t)found->file << 32 | found->slot) + 1;
+    do {
+        if (head - GET(h->ring_tail) >= RT_RING - 64) {
+            PUT(*touched, 0);
+            atomic_fetch_add_explicit(&h->unnoted, 1, memory_order_relaxed);
+            return;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(&h->ring_head, &head, head + 1,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    atomic_store_explicit(&table->ring[head % RT_RING], noted, memory_order_release);
+}
+
+uint32_t rt_user(struct rt_table *table, uint32_t uid) {
+    uint32_t number = uid % RT_USERS, wanted = uid + 1;
+    if (wanted == 0) return 0;
+    for (uint32_t tries = 0; tries < RT_USERS; tries++, number = (number + 1) % RT_USERS) {
+        if (number == 0) continue;
+        uint32_t his = GET(table->users[number]);
+        if (his == 0 &&
+            atomic_compare_exchange_strong(&table->users[number], &his, wanted))
+            return number;
+        if (his == wanted) return number; /* `his` is what was found there */
+    }
+    return 0;
+}
