@@ -108,7 +108,7 @@ async def test_a_window_is_one_get_and_split_into_blocks(tmp_path: Path) -> None
         await cache.drain()
         assert cache.cached_fraction(ref) == 1.0
         assert origin.counters.gets == 1
-        assert cache._budget.used_bytes == 0
+        assert cache.held_bytes == 0
 
 
 async def test_a_window_leaves_out_what_is_here(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_the_buffer_bounds_what_is_fetched_and_not_stored(tmp_path: Path) 
         async def watch() -> None:
             nonlocal most
             while True:
-                most = max(most, cache._budget.used_bytes)
+                most = max(most, cache.held_bytes)
                 await trio.sleep(0.001)
 
         async with trio.open_nursery() as nursery:
@@ -146,7 +146,7 @@ async def test_the_buffer_bounds_what_is_fetched_and_not_stored(tmp_path: Path) 
             nursery.cancel_scope.cancel()
         assert 200_000 <= most <= 250_000
         await cache.drain()
-        assert cache._budget.used_bytes == 0
+        assert cache.held_bytes == 0
 
 
 async def test_without_tiers_blocks_are_served_and_forgotten() -> None:
@@ -155,7 +155,7 @@ async def test_without_tiers_blocks_are_served_and_forgotten() -> None:
     async with serving(origin) as cache:
         for _ in range(2):
             assert await read_whole(cache, ref) == origin.expected("a")
-        assert cache._budget.used_bytes == 0
+        assert cache.held_bytes == 0
     assert origin.counters.gets == 2
 
 

@@ -81,7 +81,7 @@ def blocks_on_sick(cache: BlockCache, refs: list[ObjectRef]) -> list[ObjectRef]:
 
 async def settled(cache: BlockCache) -> None:
     await cache.drain()
-    await until(lambda: cache._budget.used_bytes == 0)
+    await until(lambda: cache.held_bytes == 0)
 
 
 FAULTS: dict[str, Callable[[FaultyDisk], None]] = {
@@ -135,7 +135,7 @@ async def test_reads_go_on_and_the_disk_comes_back(
             await assert_right(cache, origin, [*refs, *new])
             assert origin.counters.gets == gets
         else:
-            await until(lambda: cache._budget.used_bytes == 0)
+            await until(lambda: cache.held_bytes == 0)
 
         disk.heal()
         await until(lambda: sick_one(cache).health == "normal")
@@ -303,7 +303,7 @@ async def test_cold_reads_go_on_while_writes_hang(
         assert disk.hanging
         if noticed:
             await until(lambda: sick_one(cache).health != "normal")
-        await until(lambda: cache._budget.used_bytes == 0)
+        await until(lambda: cache.held_bytes == 0)
         assert not cache._admitting
         disk.heal()
         if noticed:
@@ -351,7 +351,7 @@ async def test_a_hung_disk_below_does_not_stop_the_one_above(
                 await assert_right(cache, origin, [ref])
         if noticed:
             await until(lambda: sick_one(cache).health != "normal")
-        await until(lambda: cache._budget.used_bytes == 0)
+        await until(lambda: cache.held_bytes == 0)
 
         # The faster tier goes on taking blocks, without a place to move the others to.
         async def newest_stored() -> bool:

@@ -48,7 +48,7 @@ def tier_of(cache: BlockCache, medium: Medium) -> TierStatus:
 async def calm(cache: BlockCache) -> None:
     await cache.drain()
     await until(lambda: all(status.used_bytes <= status.high_bytes for status in cache.status()))
-    await until(lambda: cache._budget.used_bytes == 0)
+    await until(lambda: cache.held_bytes == 0)
 
 
 @pytest.mark.usefixtures("restless")

@@ -5,12 +5,12 @@ thread, or a flight). A block passes through `_flights` -> `_admitting` -> a tie
 found in exactly one of them at every moment: each step from one to the next is atomic on the
 loop. (A block that is not kept leaves after the second.)
 
-Flights belong to the cache's own nursery. A reader that gives up ends its own wait, nothing else.
+How blocks come from the origin is in `fetches.py`.
 """
 
-import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 
 import trio
@@ -18,23 +18,19 @@ import trio
 from cachefs.cache.active_tier import ActiveTier, CacheOptions
 from cachefs.cache.admission import Candidate
 from cachefs.cache.counters import CacheCounters, TierStatus
-from cachefs.cache.flights import Budget, Flight
+from cachefs.cache.fetches import Fetches
+from cachefs.cache.flights import Flight
 from cachefs.cache.intents import Intents
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.tier_set import TierSet
-from cachefs.errors import BadDataError, CacheDirError, OriginError, OriginUnavailableError
+from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
 
-log = logging.getLogger(__name__)
-
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
-_FAILURE_S = 1.0
-"""How long a block that could not be had, after many tries, is not tried again."""
-_FAILURES = 4096
 
 
 class BlockCache:
@@ -57,20 +53,18 @@ class BlockCache:
         """
         self.counters = CacheCounters()
         self.intents = Intents()
-        self._origin = origin
         self._history = make_history(policy_name)
         options = CacheOptions(policy_name, verify_full, scrub_interval_s)
         self._tiers = TierSet(tiers, options, self._history, self.intents)
-        self._flights: dict[BlockKey, Flight] = {}
+        self._fetches = Fetches(
+            origin, self._history, self.counters, buffer_bytes, patience_s, self._admit
+        )
+        self._flights = self._fetches.flights
         self._admitting: dict[BlockKey, memoryview] = {}
-        self._budget = Budget(buffer_bytes)
-        self._patience_s = patience_s
         self.waiting_readers = 0
         """Reads that wait for the origin."""
         self.reader_waited_at = -math.inf
         """When the last such read ended."""
-        self._failed: dict[BlockKey, Flight] = {}
-        self._landed_at = self._settled_at = -math.inf
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
@@ -139,43 +133,17 @@ class BlockCache:
         if fetched is not None:  # it came while a tier was being asked
             self._count_hit(len(fetched))
             return fetched
-        flight = self._flights.get(key) or self._failed_lately(key)
+        flight = self._flights.get(key) or self._fetches.failed_lately(key)
         if flight is None:
-            flight = self._start_flight(ref, key.block_index, 1)
+            flight = self._fetches.start(ref, key.block_index, 1)
         self.counters.misses += 1
         self.waiting_readers += 1
         try:
-            await self._wait_for(flight)
+            await self._fetches.wait_for(flight)
         finally:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()
         return flight.block(key.block_index)
-
-    def _failed_lately(self, key: BlockKey) -> Flight | None:
-        """The flight in which the block was sought in vain a moment ago. The kernel asks for a page
-        once more when reading ahead has failed, and its reader has no patience left for that."""
-        failed = self._failed.get(key)
-        if failed is None:
-            return None
-        if trio.current_time() < failed.ended_at + _FAILURE_S:
-            return failed
-        del self._failed[key]
-        return None
-
-    async def _wait_for(self, flight: Flight) -> None:
-        """Until it is over. A queue of requests or of blocks to store costs no reader his patience
-        as long as it moves. Raises `OriginUnavailableError` when it doesn't."""
-        while not flight.done.is_set():
-            moved_at = max(flight.began_at, self._landed_at, self._origin.held_back_at)
-            if not flight.has_room:
-                moved_at = max(moved_at, self._settled_at)
-            if moved_at + self._patience_s <= trio.current_time():
-                raise OriginUnavailableError(
-                    f"{flight.ref.path} can't be read: nothing has come from the origin for "
-                    f"{self._patience_s:.1f} s"
-                )
-            with trio.move_on_at(moved_at + self._patience_s):
-                await flight.done.wait()
 
     def _count_hit(self, length: int) -> None:
         self.counters.hits += 1
@@ -196,20 +164,31 @@ class BlockCache:
         for index in range(first_block, end):
             known = self.is_cached_or_inflight(BlockKey(ref.object_id, index))
             if known and run_start is not None:
-                self._start_flight(ref, run_start, index - run_start)
+                self._fetches.start(ref, run_start, index - run_start)
                 run_start = None
             elif not known and run_start is None:
                 run_start = index
         if run_start is not None:
-            self._start_flight(ref, run_start, end - run_start)
+            self._fetches.start(ref, run_start, end - run_start)
 
     async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
-        for index in range(first_block, min(first_block + block_count, ref.block_count)):
-            flight = self._flights.get(BlockKey(ref.object_id, index))
-            if flight is not None:
-                await flight.done.wait()
-                flight.block(index)
+        end = min(first_block + block_count, ref.block_count)
+        await self._fetches.fetched(ref, range(first_block, end))
+
+    async def fetch_together(
+        self, refs: Sequence[ObjectRef], stop: Callable[[], bool]
+    ) -> list[ObjectRef]:
+        """Fetch different files of one block each in one call of the origin; returns those that
+        must be fetched one by one, or waited for. Raises `OriginError` at shutdown only.
+
+        Nobody who joins waits for the whole: when `stop()`, which any thread may call, is true, no
+        further file is asked for.
+        """
+        known = [self.is_cached_or_inflight(BlockKey(ref.object_id, 0)) for ref in refs]
+        left = list(compress(refs, known))
+        unknown = [ref for ref, is_known in zip(refs, known, strict=True) if not is_known]
+        return left + await self._fetches.together(unknown, stop) if unknown else left
 
     @property
     def fetching_count(self) -> int:
@@ -224,7 +203,7 @@ class BlockCache:
     @property
     def held_bytes(self) -> int:
         """Of blocks on their way from the origin, or waiting to be stored."""
-        return self._budget.used_bytes
+        return self._fetches.budget.used_bytes
 
     @property
     def is_settled(self) -> bool:
@@ -246,59 +225,6 @@ class BlockCache:
             for key, location in active.store.index.blocks_of(ref.object_id):
                 lengths[key.block_index] = location.length
         return min(1.0, sum(lengths.values()) / ref.meta.size_bytes)
-
-    # -- flights -------------------------------------------------------------------------------
-
-    def _start_flight(self, ref: ObjectRef, first_block: int, block_count: int) -> Flight:
-        """Atomic with the caller's look at `_flights`: no block ever has two."""
-        if self._nursery is None:
-            raise OriginUnavailableError("the cache is shutting down")
-        flight = Flight(ref, first_block, block_count)
-        for key in flight.block_keys():
-            assert key not in self._flights
-            self._flights[key] = flight
-            self._history.on_miss(key)
-        self._nursery.start_soon(self._fly, flight)
-        return flight
-
-    async def _fly(self, flight: Flight) -> None:
-        length = flight.length
-        reserved = False
-        try:
-            await self._budget.reserve(length)
-            reserved = flight.has_room = True
-            flight.data = await self._get(flight, length)
-        except BaseException as error:
-            flight.error = error
-            self.counters.fetch_errors += 1
-            if not isinstance(error, OriginError | trio.Cancelled):
-                log.exception("unexpected error while fetching %r", flight.ref.path)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            # Atomic: out of the flights, into `_admitting`, and the waiters told.
-            for key in flight.block_keys():
-                del self._flights[key]
-            if flight.data is not None:
-                self._landed_at = trio.current_time()
-                self._admit(flight)
-            elif reserved:
-                self._budget.release(length)
-            flight.ended_at = trio.current_time()
-            if flight.failed_slowly:
-                if len(self._failed) > _FAILURES:
-                    self._failed.clear()
-                self._failed.update(dict.fromkeys(flight.block_keys(), flight))
-            flight.done.set()
-
-    async def _get(self, flight: Flight, length: int) -> memoryview:
-        ref = flight.ref
-        self.counters.fetches += 1
-        data = memoryview(await self._origin.read(ref.path, ref.meta, flight.offset, length))
-        if data.nbytes != length:
-            raise BadDataError(f"{ref.path}: got {data.nbytes} bytes instead of {length}")
-        self.counters.fetched_bytes += length
-        return data.cast("B") if data.format != "B" else data
 
     # -- tiers ---------------------------------------------------------------------------------
 
@@ -328,11 +254,11 @@ class BlockCache:
             self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
-        self._settled_at = trio.current_time()
+        self._fetches.settled_at = trio.current_time()
         self._admitting.pop(candidate.key, None)
         flight = candidate.flight
         if flight is not None and flight.settle_block():
-            self._budget.release(flight.length)
+            self._fetches.budget.release(flight.length)
 
     async def add_tier(self, tier: Tier) -> None:
         """Use one more cache directory from now on. Raises `CacheDirError`; `tier` is the
@@ -364,11 +290,11 @@ class BlockCache:
             async with trio.open_nursery() as nursery:
                 for active in self._tiers:
                     await nursery.start(active.run)
-                self._nursery = nursery
+                self._nursery = self._fetches.nursery = nursery
                 task_status.started()
                 await trio.sleep_forever()
         finally:
-            self._nursery = None
+            self._nursery = self._fetches.nursery = None
             self._stopped.set()
 
     async def drain(self) -> None:

@@ -24,6 +24,7 @@ class Flight:
         "error",
         "first_block",
         "has_room",
+        "is_joined",
         "ref",
     )
 
@@ -36,6 +37,8 @@ class Flight:
         self.done = trio.Event()
         self.has_room = False
         """False while it waits for memory (`Budget`)."""
+        self.is_joined = False
+        """Somebody waits for it, or has."""
         self.data: memoryview | None = None
         self.error: BaseException | None = None
         self._open_blocks = block_count

@@ -42,6 +42,11 @@ class Courtesy:
         self._under_way -= 1
         self._under_way_bytes -= size_bytes
 
+    @property
+    def is_pressed(self) -> bool:
+        """Readers are near, or requests wait for others to end."""
+        return self._most() < float("inf")
+
     def _must_wait(self) -> bool:
         if self._under_way == 0:
             return False

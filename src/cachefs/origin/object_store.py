@@ -6,7 +6,7 @@ can't slip in other bytes.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from cachefs.origin.oss import oss_credentials, resolve_oss
 from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolve_target
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
+from cachefs.origin.s3_direct import DirectReader, Wanted
 from cachefs.origin.s3_listing import (
     PAGE_KEYS,
     Page,
@@ -77,6 +78,7 @@ class ObjectStoreOrigin(Origin):
         self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
+        self._direct = DirectReader(self._store, target, credentials.anonymous, options)
 
     async def check(self) -> None:
         """One LIST of one key; see `Origin.check`."""
@@ -119,9 +121,7 @@ class ObjectStoreOrigin(Origin):
             options["if_match"] = meta.version
         if (offset, length) != (0, meta.size_bytes):
             options["range"] = (offset, offset + length)
-        md5 = None
-        if self._verifies and "range" not in options:
-            md5 = digest.md5_in(meta.version, self._target.bucket)
+        md5 = None if "range" in options else self._md5_of(meta)
         self.counters.gets += 1
         found, data, as_told = await self._in_thread(
             path, partial(_get, self._store, key, options, md5)
@@ -138,6 +138,36 @@ class ObjectStoreOrigin(Origin):
         if md5 is not None and not as_told:
             await self._explain_mismatch(path, key, md5)
         return view
+
+    def _md5_of(self, meta: ObjectMeta) -> bytes | None:
+        """What the bytes of a whole object are compared with."""
+        return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
+
+    @property
+    def reads_many(self) -> bool:
+        """See `Origin.reads_many`."""
+        return self._direct.is_usable
+
+    async def read_many(
+        self, wanted: Sequence[tuple[str, ObjectMeta]], stop: Callable[[], bool]
+    ) -> list[memoryview | None]:
+        """One GET for each, on one connection; see `Origin.read_many`."""
+        if not all(_is_strong(meta.version) for _, meta in wanted):
+            return [None] * len(wanted)
+        items = [
+            Wanted(self._checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
+            for path, meta in wanted
+        ]
+        given_up = False
+        try:
+            found, requests = await self._in_thread(
+                wanted[0][0], partial(self._direct.get, items, lambda: given_up or stop())
+            )
+        finally:
+            given_up = True
+        self.counters.gets += requests
+        self.counters.get_bytes += sum(len(data) for data in found if data is not None)
+        return found
 
     async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
         """Raises `BadDataError` unless the ETag is something else than an MD5. Then nothing is
@@ -157,6 +187,7 @@ class ObjectStoreOrigin(Origin):
     async def aclose(self) -> None:
         """Close the connections for listings; obstore closes its own when dropped."""
         self._lister.close()
+        self._direct.close()
         if self._workers is not None:
             self._workers.stop()
         await trio.lowlevel.checkpoint()

@@ -31,3 +31,8 @@ class TokenBucket:
         starts_at = max(self._free_at, now - _BURST_S)
         self._free_at = starts_at + size_bytes / self._rate
         return max(0.0, starts_at - now)
+
+    def give_back(self, size_bytes: int) -> None:
+        """So much of what was reserved is not used after all."""
+        if self._rate:
+            self._free_at -= size_bytes / self._rate

@@ -19,7 +19,7 @@ origin to come back as long as their deadline lets them. Probes find out when it
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -170,6 +170,44 @@ class ResilientOrigin(Origin):
             await self._hold_back(length)
         attempt = partial(self._read_once, path, meta, offset, length)
         return await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
+
+    @property
+    def reads_many(self) -> bool:
+        """`inner`'s."""
+        return self._inner.reads_many
+
+    async def read_many(
+        self, wanted: Sequence[tuple[str, ObjectMeta]], stop: Callable[[], bool]
+    ) -> list[memoryview | None]:
+        """`Origin.read_many` in one slot, as it is one request at a time. Nothing is tried again,
+        and no failure is noted: `read` will be asked for what is missing. Raises
+        `OriginUnavailableError` when there is no slot in time."""
+        self._refuse_if_down()
+        size_bytes = sum(meta.size_bytes for _, meta in wanted)
+        if self._bucket.bytes_per_s:
+            await self._hold_back(size_bytes)
+        allowance_s = self._pace.allowance_s(size_bytes)
+        if not self._slots.try_take():
+            deadline = trio.current_time() + self._settings.patience_s + allowance_s
+            await self._take_slot(wanted[0][0], deadline, None)
+        found: list[memoryview | None] = [None] * len(wanted)
+        enough_at = time.monotonic() + self._settings.request_timeout_s
+        try:
+            # None is begun after one timeout, and the last may take another.
+            with trio.move_on_after(2 * self._settings.request_timeout_s + allowance_s):
+                found = await self._inner.read_many(
+                    wanted, lambda: stop() or time.monotonic() >= enough_at
+                )
+            for data in found:
+                if data is not None:
+                    self._note_answer()
+        finally:
+            self._slots.release()
+        if self._bucket.bytes_per_s:
+            self._bucket.give_back(
+                size_bytes - sum(len(data) for data in found if data is not None)
+            )
+        return found
 
     async def aclose(self) -> None:
         """Close `inner`."""
