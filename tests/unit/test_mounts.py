@@ -42,7 +42,8 @@ def test_mountinfo_is_parsed() -> None:
         "fuse.cachefs",
         "fuse.sshfs",
     ]
-    assert parsed[2] == Mount(Path("/mnt/with space"), "fuse.cachefs", "s3://bucket/a b")
+    assert parsed[2][:3] == (Path("/mnt/with space"), "fuse.cachefs", "s3://bucket/a b")
+    assert [mount.device for mount in parsed[2:4]] == ["0:50", "0:51"]
     assert parsed[3].mountpoint == Path("/mnt/é")
 
 

@@ -2,26 +2,22 @@
 
 import logging
 import os
-import pwd
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 import pyfuse3
 
 from cachefs.errors import MountError
 from cachefs.fuse import loop
+from cachefs.fuse.kernel_mount import refuse_early, shown_source
 from cachefs.fuse.operations import Operations
 
 log = logging.getLogger(__name__)
 
-FSTYPE = "fuse.cachefs"
-
-_DEVICE = Path("/dev/fuse")
-_FUSE_CONF = Path("/etc/fuse.conf")
+_OPTIONS = ("subtype=cachefs", "ro", "default_permissions")
 _IDLE_TASKS = 16
 _MAX_TASKS = 1_000
 """Requests handled at once. A reader that waits for the origin occupies one, so there must be more
@@ -39,9 +35,8 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
 
     Raises `MountError` when the kernel or fusermount3 refuses.
     """
-    _refuse_early(allow_other)
-    name = quote(source, safe="/:@?&=+~!$'()*;%#")  # no comma: it separates mount options
-    options = {f"fsname={name}", "subtype=cachefs", "ro", "default_permissions"}
+    refuse_early(allow_other)
+    options = {*_OPTIONS, f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
     try:
@@ -50,47 +45,6 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
         raise MountError(
             f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
         ) from error
-
-
-def _refuse_early(allow_other: bool) -> None:
-    """What libfuse would say on stderr only. Raises `MountError`."""
-    if not _DEVICE.exists():
-        raise MountError(
-            f"there is no {_DEVICE}; load the module (modprobe fuse), or give the device to the "
-            "container"
-        )
-    if not os.access(_DEVICE, os.R_OK | os.W_OK):
-        raise MountError(f"uid {os.getuid()} may not open {_DEVICE}; as root: chmod 666 {_DEVICE}")
-    if os.geteuid() == 0:
-        return
-    if not _has_a_name(os.getuid()):
-        raise MountError(
-            f"uid {os.getuid()} has no name, and fusermount3 mounts only for users that have one; "
-            "add a line to /etc/passwd"
-        )
-    if allow_other and not _users_may_allow_others():
-        raise MountError(
-            f"allow_other: only root may, or all users where {_FUSE_CONF} has the line "
-            "user_allow_other; add it or leave the option out"
-        )
-
-
-def _has_a_name(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
-
-
-def _users_may_allow_others() -> bool:
-    try:
-        lines = _FUSE_CONF.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # fusermount3 knows
-    return "user_allow_other" in (line.strip() for line in lines)
 
 
 async def serve() -> None:

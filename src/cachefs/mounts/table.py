@@ -22,11 +22,12 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 class Mount(NamedTuple):
-    """One line of the kernel's mount table."""
+    """One line of the kernel's mount table. `device` is "MAJOR:MINOR", and no other mount's."""
 
     mountpoint: Path
     fstype: str
     source: str
+    device: str = ""
 
 
 class Health(Enum):
@@ -48,7 +49,8 @@ def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
         left, separator, right = line.rstrip("\n").partition(" - ")
         fields, rest = left.split(" "), right.split(" ")
         if separator and len(fields) >= 6 and len(rest) >= 2:
-            mounts.append(Mount(Path(_unescape(fields[4])), rest[0], _unescape(rest[1])))
+            place, source = Path(_unescape(fields[4])), _unescape(rest[1])
+            mounts.append(Mount(place, rest[0], source, fields[2]))
     return mounts
 
 

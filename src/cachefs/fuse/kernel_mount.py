@@ -1,0 +1,188 @@
+"""Mounting by a descriptor of /dev/fuse that stays ours: by mount(2), or through fusermount3.
+
+What libfuse's mount.c does, without libfuse: the process that holds the descriptor may be another
+than the one that answers requests. Nothing of pyfuse3 is imported here.
+"""
+
+import ctypes
+import errno
+import os
+import pwd
+import shutil
+import socket
+import stat
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from cachefs.errors import MountError
+from cachefs.mounts import FSTYPE, find_mount, unmount
+
+_DEVICE = Path("/dev/fuse")
+_FUSE_CONF = Path("/etc/fuse.conf")
+_HELPER = "fusermount3"
+_COMM_FD = "_FUSE_COMMFD"
+"""Where fusermount3 sends the descriptor: the protocol between it and libfuse."""
+_MAX_READ_BYTES = 1 << 20
+
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+
+
+class KernelMount(NamedTuple):
+    """A mount that is there. `fd` is its /dev/fuse, `device` what the mount table calls it."""
+
+    mountpoint: Path
+    fd: int
+    device: str
+
+    def is_there(self) -> bool:
+        """Whether it is still what is seen at its mountpoint."""
+        mount = find_mount(self.mountpoint)
+        return mount is not None and mount.device == self.device
+
+    def detach(self) -> None:
+        """Hide it now; it ends once nobody uses it. Fine if it is not there any more.
+
+        Raises `OSError`.
+        """
+        if self.is_there():
+            unmount(self.mountpoint, lazy=True)
+
+
+def kernel_mount(mountpoint: Path, source: str, allow_other: bool) -> KernelMount:
+    """Mount read-only, with the kernel enforcing permissions. `source` is shown in the mount table.
+
+    Raises `MountError`. The caller closes the descriptor.
+    """
+    refuse_early(allow_other)
+    fd = _by_kernel(mountpoint, source, allow_other) if os.geteuid() == 0 else None
+    if fd is None:
+        fd = _by_helper(mountpoint, source, allow_other)
+    mount = find_mount(mountpoint)
+    if mount is None or mount.fstype != FSTYPE:
+        os.close(fd)
+        raise MountError(f"{mountpoint} was mounted and is not any more; somebody unmounts there")
+    return KernelMount(mountpoint, fd, mount.device)
+
+
+def shown_source(source: str) -> str:
+    """As it may stand among mount options: a comma separates them."""
+    return quote(source, safe="/:@?&=+~!$'()*;%#")
+
+
+def refuse_early(allow_other: bool) -> None:
+    """What libfuse and fusermount3 would refuse less clearly. Raises `MountError`."""
+    if not _DEVICE.exists():
+        raise MountError(
+            f"there is no {_DEVICE}; load the module (modprobe fuse), or give the device to the "
+            "container"
+        )
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        raise MountError(f"uid {os.getuid()} may not open {_DEVICE}; as root: chmod 666 {_DEVICE}")
+    if os.geteuid() == 0:
+        return
+    if not _has_a_name(os.getuid()):
+        raise MountError(
+            f"uid {os.getuid()} has no name, and fusermount3 mounts only for users that have one; "
+            "add a line to /etc/passwd"
+        )
+    if allow_other and not _users_may_allow_others():
+        raise MountError(
+            f"allow_other: only root may, or all users where {_FUSE_CONF} has the line "
+            "user_allow_other; add it or leave the option out"
+        )
+
+
+def _has_a_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _users_may_allow_others() -> bool:
+    try:
+        lines = _FUSE_CONF.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # fusermount3 knows
+    return "user_allow_other" in (line.strip() for line in lines)
+
+
+def _by_kernel(mountpoint: Path, source: str, allow_other: bool) -> int | None:
+    """mount(2). None where this root may not: fusermount3 may know better."""
+    try:
+        fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountError(
+            f"can't open {_DEVICE}: {error.strerror}; in a container, allow it the device"
+        ) from error
+    try:
+        mode = stat.S_IFMT(mountpoint.stat().st_mode)
+        words = [f"fd={fd},rootmode={mode:o},user_id={os.getuid()},group_id={os.getgid()}"]
+        words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]
+        if allow_other:
+            words.append("allow_other")
+        _mount2(shown_source(source), mountpoint, ",".join(words))
+    except OSError as error:
+        os.close(fd)
+        if error.errno == errno.EPERM and shutil.which(_HELPER) is not None:
+            return None
+        fix = "; it takes CAP_SYS_ADMIN" if error.errno == errno.EPERM else ""
+        raise MountError(f"can't mount on {mountpoint}: {error.strerror}{fix}") from error
+    return fd
+
+
+def _mount2(source: str, mountpoint: Path, options: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    place = os.fsencode(mountpoint)
+    name = source.encode("utf-8", "surrogateescape")
+    if libc.mount(name, place, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(mountpoint))
+
+
+def _by_helper(mountpoint: Path, source: str, allow_other: bool) -> int:
+    """fusermount3, which is setuid root, mounts and sends the descriptor."""
+    subtype = FSTYPE.removeprefix("fuse.")
+    words = ["ro", "nosuid", "nodev", f"fsname={shown_source(source)}", f"subtype={subtype}"]
+    words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]
+    if allow_other:
+        words.append("allow_other")
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        with its:
+            process = _start_helper(its.fileno(), ",".join(words), mountpoint)
+        _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+        said = " ".join(process.communicate()[1].split()).removeprefix(f"{_HELPER}: ")
+    if process.returncode != 0 or not fds:
+        for fd in fds:
+            os.close(fd)
+        raise MountError(
+            f"can't mount on {mountpoint}: {said or f'{_HELPER} failed'}; is fuse3 installed, and "
+            "may this user mount?"
+        )
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
+def _start_helper(comm_fd: int, options: str, mountpoint: Path) -> "subprocess.Popen[str]":
+    try:
+        return subprocess.Popen(
+            [_HELPER, "-o", options, "--", str(mountpoint)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=[comm_fd],
+            env={**os.environ, _COMM_FD: str(comm_fd), "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise MountError(
+            f"can't mount on {mountpoint}: {_HELPER} is not installed; apt-get install fuse3"
+        ) from None
