@@ -127,6 +127,7 @@ class ActiveTier:
 
     def _health_changed(self) -> None:
         if not self.store.io.health.usable:
+            self.store.slabs.withdraw_all()
             self.admission.give_up()
 
     # -- life ----------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class ActiveTier:
     def retire(self) -> None:
         """Serve and store no more blocks."""
         self.store.retired = True
+        self.store.slabs.withdraw_all()
         self.admission.closed = True
         self.admission.give_up()
 

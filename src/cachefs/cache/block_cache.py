@@ -23,11 +23,12 @@ from cachefs.cache.flights import Flight
 from cachefs.cache.intents import Intents
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
+from cachefs.cache.store import OnAdmitted, TierStore
 from cachefs.cache.tier_set import TierSet
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
-from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRef
 
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
@@ -144,6 +145,16 @@ class BlockCache:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()
         return flight.block(key.block_index)
+
+    # -- others who read blocks (`sharing.py`) -------------------------------------------------
+
+    def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
+        """Where a block lies that others may read, too, until they are told otherwise."""
+        return self._tiers.proven(key)
+
+    def tell_admitted(self, on_admitted: OnAdmitted) -> None:
+        """Whenever a tier has stored a block."""
+        self._tiers.tell_admitted(on_admitted)
 
     def _count_hit(self, length: int) -> None:
         self.counters.hits += 1

@@ -58,6 +58,9 @@ class Pick(NamedTuple):
     entry: SlotEntry | None
 
 
+OnAdmitted = Callable[["TierStore", BlockKey, BlockLocation], None]
+
+
 class TierStore:
     """See the module docstring."""
 
@@ -80,6 +83,8 @@ class TierStore:
         self.history = history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
         """Told of hits (and the block's age) if there is a faster tier than this one."""
+        self.on_admitted: OnAdmitted | None = None
+        """Told of blocks that are stored, if anybody wants to know."""
         self.retired = False
         """No block is served any more: the tier is about to be closed."""
         self._verify_full = verify_full
@@ -167,6 +172,24 @@ class TierStore:
         counters = self.counters
         counters.hits += 1
         counters.hit_bytes += length
+
+    def proven(self, key: BlockKey) -> BlockLocation | None:
+        """Where the block lies, if its bytes were seen to be right since the start, and may be
+        read by others who don't look again."""
+        location = self.index.locate(key)
+        if location is None or self._verify_full or self.retired or not self.io.health.usable:
+            return None
+        slab = self._by_id.get(location.slab)
+        if slab is None or slab.fd < 0 or not slab.holds(location.slot):
+            return None
+        return location if slab.proof[location.slot] == location.checksum else None
+
+    def hit_elsewhere(self, slab: Slab, slot: int, key: BlockKey | None) -> None:
+        """Somebody has read a used slot, without us, once or more. `key` is that of its block, if
+        it is known."""
+        if self.on_lower_hit is not None and key is not None:
+            self.on_lower_hit(key, self.policy.age(slab, slot))
+        self.policy.on_hit(slab, slot)
 
     async def read(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
         """Read in a worker thread, verified. None if the block isn't here, if the disk takes too
@@ -256,7 +279,10 @@ class TierStore:
         """
         self.slabs.commit(slab, slot, length, checksum)
         self.policy.on_admit(slab, slot, age)
-        self.index.put(key, BlockLocation(slab.slab_id, slot, length, checksum))
+        location = BlockLocation(slab.slab_id, slot, length, checksum)
+        self.index.put(key, location)
+        if self.on_admitted is not None:
+            self.on_admitted(self, key, location)
         self.counters.admitted += 1
         self.counters.admitted_bytes += length
         if self.intents.wants_kept(key):

@@ -14,10 +14,10 @@ from cachefs.cache.admission import Admission
 from cachefs.cache.intents import Intents
 from cachefs.cache.placement import Placement, Resting
 from cachefs.cache.policies import History
-from cachefs.cache.store import TierStore
+from cachefs.cache.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
-from cachefs.types import BlockKey, Medium
+from cachefs.types import BlockKey, BlockLocation, Medium
 
 _SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
@@ -42,6 +42,7 @@ class TierSet:
                 active.store.index.abandon()
             raise
         self._placement = Placement([])
+        self._on_admitted: OnAdmitted | None = None
         self.only_store: TierStore | None = None
         """That of the only tier, if there is only one."""
         self._arrange()
@@ -74,10 +75,24 @@ class TierSet:
         media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
         for active in self._tiers:
             active.connect(media.index(active.tier.medium), len(media))
+            active.store.on_admitted = self._on_admitted
         self._placement = Placement([active.place for active in self._tiers])
         self.only_store = self._tiers[0].store if len(self._tiers) == 1 else None
 
+    def tell_admitted(self, on_admitted: OnAdmitted) -> None:
+        """From now on, whatever tier stores a block."""
+        self._on_admitted = on_admitted
+        self._arrange()
+
     # -- blocks --------------------------------------------------------------------------------
+
+    def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
+        """`TierStore.proven` of whichever has it."""
+        for active in self._tiers:
+            location = active.store.proven(key)
+            if location is not None:
+                return active.store, location
+        return None
 
     def read_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview

@@ -65,6 +65,7 @@ class Slab:
         "proof",
         "reported",
         "settled",
+        "shared_as",
         "slab_bytes",
         "slab_id",
         "slot_bytes",
@@ -81,6 +82,9 @@ class Slab:
         self.slab_id = slab_id
         self.slab_bytes = slab_bytes
         self.fd = -1
+        self.shared_as = -1
+        """The number by which others know the file, who read blocks from it (`cache/sharing.py`);
+        -1: nobody does."""
         self.reported = False
         """A bad block was logged already."""
         self.settled = False
@@ -228,6 +232,20 @@ class SlabSet:
         self.spare: dict[int, Slab] = {}
         """Slabs that any class may take."""
         self._next_id = 0
+        self.on_freed: Callable[[Slab, int], None] = lambda slab, slot: None
+        """Told of slots of shared slabs that are free from now on, before they are used again."""
+        self.on_withdrawn: Callable[[Slab], None] = lambda slab: None
+        """Told of shared slabs that lose all their blocks, before that happens."""
+
+    def withdraw(self, slab: Slab) -> None:
+        """Nobody else may read the slab's blocks from now on."""
+        if slab.shared_as >= 0:
+            self.on_withdrawn(slab)
+            slab.shared_as = -1
+
+    def withdraw_all(self) -> None:
+        for slab in self.by_id.values():
+            self.withdraw(slab)
 
     @property
     def capacity_bytes(self) -> int:
@@ -257,12 +275,14 @@ class SlabSet:
 
     def remove(self, slab: Slab) -> None:
         """The slab's file is gone, and with it whatever it held."""
+        self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
         del self.by_id[slab.slab_id]
 
     def reformat(self, slab: Slab, class_index: int | None, tick: int) -> None:
         """Empty the slab and give it a class, or none."""
+        self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
         layout = NO_LAYOUT if class_index is None else slab_layout(class_index, self.slab_bytes)
@@ -339,6 +359,8 @@ class SlabSet:
         last pin is gone."""
         assert slab.state[slot] in (USED, KEPT)
         self.unkeep(slab, slot)
+        if slab.shared_as >= 0:
+            self.on_freed(slab, slot)
         slab.proof[slot] = 0
         if slab.used_count == 1:
             length = slab.used_bytes  # a damaged table may have lied about the others' lengths

@@ -82,8 +82,12 @@ class Table:
     def find(self, ino: int, block: int, /) -> tuple[int, int, int, bool] | None:
         """What the relay would find: file, offset, length, is last."""
 
-    def drain(self, most: int, /) -> list[tuple[int, int]]:
-        """File and offset of blocks that were hit, each at least once since it was drained."""
+    def drain(self, most: int, /) -> list[tuple[int, int, int, int]]:
+        """Inode, block, file and offset of blocks that were hit, each at least once since it was
+        drained last. (Of one that has gone since, those of whatever took its place.)"""
+
+    def take_file_hits(self, file: int, /) -> tuple[int, int]:
+        """Hits in the file and their bytes, since this was asked last."""
 
     def pause(self, paused: bool, /) -> None:
         """While paused all READs come to the daemon."""

@@ -298,10 +298,11 @@ static PyObject *Table_drain(TableObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "I", &most)) return NULL;
     PyObject *hits = PyList_New(0);
     if (hits == NULL) return NULL;
-    for (uint64_t noted; most > 0 && (noted = rt_drain(&self->table)) != 0; most--) {
-        noted--;
-        PyObject *hit = Py_BuildValue("kK", (unsigned long)(noted >> 32),
-                                      (unsigned long long)(uint32_t)noted * RT_SLOT_UNIT);
+    const struct rt_entry *entry;
+    for (; most > 0 && (entry = rt_drain(&self->table)) != NULL; most--) {
+        PyObject *hit = Py_BuildValue(
+            "KkkK", (unsigned long long)entry->ino, (unsigned long)entry->block,
+            (unsigned long)entry->file, (unsigned long long)entry->slot * RT_SLOT_UNIT);
         if (hit == NULL || PyList_Append(hits, hit) < 0) {
             Py_XDECREF(hit);
             Py_DECREF(hits);
@@ -347,6 +348,15 @@ static PyObject *Table_users(TableObject *self, PyObject *none) {
     return users;
 }
 
+static PyObject *Table_take_file_hits(TableObject *self, PyObject *args) {
+    unsigned long file;
+    if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
+    /* One after the other: what comes in between is told the next time. */
+    uint32_t hits = atomic_exchange(&self->table.file_hits[file], 0);
+    uint64_t bytes = atomic_exchange(&self->table.file_bytes[file], 0);
+    return Py_BuildValue("kK", (unsigned long)hits, (unsigned long long)bytes);
+}
+
 static PyObject *Table_counters(TableObject *self, PyObject *none) {
     (void)none;
     struct rt_header *h = self->table.header;
@@ -382,6 +392,7 @@ static PyMethodDef table_methods[] = {
     {"user", (PyCFunction)Table_user, METH_VARARGS, NULL},
     {"limit_user", (PyCFunction)Table_limit_user, METH_VARARGS, NULL},
     {"users", (PyCFunction)Table_users, METH_NOARGS, NULL},
+    {"take_file_hits", (PyCFunction)Table_take_file_hits, METH_VARARGS, NULL},
     {"counters", (PyCFunction)Table_counters, METH_NOARGS, NULL},
     {"hit_times", (PyCFunction)Table_hit_times, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

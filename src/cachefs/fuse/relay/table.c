@@ -14,7 +14,8 @@
 #define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 struct layout {
-    size_t users, limited, user_bytes, ring, alive, touched, generations, entries, total;
+    size_t users, limited, user_bytes, ring, alive, file_hits, file_bytes, touched, generations,
+        entries, total;
 };
 
 static size_t place(size_t *end, size_t bytes) {
@@ -31,6 +32,8 @@ static struct layout layout_of(uint64_t entry_count) {
     l.user_bytes = place(&end, RT_USERS * sizeof(uint64_t));
     l.ring = place(&end, RT_RING * sizeof(uint64_t));
     l.alive = place(&end, RT_FILES);
+    l.file_hits = place(&end, RT_FILES * sizeof(uint32_t));
+    l.file_bytes = place(&end, RT_FILES * sizeof(uint64_t));
     l.touched = place(&end, RT_SLOTS);
     l.generations = place(&end, RT_SLOTS * sizeof(uint32_t));
     l.entries = place(&end, entry_count * sizeof(struct rt_entry));
@@ -79,6 +82,8 @@ int rt_open(struct rt_table *table, int fd) {
     table->user_bytes = (_Atomic uint64_t *)(map + l.user_bytes);
     table->ring = (_Atomic uint64_t *)(map + l.ring);
     table->alive = (_Atomic uint8_t *)(map + l.alive);
+    table->file_hits = (_Atomic uint32_t *)(map + l.file_hits);
+    table->file_bytes = (_Atomic uint64_t *)(map + l.file_bytes);
     table->touched = (_Atomic uint8_t *)(map + l.touched);
     table->generations = (_Atomic uint32_t *)(map + l.generations);
     table->entries = (struct rt_entry *)(map + l.entries);
@@ -117,6 +122,8 @@ void rt_begin_epoch(struct rt_table *table) {
     atomic_thread_fence(memory_order_seq_cst);
     madvise(table->entries, h->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
     madvise((void *)table->alive, RT_FILES, MADV_REMOVE);
+    madvise((void *)table->file_hits, RT_FILES * sizeof(uint32_t), MADV_REMOVE);
+    madvise((void *)table->file_bytes, RT_FILES * sizeof(uint64_t), MADV_REMOVE);
     madvise((void *)table->touched, RT_SLOTS, MADV_REMOVE);
     madvise((void *)table->ring, RT_RING * sizeof(uint64_t), MADV_REMOVE);
     PUT(h->ring_tail, GET(h->ring_head));
@@ -177,15 +184,16 @@ void rt_kill(struct rt_table *table, uint32_t file) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-uint64_t rt_drain(struct rt_table *table) {
+const struct rt_entry *rt_drain(struct rt_table *table) {
     struct rt_header *h = table->header;
     uint64_t tail = GET(h->ring_tail);
     uint64_t noted = atomic_load_explicit(&table->ring[tail % RT_RING], memory_order_acquire);
-    if (noted == 0) return 0;
-    PUT(table->touched[counter_of((uint32_t)((noted - 1) >> 32), (uint32_t)(noted - 1))], 0);
+    if (noted == 0) return NULL;
+    const struct rt_entry *entry = &table->entries[(noted - 1) & (h->entry_count - 1)];
+    PUT(table->touched[counter_of(GET(entry->file), GET(entry->slot))], 0);
     atomic_store_explicit(&table->ring[tail % RT_RING], 0, memory_order_release);
     PUT(h->ring_tail, tail + 1);
-    return noted;
+    return entry;
 }
 
 /* -- everybody --------------------------------------------------------------------------------- */
@@ -205,6 +213,7 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
         found->generation = GET(entry->generation);
         atomic_thread_fence(memory_order_acquire); /* all fields before the second look */
         if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
+        found->entry = (uint64_t)(entry - table->entries);
         found->length = length & ~RT_LAST;
         found->is_last = (length & RT_LAST) != 0;
         if (found->file < RT_FILES && rt_still(table, found)) return true;
@@ -220,13 +229,14 @@ bool rt_still(const struct rt_table *table, const struct rt_found *found) {
            GET(table->alive[found->file]) && GET(table->header->epoch) == found->epoch;
 }
 
-void rt_note_hit(struct rt_table *table, const struct rt_found *found) {
+void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t bytes) {
     struct rt_header *h = table->header;
+    atomic_fetch_add_explicit(&table->file_hits[found->file], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&table->file_bytes[found->file], bytes, memory_order_relaxed);
     _Atomic uint8_t *touched = &table->touched[counter_of(found->file, found->slot)];
     if (GET(*touched)) return;
     PUT(*touched, 1);
     uint64_t head = atomic_load_explicit(&h->ring_head, memory_order_relaxed);
-    uint64_t noted = ((uint64_t)found->file << 32 | found->slot) + 1;
     do {
         if (head - GET(h->ring_tail) >= RT_RING - 64) {
             PUT(*touched, 0);
@@ -235,7 +245,7 @@ void rt_note_hit(struct rt_table *table, const struct rt_found *found) {
         }
     } while (!atomic_compare_exchange_weak_explicit(&h->ring_head, &head, head + 1,
                                                     memory_order_relaxed, memory_order_relaxed));
-    atomic_store_explicit(&table->ring[head % RT_RING], noted, memory_order_release);
+    atomic_store_explicit(&table->ring[head % RT_RING], found->entry + 1, memory_order_release);
 }
 
 uint32_t rt_user(struct rt_table *table, uint32_t uid) {

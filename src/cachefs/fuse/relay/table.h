@@ -79,8 +79,10 @@ struct rt_table {
     _Atomic uint32_t *users;         /* [RT_USERS] uid + 1; 0: free. 0 has no user. */
     _Atomic uint8_t *limited;        /* [RT_USERS] READs of this user go to the daemon */
     _Atomic uint64_t *user_bytes;    /* [RT_USERS] */
-    _Atomic uint64_t *ring;          /* [RT_RING] file << 32 | slot, plus 1; 0: empty */
+    _Atomic uint64_t *ring;          /* [RT_RING] index of an entry, plus 1; 0: empty */
     _Atomic uint8_t *alive;          /* [RT_FILES] */
+    _Atomic uint32_t *file_hits;     /* [RT_FILES] since the writer took them */
+    _Atomic uint64_t *file_bytes;    /* [RT_FILES] the same in bytes */
     _Atomic uint8_t *touched;        /* [RT_SLOTS] hit since the ring told so last */
     _Atomic uint32_t *generations;   /* [RT_SLOTS] */
     struct rt_entry *entries;
@@ -88,6 +90,7 @@ struct rt_table {
 
 struct rt_found {
     uint64_t epoch;
+    uint64_t entry;
     uint32_t file;
     uint32_t slot;
     uint32_t length;
@@ -107,12 +110,12 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
 void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot);
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_kill(struct rt_table *table, uint32_t file);
-uint64_t rt_drain(struct rt_table *table);           /* one noted hit, or 0 */
+const struct rt_entry *rt_drain(struct rt_table *table); /* one that was hit, or NULL */
 
 /* Everybody's. */
 bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found);
 bool rt_still(const struct rt_table *table, const struct rt_found *found);
-void rt_note_hit(struct rt_table *table, const struct rt_found *found);
+void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t bytes);
 uint32_t rt_user(struct rt_table *table, uint32_t uid);
 
 #endif

@@ -1,0 +1,165 @@
+"""Blocks that the relay serves without us: which, where they lie, and what it tells of its hits.
+
+The relay looks in a table that is shared with it (fuse/relay/table.h). A block gets there when one of
+its readers was answered by us, so it has been verified; it leaves it, before anything else happens
+to its slot, when the slot is freed (`SlabSet.on_freed`), or its slab is emptied, deleted, or out of
+use (`on_withdrawn`). docs/CONCURRENCY.md tells why that suffices.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.store import TierStore
+from cachefs.tiers.slabs import Slab
+from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
+
+_FILES = 1 << 20
+_SYNC_S = 0.2
+_HITS = 1_000
+"""Hits noted between two checkpoints: about 1 ms."""
+_AWAITED = 65_536
+"""Blocks that are on their way into a tier, for readers that had them from the origin."""
+
+
+class Table(Protocol):
+    """What is used of `cachefs.fuse.relay._relay.Table`."""
+
+    def publish(
+        self, ino: int, block: int, file: int, offset: int, length: int, is_last: bool, /
+    ) -> None: ...
+    def invalidate(self, file: int, offset: int, /) -> None: ...
+    def revive(self, file: int, /) -> None: ...
+    def kill(self, file: int, /) -> None: ...
+    def drain(self, most: int, /) -> list[tuple[int, int, int, int]]: ...
+    def take_file_hits(self, file: int, /) -> tuple[int, int]: ...
+
+
+class Files(Protocol):
+    """The one who reads: gets descriptors of slab files, and is told when to close them."""
+
+    def send_file(self, file: int, fd: int, waits: bool, /) -> None:
+        """`fd` stays the caller's. `waits`: reads may wait for a disk."""
+
+    def close_file(self, file: int, /) -> None: ...
+
+
+class _Awaited(NamedTuple):
+    ino: int
+    is_last: bool
+
+
+class _Shared(NamedTuple):
+    store: TierStore
+    slab: Slab
+
+
+class SharedBlocks:
+    """Of one mount, on the loop. Nothing here waits, but `run`."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        table: Table,
+        files: Files,
+        key_of: Callable[[int, int], BlockKey | None],
+    ) -> None:
+        """`key_of(ino, block)` is the key of a block, None if that is forgotten."""
+        self._cache = cache
+        self._table = table
+        self._files = files
+        self._key_of = key_of
+        self._shared: dict[int, _Shared] = {}
+        self._next_file = 0
+        self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
+        cache.tell_admitted(self._admitted)
+
+    def offer(self, ino: int, ref: ObjectRef, first_block: int, last_block: int) -> None:
+        """Somebody was given bytes of these blocks, by us: next time the relay may do it."""
+        for block in range(first_block, min(last_block + 1, ref.block_count)):
+            key = BlockKey(ref.object_id, block)
+            is_last = block == ref.block_count - 1
+            found = self._cache.proven(key)
+            if found is not None:
+                self._publish(ino, key, *found, is_last)
+                continue
+            self._awaited[key] = _Awaited(ino, is_last)
+            self._awaited.move_to_end(key)
+            if len(self._awaited) > _AWAITED:
+                self._awaited.popitem(last=False)
+
+    def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
+        """A tier has stored a block."""
+        awaited = self._awaited.pop(key, None)
+        if awaited is not None:
+            self._publish(awaited.ino, key, store, location, awaited.is_last)
+
+    def _publish(
+        self, ino: int, key: BlockKey, store: TierStore, location: BlockLocation, is_last: bool
+    ) -> None:
+        slab = store.slabs.by_id[location.slab]
+        if slab.shared_as < 0 and not self._share(store, slab):
+            return
+        offset = slab.layout.slot_offset(location.slot)
+        block = key.block_index
+        self._table.publish(ino, block, slab.shared_as, offset, location.length, is_last)
+
+    def _share(self, store: TierStore, slab: Slab) -> bool:
+        if self._next_file >= _FILES or slab.fd < 0:
+            return False
+        file = self._next_file
+        self._next_file += 1
+        slab.shared_as = file
+        self._shared[file] = _Shared(store, slab)
+        store.slabs.on_freed = self._freed
+        store.slabs.on_withdrawn = self._withdrawn
+        self._files.send_file(file, slab.fd, store.tier.medium is not Medium.MEM)
+        self._table.revive(file)
+        return True
+
+    def _freed(self, slab: Slab, slot: int) -> None:
+        self._table.invalidate(slab.shared_as, slab.layout.slot_offset(slot))
+
+    def _withdrawn(self, slab: Slab) -> None:
+        file = slab.shared_as
+        self._table.kill(file)
+        self._count_hits(file, self._shared.pop(file))
+        self._files.close_file(file)
+
+    # -- what the relay did ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """For ever: have the policies know of the relay's hits."""
+        while True:
+            await trio.sleep(_SYNC_S)
+            while self.note_hits() == _HITS:
+                await trio.lowlevel.checkpoint()
+
+    def note_hits(self) -> int:
+        """Some of those that were not noted yet. Returns how many."""
+        hits = self._table.drain(_HITS)
+        for ino, block, file, offset in hits:
+            shared = self._shared.get(file)
+            if shared is None:
+                continue
+            store, slab = shared
+            slot = (offset - slab.data_offset) // slab.slot_bytes
+            if slab.holds(slot):
+                key = self._key_of(ino, block) if store.on_lower_hit is not None else None
+                store.hit_elsewhere(slab, slot, key)
+        return len(hits)
+
+    def count_hits(self) -> None:
+        """Bring the counters of tiers and cache up to date."""
+        for file, shared in self._shared.items():
+            self._count_hits(file, shared)
+
+    def _count_hits(self, file: int, shared: _Shared) -> None:
+        hits, hit_bytes = self._table.take_file_hits(file)
+        if hits:
+            for counters in (shared.store.counters, self._cache.counters):
+                counters.hits += hits
+                counters.hit_bytes += hit_bytes
