@@ -92,6 +92,16 @@ def memory_bytes(pid: int) -> dict[str, int]:
     return found
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has computed, and its children that ended; 0 if it is gone."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0.0
+    times = stat[stat.rindex(")") + 2 :].split(" ")[11:15]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 def _state_and_parent(entry: Path) -> tuple[str, int] | None:
     try:
         stat = (entry / "stat").read_text()

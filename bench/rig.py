@@ -59,7 +59,7 @@ class Server(SeaweedFS):
             client_options={"allow_http": True},
         )
 
-    def object_gets(self) -> int:
+    def object_gets(self, bucket: str = BUCKET) -> int:
         """GETs of objects that the server has begun to answer, by its own count (no HEADs, no
         listings)."""
         with urllib.request.urlopen(
@@ -70,7 +70,7 @@ class Server(SeaweedFS):
         return sum(
             int(float(line.rpartition(" ")[2]))
             for line in text.splitlines()
-            if line.startswith(wanted) and 'type="GET"' in line and f'bucket="{BUCKET}"' in line
+            if line.startswith(wanted) and 'type="GET"' in line and f'bucket="{bucket}"' in line
         )
 
 
@@ -313,10 +313,11 @@ def can_drop_caches() -> bool:
     return os.geteuid() == 0 and os.access(_DROP_CACHES, os.W_OK)
 
 
-def drop_page_cache() -> None:
-    """Write everything back and drop clean pages; directory entries and inodes stay."""
+def drop_page_cache(names_too: bool = False) -> None:
+    """Write everything back and drop clean pages; directory entries and inodes stay, unless
+    `names_too`."""
     os.sync()
-    _DROP_CACHES.write_text("1\n")
+    _DROP_CACHES.write_text("3\n" if names_too else "1\n")
 
 
 def list_directory(path: Path, timeout_s: float = 120) -> tuple[int, float]:

@@ -1,0 +1,1 @@
+"""cachefs beside what others mount object stores with: `python -m bench.peers` (see `__main__`)."""

@@ -1,0 +1,147 @@
+"""What is measured: every figure, in the order of the table, and the values that were found."""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table. A failure in `workload` explains why a cell is empty."""
+
+    key: str
+    workload: str
+    title: str
+    unit: str
+    less_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Figures under one heading; what was done for them, for the reader."""
+
+    title: str
+    text: str
+    figures: tuple[Figure, ...]
+
+
+def _times(workload: str, *rows: tuple[str, str]) -> tuple[Figure, ...]:
+    return tuple(Figure(f"{workload}.{key}", workload, title, "s", True) for key, title in rows)
+
+
+def _cpu(key: str, workload: str, title: str) -> Figure:
+    return Figure(f"cpu.{key}", workload, f"CPU, {title}", "s/GB", True)
+
+
+SECTIONS = (
+    Section(
+        "Small files",
+        "Files of 20 to 180 KB, each read whole, in a shuffled order, by as many processes as "
+        "there are readers. Cold: nothing cached and nothing known, the server's disk warm. Warm: "
+        "in the kernel's page cache. Dropped: the page cache of the whole machine emptied, "
+        "the blocks cached.",
+        (
+            Figure("cold.1", "cold", "cold, 1 reader", "files/s"),
+            Figure("cold.16", "cold", "cold, 16 readers", "files/s"),
+            Figure("cached.warm.1", "cached", "warm, 1 reader", "files/s"),
+            Figure("cached.warm.4", "cached", "warm, 4 readers", "files/s"),
+            Figure("cached.dropped.1", "cached", "dropped, cache on SSD, 1 reader", "files/s"),
+            Figure("cached.dropped.4", "cached", "dropped, cache on SSD, 4 readers", "files/s"),
+            Figure("memory.dropped.1", "memory", "dropped, cache on tmpfs, 1 reader", "files/s"),
+            Figure("memory.dropped.4", "memory", "dropped, cache on tmpfs, 4 readers", "files/s"),
+        ),
+    ),
+    Section(
+        "One large file",
+        "In order in pieces of 1 MiB, and at random in aligned pieces.",
+        (
+            Figure("large.cold", "large", "in order, cold", "MB/s"),
+            Figure("large.dropped", "large", "in order, cached, page cache dropped", "MB/s"),
+            Figure("large.warm", "large", "in order, page-cached", "MB/s"),
+            Figure("large.cold.4k", "large", "random 4 KiB, cold", "reads/s"),
+            Figure("large.cold.128k", "large", "random 128 KiB, cold", "reads/s"),
+            Figure("large.dropped.4k", "large", "random 4 KiB, cached, dropped", "reads/s"),
+            Figure("large.dropped.128k", "large", "random 128 KiB, cached, dropped", "reads/s"),
+        ),
+    ),
+    Section(
+        "LMDB",
+        "Random gets of records of 10 KB over mmap, without read-ahead, one reader.",
+        (
+            Figure("lmdb.cold", "lmdb", "cold", "gets/s"),
+            Figure("lmdb.dropped", "lmdb", "cached, page cache dropped", "gets/s"),
+            Figure("lmdb.warm", "lmdb", "page-cached", "gets/s"),
+        ),
+    ),
+    Section(
+        "Python packages",
+        "`import` of moto and all it needs, some 1,000 modules, each time in a new process; "
+        "the standard library is local. For local, first is after dropping the page cache.",
+        _times("import", ("first", "first import"), ("second", "second import")),
+    ),
+    Section(
+        "Many names",
+        "Directories of 1,000 files each.",
+        _times(
+            "names",
+            ("find.cold", "`find`, cold"),
+            ("ls.cold", "`ls -lR`, cold"),
+            ("find.warm", "`find`, again"),
+            ("ls.warm", "`ls -lR`, again"),
+        ),
+    ),
+    Section(
+        "Warm-up",
+        "`cachefs load` and `juicefs warmup -p 32` of everything, the whole command.",
+        (
+            Figure("warmup.small", "warmup", "the small files", "files/s"),
+            Figure("warmup.large", "warmup", "the large file", "MB/s"),
+        ),
+    ),
+    Section(
+        "Epochs with room for 38.5 % of the data",
+        "The small files in a new order each epoch, 4 readers, the page cache dropped every 500 "
+        "files; the first epoch is not counted. Hit ratio: 1 - GETs / files read, by the server's "
+        "count of GETs.",
+        (
+            Figure("epochs.hits", "epochs", "hit ratio", ""),
+            Figure("epochs.speed", "epochs", "speed", "files/s"),
+        ),
+    ),
+    Section(
+        "Cost",
+        "CPU of all processes of the mount, user and system, the server's left out. RSS counts "
+        "what they have mapped of files, too.",
+        (
+            _cpu("cold", "cold", "small files, cold, 16 readers"),
+            _cpu("cached", "cached", "small files, dropped, cache on SSD, 4 readers"),
+            _cpu("large.cold", "large", "large file in order, cold"),
+            _cpu("large.dropped", "large", "large file in order, cached, dropped"),
+            Figure("rss.cached", "cached", "RSS after reading the small files", "MB", True),
+            Figure("rss.names", "names", "RSS after `ls -lR` of the many names", "MB", True),
+        ),
+    ),
+)
+
+FIGURES = {figure.key: figure for section in SECTIONS for figure in section.figures}
+
+
+@dataclass(slots=True)
+class Measures:
+    """Values by figure and peer, one a round, and reasons why there are none."""
+
+    values: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By workload or figure, and peer."""
+
+    def add(self, key: str, peer: str, value: float) -> None:
+        assert key in FIGURES, key
+        self.values[key, peer].append(value)
+
+    def median(self, key: str, peer: str) -> float | None:
+        found = self.values.get((key, peer))
+        return statistics.median(found) if found else None
+
+    def note(self, key: str, peer: str) -> str | None:
+        """What is to be said about a cell."""
+        return self.notes.get((key, peer)) or self.notes.get((FIGURES[key].workload, peer))

@@ -1,0 +1,56 @@
+"""One large file, in order and at random: cold, cached, page-cached."""
+
+from bench import rig
+from bench.peers.lab import Lab, run_script
+from bench.peers.peer import Peer
+
+_PIECES = {"4k": 4 << 10, "128k": 128 << 10}
+_MOST_READS = 50_000
+
+
+def large_file(lab: Lab) -> None:
+    """In each round everything cold first, because dropping the page cache cools the server."""
+    lab.data("large")
+    for turn in lab.rounds("large"):
+        for peer in lab.able("large", turn):
+            if peer.bucket:
+                with lab.attempt(peer, "large", 90), peer.fresh():
+                    _random(lab, peer, "cold", turn)
+        with lab.all_mounted("large"):
+            for peer in lab.able("large", turn):
+                if peer.bucket:
+                    with lab.attempt(peer, "large", 90), lab.cost("cpu.large.cold", peer) as read:
+                        read.append(_in_order(lab, peer, "large.cold"))
+            for peer in lab.able("large", turn):
+                with lab.attempt(peer, "large", 90):
+                    _cached(lab, peer, turn)
+
+
+def _cached(lab: Lab, peer: Peer, turn: int) -> None:
+    _in_order(lab, peer)
+    _in_order(lab, peer, "large.warm")
+    if rig.can_drop_caches():
+        rig.drop_page_cache()
+        with lab.cost("cpu.large.dropped", peer) as read:
+            read.append(_in_order(lab, peer, "large.dropped"))
+        rig.drop_page_cache()
+        _random(lab, peer, "dropped", turn)
+
+
+def _in_order(lab: Lab, peer: Peer, key: str | None = None) -> rig.Reading:
+    reading = lab.read(peer, "large", [lab.bench.large_file()], chunks=True)
+    if key is not None:
+        lab.measures.add(key, peer.name, reading.mb_s)
+    return reading
+
+
+def _random(lab: Lab, peer: Peer, state: str, turn: int) -> None:
+    """Small pieces in the first half of the file, larger ones in the second."""
+    half = lab.scale.large_bytes // 2
+    path = peer.path / "large" / lab.bench.large_file()
+    for number, (name, piece) in enumerate(_PIECES.items()):
+        reads, _, seconds = run_script(
+            "random_reader.py", path, piece, number * half, (number + 1) * half,
+            _MOST_READS, lab.scale.random_s, turn,
+        )  # fmt: skip
+        lab.measures.add(f"large.{state}.{name}", peer.name, reads / seconds)

@@ -1,0 +1,182 @@
+"""What every peer does for the workloads: mount, unmount, forget, and say what it costs."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from bench import procfs, sandbox
+from bench.case import Bench
+
+_START_S = 30
+_END_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Where a mount keeps blocks, and how many bytes of them."""
+
+    size_bytes: int = 8 << 30
+    in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of all processes of a mount."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+class Peer:
+    """One way to read the data. A mount's processes are those that appear while it is mounted."""
+
+    name: ClassVar[str]
+    bucket: ClassVar[str | None] = None
+    """Where its reads of the origin go, for counting GETs."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Beginnings of figure keys that make no sense for this peer, and why."""
+
+    def __init__(self, bench: Bench, options: Sequence[str] = ()) -> None:
+        """`options` are added to those of every mount."""
+        self.bench = bench
+        self.options = list(options)
+        self.base = bench.directory / f"peer-{self.name}"
+        self._pids: set[int] = set()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it can't take part on this machine, with what to do; None if it can."""
+        return None
+
+    @property
+    def path(self) -> Path:
+        """The directory that holds the data sets."""
+        return self.base / "mnt"
+
+    @property
+    def command_line(self) -> str:
+        """How it was mounted last, as a user would type it."""
+        return ""
+
+    def version(self) -> str:
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Once, before the first mount."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def fill(self, prefix: str) -> None:
+        """Make a data set readable, which stands below `local` and in the bucket already."""
+
+    def mount(self, cache: Cache | None = None) -> None:
+        """Mount, with what the cache holds already. Raises `RuntimeError` and `OSError`."""
+        before = set(_all_processes())
+        self._mount(cache or Cache())
+        self._pids = set(_all_processes()) - before
+
+    def unmount(self) -> None:
+        """Unmount and wait for the end of its processes; nothing if it is not mounted."""
+        self._unmount()
+        self._pids = set()
+
+    def abandon(self) -> None:
+        """Kill its processes and take the mount away, whatever state they are in."""
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for mountpoint in procfs.mounts_below(self.base):
+            sandbox.unmount(mountpoint, lazily=True)
+        self._pids = set()
+
+    def wipe(self) -> None:
+        """Forget what was cached. Not while mounted."""
+        for directory in (self.cache_dir(in_memory=False), self.cache_dir(in_memory=True)):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def fresh(self, cache: Cache | None = None) -> Iterator[Path]:
+        """Mounted with nothing cached, and unmounted at the end."""
+        self.wipe()
+        self.mount(cache)
+        yield self.path  # after a failure `abandon` unmounts
+        self.unmount()
+
+    def warm_up(self, prefix: str) -> None:
+        """Load a data set into the cache with the peer's own command."""
+        raise NotImplementedError
+
+    def usage(self) -> Usage:
+        """CPU and memory of the mount's processes until now."""
+        pids = self._processes()
+        memory = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                memory += procfs.memory_bytes(pid).get("VmRSS", 0)
+        return Usage(sum(map(procfs.cpu_s, pids)), memory)
+
+    def cache_dir(self, in_memory: bool) -> Path:
+        return (self.bench.directory / "memory" if in_memory else self.base) / f"cache-{self.name}"
+
+    def _mount(self, cache: Cache) -> None:
+        raise NotImplementedError
+
+    def _unmount(self) -> None:
+        raise NotImplementedError
+
+    def _processes(self) -> list[int]:
+        alive = [pid for pid in self._pids if procfs.is_alive(pid)]
+        return sorted({below for pid in alive for below in (pid, *procfs.descendants(pid))})
+
+
+class ForegroundPeer(Peer):
+    """A peer whose mount command serves until it is ended."""
+
+    _process: subprocess.Popen[bytes] | None = None
+    _command: Sequence[str] = ()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Run it, and return when the mount is there."""
+        self._command = command
+        with (self.base / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_S
+        while not self.path.is_mount():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                log_end = (self.base / "log").read_text(errors="replace")[-300:].strip()
+                raise RuntimeError(f"{self.name} did not mount: {log_end}")
+            time.sleep(0.05)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._reap()
+
+    def _unmount(self) -> None:
+        if self._process is None:
+            return
+        sandbox.unmount(self.path)
+        self._reap()
+        sandbox.unmount(self.path, lazily=True)
+
+    def _reap(self) -> None:
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+def _all_processes() -> list[int]:
+    """All that descend from the sandbox, which adopts daemons."""
+    return procfs.descendants(os.getppid())
