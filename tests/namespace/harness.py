@@ -96,8 +96,66 @@ class ScriptedOrigin(MemoryOrigin):
         return taken
 
 
+class Kernel:
+    """Keeps directories as Linux does where no OPENDIR is sent: what was read to its end stays for
+    as long as the directory has the mtime that it had when the reading began, and that is asked for
+    when its time is over (fs/fuse/readdir.c)."""
+
+    def __init__(self, clock: WallClock) -> None:
+        self.namespace: Namespace
+        self.messages: list[str] = []
+        self._clock = clock
+        self._attributes: dict[int, tuple[int, float]] = {}
+        """Mtime, and until when it is believed."""
+        self._kept: dict[int, tuple[int, dict[bytes, int]]] = {}
+
+    def forget_attributes(self, ino: int) -> None:
+        self._attributes.pop(ino, None)
+
+    def take_messages(self) -> list[str]:
+        taken, self.messages = self.messages, []
+        return taken
+
+    def mtime_ns(self, ino: int = ROOT_INO) -> int:
+        """As `stat` shows it."""
+        if self._attributes.get(ino, (0, 0))[1] <= self._clock.now_ns():
+            self.messages.append("getattr")
+            mtime_ns = self.namespace.inode(ino).mtime_ns
+            mtime_ns, ttl_s = self.namespace.directory_mtime(ino, mtime_ns)
+            self._attributes[ino] = mtime_ns, self._clock.now_ns() + ttl_s * NS
+        return self._attributes[ino][0]
+
+    async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
+        mtime_ns = self.mtime_ns(ino)
+        if ino in self._kept and self._kept[ino][0] == mtime_ns:
+            return self._kept[ino][1]
+        self._kept.pop(ino, None)
+        self.messages.append("readdir")
+        entries = await read_directory(self.namespace, ino)
+        self._kept[ino] = mtime_ns, entries
+        return entries
+
+    async def names(self, ino: int = ROOT_INO) -> list[str]:
+        return sorted(name.decode() for name in await self.entries(ino))
+
+
+async def read_directory(namespace: Namespace, ino: int) -> dict[bytes, int]:
+    """As a reader sees it who reads it to its end."""
+    snapshot = namespace.open_directory(ino)
+    found: dict[bytes, int] = {}
+    position = 0
+    while await snapshot.has(position):
+        name, child = snapshot.entry(position)
+        now = namespace.listed_ino(ino, name, child, snapshot)
+        assert name not in found
+        if now is not None:
+            found[name] = now
+        position += 1
+    return found
+
+
 class Tree:
-    """A namespace that can be restarted, with or without a crash."""
+    """A namespace that can be restarted, with or without a crash, below a kernel that goes on."""
 
     def __init__(
         self, path: Path, nursery: trio.Nursery, origin: ScriptedOrigin, clock: WallClock
@@ -109,6 +167,8 @@ class Tree:
         self.unbound: list[tuple[int, bytes]] = []
         self.changed: list[int] = []
         self.purged = 0
+        self.no_open = False
+        self.kernel = Kernel(clock)
         self.db: Database
         self.namespace: Namespace
 
@@ -121,10 +181,16 @@ class Tree:
             ttls,
             self.clock,
             lambda parent, name: self.unbound.append((parent, name)),
-            self.changed.append,
+            self._on_changed,
         )
+        self.namespace.stamps.are_shown = self.no_open
+        self.kernel.namespace = self.namespace
         self.purged = self.namespace.table.purge_orphans()
         await self.db.commit()
+
+    def _on_changed(self, ino: int) -> None:
+        self.changed.append(ino)
+        self.kernel.forget_attributes(ino)
 
     async def restart(self, ttls: Ttls = TTLS, crash: bool = False) -> None:
         if crash:
@@ -142,17 +208,7 @@ class Tree:
 
     async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
         """The directory as a reader sees it who reads it to its end."""
-        snapshot = self.namespace.open_directory(ino)
-        found: dict[bytes, int] = {}
-        position = 0
-        while await snapshot.has(position):
-            name, child = snapshot.entry(position)
-            now = self.namespace.listed_ino(ino, name, child, snapshot)
-            assert name not in found
-            if now is not None:
-                found[name] = now
-            position += 1
-        return found
+        return await read_directory(self.namespace, ino)
 
     async def names(self, ino: int = ROOT_INO) -> list[str]:
         return sorted(name.decode() for name in await self.entries(ino))

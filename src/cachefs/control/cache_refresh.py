@@ -117,6 +117,7 @@ class Refresher:
                 return  # it is gone, and among the orphans
             raise NotFoundError(NO_SUCH_FILE) from None
         self.found.checked += 1
+        self._forget_attributes(parent)
         if inode.ino >= self._first_new:
             self._note_fresh(parent, name)
         elif inode.is_dir:
@@ -140,18 +141,16 @@ class Refresher:
         self._listed.add(ino)
         self.found.directories += 1
         self.found.checked += len(snapshot)
-        is_changed = False
         for position in range(len(snapshot)):
             if position % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
                 await trio.lowlevel.checkpoint()
             name, child = snapshot.entry(position)
             if child >= self._first_new:
-                is_changed = True
                 self._note_fresh(ino, name)
             elif self._is_known_directory(child):
                 self._directories.append((child, number))
-        if is_changed:
-            self._forget_attributes(ino)
+        # Also if nothing is new: others may have found it before the kernel did.
+        self._forget_attributes(ino)
 
     def _is_known_directory(self, ino: int) -> bool:
         stat = self._table.stat(ino)

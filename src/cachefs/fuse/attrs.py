@@ -71,13 +71,17 @@ class AttrBuilder:
         into.st_gid = self._gid if gid > self._gid_most else gid
         into.st_size = size_bytes
         into.st_blocks = (size_bytes + 511) >> 9
+        self.set_mtime(into, mtime_ns)
+
+    def set_mtime(self, into: pyfuse3.EntryAttributes, mtime_ns: int) -> None:
         into.st_atime_ns = into.st_mtime_ns = into.st_ctime_ns = mtime_ns
 
     def build(
-        self, inode: Inode, attr_ttl_s: float, entry_ttl_s: float = 0.0
+        self, inode: Inode, mtime_ns: int, attr_ttl_s: float, entry_ttl_s: float = 0.0
     ) -> pyfuse3.EntryAttributes:
+        """`mtime_ns` is what to show, which for a directory may be another than the inode's."""
         attributes = self.template()
-        self.fill(attributes, inode.ino, inode.kind, inode.size_bytes, inode.mtime_ns, *inode.posix)
+        self.fill(attributes, inode.ino, inode.kind, inode.size_bytes, mtime_ns, *inode.posix)
         attributes.attr_timeout = kernel_timeout_s(attr_ttl_s)
         attributes.entry_timeout = kernel_timeout_s(entry_ttl_s)
         return attributes

@@ -18,7 +18,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
+from cachefs.cache.sharing import SharedBlocks
 from cachefs.errors import CachefsError, NotFoundError
+from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
@@ -111,8 +113,13 @@ class Operations(pyfuse3.Operations):
         limits: UidLimits,
         requests: Requests,
         watchers: Watchers,
+        shared: SharedBlocks | None = None,
     ) -> None:
+        """With `shared` this is behind the relay: the kernel will send neither OPEN nor OPENDIR, and
+        keeps directories for as long as their mtime stays."""
         super().__init__()
+        self._shared = shared
+        namespace.stamps.are_shown = shared is not None
         self.requests = requests
         self.watchers = watchers
         self._path_of = partial(path_of, namespace)
@@ -144,11 +151,17 @@ class Operations(pyfuse3.Operations):
             if ttl_s <= 0:
                 raise
             return self._attrs.negative(ttl_s)
-        return self._attrs.build(inode, self._namespace.attr_ttl_s, entry_ttl_s)
+        return self._attributes(inode, entry_ttl_s)
 
     @translated
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._attrs.build(self._namespace.inode(inode), self._namespace.attr_ttl_s)
+        return self._attributes(self._namespace.inode(inode))
+
+    def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:
+        mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
+        if inode.is_dir:
+            mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
+        return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
         """Nothing is held per look-up: records live in the inode table."""
@@ -170,8 +183,11 @@ class Operations(pyfuse3.Operations):
         user = fh >> INO_BITS
         try:
             if limits.buckets[user] is None:
-                data = self._readers.get(fh & INO_MASK).read_now(off, size)
+                reader = self._readers.get(fh & INO_MASK)
+                data = reader.read_now(off, size)
                 if data is not None:
+                    if self._shared is not None:
+                        self._shared.offer(reader.inode.ino, reader.ref, off, len(data))  # type: ignore[arg-type]
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
                     lasted_ns = perf_counter_ns() - began_ns
                     self._hits.note(lasted_ns)
@@ -218,7 +234,10 @@ class Operations(pyfuse3.Operations):
             data = reader.read_now(off, size)
             if data is not None:
                 return data
-        return await self._readers.read(reader, off, size)
+        data = await self._readers.read(reader, off, size)
+        if self._shared is not None:
+            self._shared.offer(reader.inode.ino, reader.ref, off, len(data))  # type: ignore[arg-type]
+        return data
 
     async def flush(self, fh: int) -> None:
         # Once answered so, the kernel sends no FLUSH again on this mount.
@@ -261,7 +280,7 @@ class Operations(pyfuse3.Operations):
         base = snapshot.generation << _POSITION_BITS
         entry = self._dir_entry
         entry.entry_timeout = kernel_timeout_s(self._namespace.snapshot_ttl_s(snapshot))
-        entry.attr_timeout = kernel_timeout_s(self._namespace.attr_ttl_s)
+        attr_timeout_s = kernel_timeout_s(self._namespace.attr_ttl_s)
         while position < len(snapshot) + _DOTS:
             name, child = self._entry(ino, snapshot, position)
             position += 1
@@ -270,7 +289,12 @@ class Operations(pyfuse3.Operations):
             stat = self._namespace.table.stat(child)
             if stat is None:
                 continue
+            entry.attr_timeout = attr_timeout_s
             self._attrs.fill(entry, child, *stat)
+            if stat[0] == KIND_DIR:
+                mtime_ns, ttl_s = self._namespace.directory_mtime(child, stat[2])
+                self._attrs.set_mtime(entry, mtime_ns)
+                entry.attr_timeout = kernel_timeout_s(ttl_s)
             if not pyfuse3.readdir_reply(token, name, entry, base | position):
                 return None
             sent = True

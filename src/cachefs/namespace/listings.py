@@ -9,6 +9,7 @@ known; a listing that fails goes on with the names that are known and have not c
 """
 
 import logging
+import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 
@@ -25,6 +26,7 @@ from cachefs.namespace.clock import Clock
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
 from cachefs.namespace.outage import Outage
 from cachefs.namespace.snapshot import Snapshot
+from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
 from cachefs.types import Entry
 
@@ -37,6 +39,9 @@ _SNAPSHOT_COST = 16
 _FILL_CHUNK = 2_000
 """Entries read from the table between two checkpoints: about 2 ms."""
 
+
+_GENERATION_BITS = 30
+"""The position in a directory has 31 bits for it: the kernel takes positions to be signed."""
 
 _BIND_CHUNK = 100
 """Entries of a page taken in without letting the loop run: some 3 ms."""
@@ -57,6 +62,7 @@ class Listings:
         clock: Clock,
         list_ttl_ns: float,
         outage: Outage,
+        stamps: Stamps,
     ) -> None:
         self._table = table
         self._origin = origin
@@ -64,13 +70,15 @@ class Listings:
         self._clock = clock
         self._list_ttl_ns = list_ttl_ns
         self._outage = outage
+        self._stamps = stamps
         self._running: dict[int, Snapshot] = {}
         self._stale: dict[int, Snapshot] = {}
         """Filled from the table during an outage, beside a listing that may be running."""
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
         self._newest: dict[int, int] = {}
         self._kept_names = 0
-        self._next_generation = 1
+        # A reader may go on with a position that he got from the daemon before this one.
+        self._next_generation = random.getrandbits(_GENERATION_BITS)
 
     def remaining_ns(self, ino: int) -> float | None:
         """How much longer the directory's complete listing is fresh; <= 0 if it has expired, None
@@ -84,13 +92,13 @@ class Listings:
         """The snapshot for a reader who begins now: running, kept or newly begun."""
         ino = directory.ino
         listing = self._table.listing(ino)
-        if listing is not None and self._outage.is_on and self._may_show(listing):
-            return self._kept_of(ino, listing) or self._begin_stale(directory, listing)
+        if listing is not None and self._outage.is_on and self._may_show(ino, listing):
+            return self._kept_of(directory, listing) or self._begin_stale(directory, listing)
         if ino in self._running:
             return self._running[ino].joined()
         fresh = (self.remaining_ns(ino) or 0) > 0
         if listing is not None and fresh:
-            kept = self._kept_of(ino, listing)
+            kept = self._kept_of(directory, listing)
             if kept is not None:
                 return kept
         return self._begin(directory, listing if fresh else None).joined()
@@ -107,11 +115,16 @@ class Listings:
             await running.wait_for_end()
         listing = self._table.listing(ino)
         if listing is not None and listing.listed_at_ns >= since_ns:
-            kept = self._kept_of(ino, listing)
+            kept = self._kept_of(directory, listing)
             return kept or self._begin(directory, listing).joined()
         return self._begin(directory, None).joined()
 
-    def _may_show(self, listing: Listing) -> bool:
+    def note_change(self, ino: int) -> None:
+        """A name has changed outside a listing: what readers were shown is no longer right."""
+        if ino in self._running or self._table.listing(ino) is not None:
+            self._stamps.touch(ino)
+
+    def _may_show(self, ino: int, listing: Listing) -> bool:
         """Whether it stands in for one that can't be had, and notes it if it is stale."""
         remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
         if remaining_ns > 0:
@@ -119,13 +132,16 @@ class Listings:
         if not self._outage.may_show(remaining_ns):
             return False
         self._outage.note_shown()
+        self._stamps.forget(ino)
         return True
 
-    def _kept_of(self, ino: int, listing: Listing) -> Snapshot | None:
-        """The finished snapshot of this listing."""
-        key = (ino, self._newest.get(ino, 0))
+    def _kept_of(self, directory: Inode, listing: Listing) -> Snapshot | None:
+        """The finished snapshot of this listing, if no look-up has found another name since."""
+        key = (directory.ino, self._newest.get(directory.ino, 0))
         kept = self._kept.get(key)
         if kept is None or kept.as_of_ns != listing.listed_at_ns:
+            return None
+        if kept.mtime_ns != directory.mtime_ns:
             return None
         self._kept.move_to_end(key)
         return kept
@@ -139,7 +155,9 @@ class Listings:
                 return snapshot
         kept = self._kept.get((directory.ino, generation))
         if kept is None:
-            return self.open(directory)
+            # He may miss a name. The kernel, which keeps what he reads, shall not keep this.
+            self._stamps.not_to_be_kept(directory.ino)
+            return self.open(self._table.get(directory.ino) or directory)
         self._kept.move_to_end((directory.ino, generation))
         return kept
 
@@ -158,6 +176,7 @@ class Listings:
         as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
         snapshot = self._new_snapshot(as_of_ns)
         self._running[directory.ino] = snapshot
+        self._stamps.begin(directory.ino, as_of_ns)
         self._nursery.start_soon(self._run, directory, fresh, snapshot, self._running)
         return snapshot
 
@@ -170,7 +189,7 @@ class Listings:
 
     def _new_snapshot(self, as_of_ns: int) -> Snapshot:
         snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
-        self._next_generation += 1
+        self._next_generation = (self._next_generation + 1) % (1 << _GENERATION_BITS)
         return snapshot
 
     async def _run(
@@ -200,6 +219,8 @@ class Listings:
             snapshot.end(OriginError("internal error; see the log"))
         finally:
             del under_way[ino]
+            if under_way is self._running:
+                self._stamps.end(ino)
             if not snapshot.ended:
                 snapshot.end(OriginError("the mount is shutting down"))
 
@@ -208,14 +229,18 @@ class Listings:
             await self._list(directory, snapshot)
         except OriginUnavailableError:
             listing = self._table.listing(directory.ino)
-            if listing is None or not snapshot.has_readers or not self._may_show(listing):
+            if listing is None or not snapshot.has_readers:
                 raise
+            if not self._may_show(directory.ino, listing):
+                raise
+            self._stamps.not_to_be_kept(directory.ino)
             snapshot.as_of_ns = listing.listed_at_ns
             await self._fill(directory.ino, snapshot)
 
     async def _fill(self, ino: int, snapshot: Snapshot) -> None:
         """From the table, in name order: positions in it are names, so changes between two
         chunks neither repeat nor skip an entry. What the snapshot has already is left out."""
+        snapshot.mtime_ns = None if len(snapshot) else self._mtime_ns(ino)
         had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
         after: bytes | None = None
         while True:
@@ -238,6 +263,9 @@ class Listings:
         seen: set[bytes] = set()
         changed = False
         found_before = self._table.found_count
+        mtime_before_ns = self._mtime_ns(ino)
+        unbound_before = self._table.unbound_count
+        was_known = self._table.listing(ino) is not None
         knew_names = next(self._table.dirents(ino), None) is not None
         pages = self._origin.list_dir(self._table.path(directory))
         page_count = 0
@@ -256,11 +284,20 @@ class Listings:
             # The first listing of a large directory need not look through all of it again.
             if knew_names or self._table.found_count != found_before:
                 changed |= self._sweep(ino, began_ns, seen)
+            is_whole = self._mtime_ns(ino) == mtime_before_ns
+            self._stamps.keep(ino)
             self._table.finish_listing(ino, Listing(began_ns, len(seen)))
         finally:
-            # What a failed listing has found is shown, too.
-            if changed and self._table.listing(ino) is not None:
-                self._table.touch(ino, self._clock.now_ns())
+            # What a failed listing has found is shown, too. Names that the first complete listing
+            # adds are no change: nobody was shown a whole directory before.
+            if changed and (was_known or self._table.unbound_count != unbound_before):
+                self._stamps.touch(ino)
+        if is_whole:
+            snapshot.mtime_ns = self._mtime_ns(ino)
+
+    def _mtime_ns(self, ino: int) -> int:
+        stat = self._table.stat(ino)
+        return 0 if stat is None else stat[2]
 
     async def observe_root(self) -> None:
         """Ask for the owner and the mode of the root, which no listing tells, if there are such.

@@ -30,6 +30,7 @@ from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
 from cachefs.namespace.listings import Listings
 from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
 from cachefs.namespace.snapshot import Snapshot
+from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
 from cachefs.types import ObjectMeta, ObjectRef
 
@@ -96,8 +97,10 @@ class Namespace:
         self._entry_ttl_ns = ttls.entry_s * NS
         self._negative_ttl_ns = ttls.negative_s * NS
         self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
+        list_ttl_ns = ttls.list_s * NS
+        self.stamps = Stamps(self.table, self._clock, list_ttl_ns, self._outage, on_changed)
         self._listings = Listings(
-            self.table, origin, nursery, self._clock, ttls.list_s * NS, self._outage
+            self.table, origin, nursery, self._clock, list_ttl_ns, self._outage, self.stamps
         )
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
@@ -131,6 +134,12 @@ class Namespace:
     @property
     def attr_ttl_s(self) -> float:
         return self._ttls.attr_s
+
+    def directory_mtime(self, ino: int, mtime_ns: int) -> tuple[int, float]:
+        """What a directory of this mtime is shown with (see `stamps.py`), and for how many seconds
+        its attributes may be believed."""
+        shown_ns, for_ns = self.stamps.of(ino, mtime_ns)
+        return shown_ns, min(self._ttls.attr_s, for_ns / NS)
 
     @property
     def stale_state(self) -> StaleState:
@@ -328,20 +337,15 @@ class Namespace:
             raise NotFoundError("no such file or directory")
         self._negatives.pop((parent, name), None)
         if changed:
-            self._note_change(parent)
+            self._listings.note_change(parent)
         return self.inode(ino)
 
     def _note_absent(self, parent: int, name: bytes, observed_ns: int) -> None:
         if self.table.unbind(parent, name, observed_ns):
-            self._note_change(parent)
+            self._listings.note_change(parent)
         self._negatives[(parent, name)] = observed_ns
         if len(self._negatives) > _NEGATIVES:
             self._negatives.popitem(last=False)
-
-    def _note_change(self, parent: int) -> None:
-        """A name changed outside a listing: the listing that readers know is no longer right."""
-        if self.table.listing(parent) is not None:
-            self.table.touch(parent, self._clock.now_ns())
 
     def _list_if_cheaper(self, directory: Inode) -> None:
         """Names are asked one by one as they are needed; once a directory has cost as much in

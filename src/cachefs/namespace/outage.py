@@ -57,6 +57,8 @@ class Outage:
         self._answer_count = 0
         self._reason = ""
         self.is_on = False
+        self.changed_at_ns = clock.now_ns()
+        """When an outage last began or ended; who was here before this daemon doesn't count."""
 
     @property
     def state(self) -> StaleState:
@@ -100,6 +102,7 @@ class Outage:
         self._reason = str(error)
         if not self.is_on and self._stale_if_error_ns > 0:
             self.is_on = True
+            self.changed_at_ns = self._clock.now_ns()
             self._nursery.start_soon(self._wait_for_end)
 
     async def _wait_for_end(self) -> None:
@@ -109,6 +112,7 @@ class Outage:
             await trio.sleep(_PAUSE_S * random.uniform(1.0, 1.5))
             is_over = self._answered or await self._probe()
         self.is_on = False
+        self.changed_at_ns = self._clock.now_ns()
         if self._stale_since_ns is not None:
             lasted_s = max(0, self._clock.now_ns() - self._stale_since_ns) / NS
             log.info(

@@ -25,6 +25,7 @@ class Snapshot:
         "generation",
         "has_readers",
         "max_pages",
+        "mtime_ns",
         "unbound_count",
     )
 
@@ -37,6 +38,8 @@ class Snapshot:
         self.has_readers = False
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
+        self.mtime_ns: int | None = None
+        """The directory's, while its names are these; None if they aren't, or may not be."""
         self.ended = False
         self.error: CachefsError | None = None
         self._names = bytearray()
