@@ -15,7 +15,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.store import TierStore
 from cachefs.tiers.slabs import Slab
-from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRef
 
 _FILES = 1 << 20
 _SYNC_S = 0.2
@@ -77,9 +77,14 @@ class SharedBlocks:
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
         cache.tell_admitted(self._admitted)
 
-    def offer(self, ino: int, ref: ObjectRef, first_block: int, last_block: int) -> None:
-        """Somebody was given bytes of these blocks, by us: next time the relay may do it."""
-        for block in range(first_block, min(last_block + 1, ref.block_count)):
+    def offer(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
+        """Somebody reads these bytes of a file by us: next time the relay may do it. Blocks that
+        are in no tier yet are remembered until they are; those that were not verified are not."""
+        first, end = (
+            offset // BLOCK_BYTES,
+            min(-(-(offset + length) // BLOCK_BYTES), ref.block_count),
+        )
+        for block in range(first, end):
             key = BlockKey(ref.object_id, block)
             is_last = block == ref.block_count - 1
             found = self._cache.proven(key)

@@ -31,7 +31,7 @@ class AccessLog:
 
     def __init__(self, watchers: Watchers | None = None) -> None:
         """It is one of the `watchers` while it is on."""
-        self._watchers = [] if watchers is None else watchers
+        self._watchers = Watchers() if watchers is None else watchers
         self._is_on = False
         self._file: Path | None = None
         self._lines: list[str] = []

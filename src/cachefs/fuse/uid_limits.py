@@ -1,11 +1,12 @@
 """Who reads how much: what the readers of each user got, and what they get at most.
 
 READ doesn't say who reads, OPEN does. So the file handles that a user opens carry a number of his
-above the inode number. Number 0 is for those who came when there were no more numbers.
+above the inode number. Number 0 is for those who came when there were no more numbers. Behind the
+relay there is no OPEN: it looks who reads and gives the numbers, from a table that it shares with us.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -25,15 +26,26 @@ class Usage(NamedTuple):
     stalled_ns: int
 
 
+class Users(Protocol):
+    """What is used of `cachefs.fuse.relay._relay.Table`."""
+
+    def user(self, uid: int, /) -> int: ...
+    def limit_user(self, user: int, limited: bool, /) -> None: ...
+    def users(self) -> list[tuple[int, int, int]]: ...
+
+
 class UidLimits:
     """Used on the loop. The lists are by number: `handle >> INO_BITS`."""
 
-    def __init__(self, limits: Mapping[int, int]) -> None:
-        """Bytes per second by uid."""
-        self.buckets: list[TokenBucket | None] = [None]
+    def __init__(self, limits: Mapping[int, int], users: Users | None = None) -> None:
+        """Bytes per second by uid. With `users` others give the numbers, and serve those who have
+        no limit."""
+        self._users = users
+        count = 1 if users is None else _USERS
+        self.buckets: list[TokenBucket | None] = [None] * count
         """None for who has no limit."""
-        self.read_bytes = [0]
-        self.stalled_ns = [0]
+        self.read_bytes = [0] * count
+        self.stalled_ns = [0] * count
         self._numbers: dict[int, int] = {}
         for uid, bytes_per_s in limits.items():
             self.set(uid, bytes_per_s)
@@ -52,6 +64,8 @@ class UidLimits:
             elif bucket is not None:
                 bucket.set_rate(None, trio.current_time())
                 self.buckets[number] = None
+            if self._users is not None:
+                self._users.limit_user(number, bool(bytes_per_s))
 
     def by_uid(self) -> dict[int, int]:
         """The limits that there are."""
@@ -60,12 +74,19 @@ class UidLimits:
 
     def usage(self) -> Iterator[Usage]:
         """Of those without a number, and of everybody who has opened something, in this order."""
+        if self._users is not None:
+            for number, uid, his_bytes in self._users.users():
+                given_bytes = self.read_bytes[number] + his_bytes
+                yield Usage(uid if number else None, given_bytes, self.stalled_ns[number])
+            return
         yield Usage(None, self.read_bytes[0], self.stalled_ns[0])
         for uid, number in self._numbers.items():
             yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
 
     def uid_of(self, number: int) -> int | None:
         """Whose a number is; None for those who have none."""
+        if self._users is not None:
+            return next((uid for his, uid, _ in self._users.users() if his == number), None)
         return next((uid for uid, his in self._numbers.items() if his == number), None)
 
     def handle(self, ino: int, uid: int) -> int:
@@ -74,7 +95,9 @@ class UidLimits:
 
     def _number(self, uid: int) -> int:
         number = self._numbers.get(uid)
-        if number is None:
+        if number is None and self._users is not None:
+            number = self._numbers[uid] = self._users.user(uid)
+        elif number is None:
             if len(self.buckets) >= _USERS:
                 return 0
             number = self._numbers[uid] = len(self.buckets)

@@ -30,8 +30,24 @@ PathOf = Callable[[int], str]
 Watcher = Callable[[Answered, PathOf], None]
 """Called on the loop, between the answer and the next request: it only takes notes."""
 
-Watchers = list[Watcher]
-"""To be looked at before an `Answered` is made, so that it costs nothing while there are none."""
+
+class Watchers(list[Watcher]):
+    """To be looked at before an `Answered` is made, so that it costs nothing while there are none.
+
+    `on_change` is told whether there are any: what others answer for us must come here then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_change: Callable[[bool], None] = lambda are_there: None
+
+    def append(self, watcher: Watcher) -> None:
+        super().append(watcher)
+        self.on_change(True)
+
+    def remove(self, watcher: Watcher) -> None:
+        super().remove(watcher)
+        self.on_change(bool(self))
 
 
 def path_of(namespace: Namespace, ino: int) -> str:

@@ -1,0 +1,142 @@
+"""The table that daemon and relay share (docs/formats/relay_table.md)."""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from cachefs.fuse import relay
+
+if relay.why_not() is not None:
+    pytest.skip(str(relay.why_not()), allow_module_level=True)
+
+from cachefs.fuse.relay import _relay
+
+ENTRIES = 1 << 10
+PAGE = 4096
+HEADER = struct.Struct("<8sIIQQQ")
+ENTRY = struct.Struct("<IIQIIII")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    fd = _relay.create_table(ENTRIES)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def table(memory: int) -> _relay.Table:
+    return _relay.Table(memory)
+
+
+def test_golden_bytes(memory: int, table: _relay.Table) -> None:
+    table.revive(3)
+    table.invalidate(3, 512 * 9)
+    table.publish(0x1122334455, 6, 3, 512 * 9, 100_000, True)
+    with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
+        magic, format_, ways, entries, total, epoch = HEADER.unpack_from(view)
+        assert (magic, format_, ways, entries) == (b"cachefsR", 1, 8, ENTRIES)
+        assert total == len(view) == os.fstat(memory).st_size
+        assert epoch == 2
+        first = total - ENTRIES * ENTRY.size  # the entries come last
+        used = [
+            fields for fields in struct.iter_unpack(ENTRY.format, view[first:]) if fields[0] != 0
+        ]
+        assert used == [(2, 6, 0x1122334455, 3, 9, 100_000 | 1 << 31, 1)]
+
+
+def test_what_is_published_is_found(table: _relay.Table) -> None:
+    assert table.find(7, 0) is None
+    table.publish(7, 0, 1, 4096, MIB, False)
+    table.publish(7, 1, 1, 4096 + MIB, 12, True)
+    assert table.find(7, 0) is None  # the file is not there yet
+    table.revive(1)
+    assert table.find(7, 0) == (1, 4096, MIB, False)
+    assert table.find(7, 1) == (1, 4096 + MIB, 12, True)
+    assert table.find(7, 2) is None
+    table.publish(7, 1, 1, 8192, 12, True)
+    assert table.find(7, 1) == (1, 8192, 12, True)
+
+
+def test_a_freed_slot_is_served_no_more(table: _relay.Table) -> None:
+    table.revive(1)
+    table.publish(7, 0, 1, 4096, 100, True)
+    table.publish(8, 0, 1, 8192, 100, True)
+    table.invalidate(1, 4096)
+    assert table.find(7, 0) is None
+    assert table.find(8, 0) is not None
+    table.publish(9, 0, 1, 4096, 100, True)
+    assert table.find(7, 0) is None
+    assert table.find(9, 0) is not None
+
+
+def test_a_dead_file_is_served_no_more(table: _relay.Table) -> None:
+    for file in (1, 2):
+        table.revive(file)
+        table.publish(file, 0, file, 4096, 100, True)
+    table.kill(1)
+    assert table.find(1, 0) is None
+    assert table.find(2, 0) is not None
+
+
+def test_a_new_daemon_begins_with_nothing(memory: int, table: _relay.Table) -> None:
+    table.revive(1)
+    table.publish(7, 0, 1, 4096, 100, True)
+    table.limit_user(table.user(1000), True)
+    table.pause(True)
+    again = _relay.Table(memory)
+    assert again.find(7, 0) is None
+    again.revive(1)
+    assert again.find(7, 0) is None
+    assert again.user(1000) == table.user(1000)
+
+
+def test_a_full_set_loses_blocks_and_nothing_else(table: _relay.Table) -> None:
+    table.revive(1)
+    for ino in range(1, 4 * ENTRIES):
+        table.publish(ino, 0, 1, 512 * ino, 100, True)
+    found = [ino for ino in range(1, 4 * ENTRIES) if table.find(ino, 0) is not None]
+    assert len(found) == ENTRIES
+    assert all(table.find(ino, 0) == (1, 512 * ino, 100, True) for ino in found)
+
+
+def test_users_keep_their_numbers(table: _relay.Table) -> None:
+    uids = [0, 1, 1000, 1 << 15, (1 << 32) - 2]
+    numbers = [table.user(uid) for uid in uids]
+    assert len(set(numbers)) == len(uids)
+    assert 0 not in numbers
+    assert [table.user(uid) for uid in uids] == numbers
+    assert {(uid, number) for number, uid, _ in table.users() if number} == set(
+        zip(uids, numbers, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "file", "offset", "length"),
+    [
+        (0, 1 << 20, 512, 1),
+        (0, 1, 100, 1),
+        (0, 1, 512, 0),
+        (0, 1, 512, MIB + 1),
+        (1 << 32, 1, 0, 1),
+    ],
+)
+def test_nonsense_is_refused(
+    table: _relay.Table, block: int, file: int, offset: int, length: int
+) -> None:
+    with pytest.raises(ValueError, match="no such"):
+        table.publish(1, block, file, offset, length, True)
+
+
+def test_what_is_no_table_is_refused(tmp_path) -> None:
+    file = tmp_path / "no table"
+    file.write_bytes(b"cachefsR" + bytes(PAGE))
+    with file.open("r+b") as stream, pytest.raises(ValueError, match="another format"):
+        _relay.Table(stream.fileno())
+    for entries in (0, 7, 12, 1 << 29):
+        with pytest.raises(OSError, match="Invalid"):
+            _relay.create_table(entries)
