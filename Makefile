@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test lint format bench lock clean
+.PHONY: help bootstrap demo test lint format bench bench-peers lock clean
 
 WORKERS ?= 2
 PYTHONS := src tests $(wildcard bench demo)
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 bootstrap: ## Debian packages, .venv with locked versions, cachefs itself
 	@scripts/bootstrap
@@ -28,6 +28,11 @@ format: bootstrap ## let ruff rewrite the sources
 
 bench: bootstrap ## the benchmark: a table, and JSON in bench/out
 	@.venv/bin/python -m bench
+
+bench-peers: bootstrap ## beside JuiceFS, rclone, s3fs and ext4, some 25 minutes: bench/RESULTS.md
+	@command -v s3fs >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends s3fs >/dev/null || true
+	@.venv/bin/python -m bench.peers
 
 lock: ## resolve all dependencies anew into requirements/*.lock
 	@scripts/lock

@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +50,12 @@ class Lab:
     bench: Bench
     scale: PeerScale
     peers: Sequence[Peer]
+    ends_at: float
+    """Of the monotonic clock. Later workloads have fewer rounds rather than end after that; one
+    round is made in any case."""
+    workloads_left: int
     measures: Measures = field(default_factory=Measures)
-    command_lines: dict[str, str] = field(default_factory=dict)
+    rounds_made: dict[str, int] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
     """By workload and peer, what went wrong."""
     _made: set[str] = field(default_factory=set)
@@ -98,7 +103,6 @@ class Lab:
         watchdog.start()
         try:
             yield
-            self.command_lines.setdefault(peer.name, peer.command_line)
         except FAILURES as error:
             said = f"not within {limit_s:.0f} s" if late.is_set() else _one_line(error)
             self.bench.say(f"{workload}: {peer.name} failed: {said}")
@@ -109,10 +113,19 @@ class Lab:
             watchdog.cancel()
 
     def rounds(self, workload: str) -> Iterator[int]:
-        """The number of each round, with the server's files in memory at its beginning."""
+        """The number of each round, with the server's files in memory at its beginning. Fewer
+        than planned if they take more than the workload's share of the time that is left."""
+        began = time.monotonic()
+        share_s = (self.ends_at - began) / max(self.workloads_left, 1)
+        self.workloads_left -= 1
         for turn in range(self.scale.rounds):
+            taken_s = time.monotonic() - began
+            if turn and taken_s * (turn + 1) / turn > share_s:
+                self.bench.say(f"{workload}: no time for round {turn + 1}")
+                return
             self.bench.say(f"{workload}: round {turn + 1} of {self.scale.rounds}")
             self.warm_server()
+            self.rounds_made[workload] = turn + 1
             yield turn
 
     @contextlib.contextmanager

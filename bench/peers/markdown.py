@@ -13,6 +13,10 @@ _INTRODUCTION = (
     "medians of rounds in which the peers take turns. **Bold**: the best of the mounts. A dash: "
     "see the footnote, or not measured. s3fs-fuse is Debian's (`apt-get install s3fs`)."
 )
+_COMMAND_LINES = (
+    "S3 keys are handed over by environment or a password file. For blocks in memory and for the "
+    "epochs, size and place of the cache differ."
+)
 _AHEAD = 1.05
 """Others are called ahead from this ratio on; below it, rounds differ as much."""
 
@@ -66,7 +70,7 @@ def render(
         lines += [f"{number}. {text}" for number, text in enumerate(notes.texts, 1)] + [""]
     lines += ["## Versions", "", *(f"- {name} {text}" for name, text in versions.items()), ""]
     lines += ["## Command lines", ""]
-    lines += ["S3 keys are handed over by environment or a password file.", "", "```"]
+    lines += [_COMMAND_LINES, "", "```"]
     lines += [text for text in command_lines.values() if text]
     lines += ["```", ""]
     return "\n".join(lines)

@@ -49,6 +49,7 @@ class Peer:
         self.options = list(options)
         self.base = bench.directory / f"peer-{self.name}"
         self._pids: set[int] = set()
+        self.first_command_line = ""
 
     @classmethod
     def missing(cls) -> str | None:
@@ -80,6 +81,7 @@ class Peer:
         before = set(_all_processes())
         self._mount(cache or Cache())
         self._pids = set(_all_processes()) - before
+        self.first_command_line = self.first_command_line or self.command_line
 
     def unmount(self) -> None:
         """Unmount and wait for the end of its processes; nothing if it is not mounted."""

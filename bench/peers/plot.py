@@ -16,7 +16,8 @@ _COLOURS = {
     "cachefs": "#d9480f", "JuiceFS": "#2f6f9f", "rclone": "#6a8caf", "s3fs": "#9db4c8",
     "local": "#b8b8b8",
 }  # fmt: skip
-_COLUMNS, _WIDTH, _GAP, _MARGIN = 3, 330, 24, 20
+_FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
+_COLUMNS, _WIDTH, _GAP, _MARGIN = 3, 340, 24, 20
 _HEAD, _STEP, _BAR = 44, 19, 13
 _LABEL, _VALUE = 58, 62
 """Room for the name before a bar, and for the figure behind it."""
@@ -33,7 +34,7 @@ def draw(measures: Measures, peers: Sequence[str]) -> str:
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" '
-            f'width="{width}" height="{total}" font-family="Helvetica, Arial, sans-serif">'
+            f'width="{width}" height="{total}" font-family="{_FONTS}">'
         ),
         f'<rect width="{width}" height="{total}" fill="#ffffff"/>',
         _text(_MARGIN, 32, "cachefs beside its peers", 19, bold=True),
@@ -52,7 +53,7 @@ def _panel(measures: Measures, peers: Sequence[str], key: str, x: int, y: int) -
     largest = max(value for value in medians.values() if value is not None) or 1
     unit = f"{figure.unit}, less is better" if figure.less_is_better else figure.unit
     title = title_of(figure).replace("`", "")
-    parts = [_text(x, y + 20, title, 12.5, bold=True), _text(x, y + 35, unit, 11, "#555555")]
+    parts = [_text(x, y + 20, title, 12, bold=True), _text(x, y + 35, unit, 11, "#555555")]
     room = _WIDTH - _LABEL - _VALUE
     for number, (peer, value) in enumerate(medians.items()):
         top = y + _HEAD + number * _STEP
