@@ -102,8 +102,8 @@ SECTIONS = (
     Section(
         "Epochs, room for 38.5 %",
         "The small files in a new order each epoch with a cache of 38.5 % of their size, 4 "
-        "readers, the page cache dropped every 500 files; the first epoch is not counted. Hit ratio: 1 - GETs / files read, by the server's "
-        "count of GETs.",
+        "readers, the page cache dropped every 500 files; the first epoch is not counted. Hit "
+        "ratio: 1 - GETs / files read, by the server's count of GETs.",
         (
             Figure("epochs.hits", "epochs", "hit ratio", ""),
             Figure("epochs.speed", "epochs", "speed", "files/s"),
