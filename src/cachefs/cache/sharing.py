@@ -1,9 +1,9 @@
 """Blocks that the relay serves without us: which, where they lie, and what it tells of its hits.
 
-The relay looks in a table that is shared with it (fuse/relay/table.h). A block gets there when one of
-its readers was answered by us, so it has been verified; it leaves it, before anything else happens
-to its slot, when the slot is freed (`SlabSet.on_freed`), or its slab is emptied, deleted, or out of
-use (`on_withdrawn`). docs/CONCURRENCY.md tells why that suffices.
+The relay looks in a table that is shared with it (fuse/relay/table.h). A block gets there when we
+have answered one of its readers, so it has been verified. It leaves it, before anything else
+happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied,
+deleted or out of use (`on_withdrawn`). docs/CONCURRENCY.md tells why that suffices.
 """
 
 from collections import OrderedDict

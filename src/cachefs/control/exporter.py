@@ -72,6 +72,8 @@ class _MountCollector(Collector):
         self._state = state
 
     def collect(self) -> Iterable[Family]:
+        if self._state.relay is not None:
+            self._state.relay.update()
         values = _values(self._state)
         for metric in METRICS:
             if metric.kind == "histogram":

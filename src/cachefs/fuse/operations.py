@@ -115,7 +115,7 @@ class Operations(pyfuse3.Operations):
         watchers: Watchers,
         shared: SharedBlocks | None = None,
     ) -> None:
-        """With `shared` this is behind the relay: the kernel will send neither OPEN nor OPENDIR, and
+        """With `shared` this is behind the relay: the kernel sends neither OPEN nor OPENDIR, and
         keeps directories for as long as their mtime stays."""
         super().__init__()
         self._shared = shared
@@ -187,7 +187,7 @@ class Operations(pyfuse3.Operations):
                 data = reader.read_now(off, size)
                 if data is not None:
                     if self._shared is not None:
-                        self._shared.offer(reader.inode.ino, reader.ref, off, len(data))  # type: ignore[arg-type]
+                        self._shared.offer(reader.inode.ino, reader.ref, off, size)
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
                     lasted_ns = perf_counter_ns() - began_ns
                     self._hits.note(lasted_ns)
@@ -236,7 +236,7 @@ class Operations(pyfuse3.Operations):
                 return data
         data = await self._readers.read(reader, off, size)
         if self._shared is not None:
-            self._shared.offer(reader.inode.ino, reader.ref, off, len(data))  # type: ignore[arg-type]
+            self._shared.offer(reader.inode.ino, reader.ref, off, size)
         return data
 
     async def flush(self, fh: int) -> None:

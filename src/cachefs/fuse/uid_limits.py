@@ -2,7 +2,7 @@
 
 READ doesn't say who reads, OPEN does. So the file handles that a user opens carry a number of his
 above the inode number. Number 0 is for those who came when there were no more numbers. Behind the
-relay there is no OPEN: it looks who reads and gives the numbers, from a table that it shares with us.
+relay there is no OPEN; it sees who reads, and gives the numbers from a table that we share.
 """
 
 from collections.abc import Iterator, Mapping

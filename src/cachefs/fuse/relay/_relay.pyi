@@ -1,7 +1,8 @@
 """The compiled part: see relay.h and table.h for how it works.
 
-Numbers of files are chosen by the daemon, below 2**20, and never used twice while it lives. Offsets
-are in bytes and multiples of 512. Nothing here waits, but for a mutex that is held for microseconds.
+Numbers of files are chosen by the daemon, below 2**20, and never used twice while it lives.
+Offsets are in bytes and multiples of 512. Nothing here waits, but for a mutex that is held for
+microseconds.
 """
 
 FORMAT: int
