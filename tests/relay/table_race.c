@@ -22,6 +22,7 @@
 
 static struct rt_table table;
 static _Atomic uint64_t slab[FILES][SLOTS][WORDS];
+static _Atomic uint32_t shift; /* every daemon has other files by the same numbers */
 static _Atomic bool stop;
 static _Atomic uint64_t served, refused, wrong, absent;
 
@@ -30,6 +31,10 @@ static uint64_t random_of(uint64_t *state) { /* xorshift64 */
     *state ^= *state >> 7;
     *state ^= *state << 17;
     return *state;
+}
+
+static _Atomic uint64_t *words_of(uint32_t file, uint32_t slot) {
+    return slab[(file + atomic_load(&shift)) % FILES][slot];
 }
 
 static void *read_blocks(void *argument) {
@@ -42,7 +47,7 @@ static void *read_blocks(void *argument) {
             continue;
         }
         for (int i = 0; i < WORDS; i++)
-            copy[i] = atomic_load_explicit(&slab[found.file % FILES][found.slot][i],
+            copy[i] = atomic_load_explicit(&words_of(found.file, found.slot)[i],
                                            memory_order_relaxed);
         if (!rt_still(&table, &found)) {
             atomic_fetch_add(&refused, 1);
@@ -59,7 +64,7 @@ static void *read_blocks(void *argument) {
 
 static void fill(uint32_t file, uint32_t slot, uint64_t ino) {
     for (int i = 0; i < WORDS; i++)
-        atomic_store_explicit(&slab[file % FILES][slot][i], ino, memory_order_relaxed);
+        atomic_store_explicit(&words_of(file, slot)[i], ino, memory_order_relaxed);
 }
 
 static void check_one_by_one(void) {
@@ -99,8 +104,9 @@ int main(int argc, char **argv) {
         uint32_t file = base + (uint32_t)(what >> 8) % FILES;
         uint32_t slot = (uint32_t)(what >> 16) % SLOTS;
         uint64_t ino = 1 + (what >> 32) % INODES;
-        if (what % 4096 == 0) { /* a daemon is started anew */
+        if (what % 1024 == 0) { /* a daemon is started anew */
             rt_begin_epoch(&table);
+            atomic_fetch_add(&shift, 1);
             for (uint32_t f = 0; f < FILES; f++) rt_revive(&table, base + f);
             epochs++;
         } else if (what % 512 == 1) { /* a slab becomes another file */
