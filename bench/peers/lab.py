@@ -104,7 +104,8 @@ class Lab:
         try:
             yield
         except FAILURES as error:
-            said = f"not within {limit_s:.0f} s" if late.is_set() else _one_line(error)
+            text = _one_line(str(error).replace(f"{self.bench.directory}/", ""))
+            said = f"not within {limit_s:.0f} s" if late.is_set() else text or repr(error)
             self.bench.say(f"{workload}: {peer.name} failed: {said}")
             self.measures.notes[workload, peer.name] = said
             self.failures[workload, peer.name] = said
@@ -189,6 +190,6 @@ def run_script(name: str, *arguments: object, site: bool = False) -> list[float]
     return [float(word) for word in done.stdout.split()]
 
 
-def _one_line(error: BaseException | str) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[-1] if lines else type(error).__name__ if error else "")[:200]
+def _one_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:200] if lines else ""
