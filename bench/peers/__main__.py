@@ -55,6 +55,10 @@ def main() -> None:
             help=f"a word more on the command line of {name} mount, as --{name}-option=--verify"
             if name == "cachefs" else f"the same for {name}",
         )  # fmt: skip
+    parser.add_argument(
+        "--beside", metavar="WORDS",
+        help="mount cachefs a second time, with these words more on its command line, as cachefs-2",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="how many rounds, instead of 3")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--out", type=Path, help="write RESULTS.md and the plot there")
@@ -118,14 +122,17 @@ def _make_peers(bench: Any, arguments: argparse.Namespace, say: Callable[[str], 
     from bench.peers.contestants import PEERS
 
     peers = []
-    for kind in PEERS:
-        if kind.name in arguments.peers:
-            if reason := kind.missing():
-                say(f"without {kind.name}: {reason}")
-            else:
-                options = getattr(arguments, f"{kind.name.lower()}_option", [])
-                words = [word for option in options for word in shlex.split(option)]
-                peers.append(kind(bench, words))
+    for peer in PEERS:
+        if peer.kind not in arguments.peers:
+            continue
+        if reason := peer.missing():
+            say(f"without {peer.kind}: {reason}")
+            continue
+        options = getattr(arguments, f"{peer.kind.lower()}_option", [])
+        words = [word for option in options for word in shlex.split(option)]
+        peers.append(peer(bench, words))
+        if peer.kind == "cachefs" and arguments.beside is not None:
+            peers.append(peer(bench, words + shlex.split(arguments.beside), "cachefs-2"))
     return peers
 
 
@@ -189,7 +196,7 @@ def _write(
     from bench.peers import markdown, plot
 
     whole = not (arguments.quick or arguments.tiny or arguments.only)
-    whole = whole and arguments.peers == list(PEER_NAMES)
+    whole = whole and arguments.peers == list(PEER_NAMES) and arguments.beside is None
     directory = arguments.out or (_BENCH if whole else _BENCH / "out")
     beside = arguments.out or _BENCH / "out"
     for path in (directory, beside):

@@ -21,7 +21,7 @@ _NO_COMMAND = "it has no command that loads ahead"
 class Cachefs(Peer):
     """With the defaults of the command line."""
 
-    name = "cachefs"
+    kind = "cachefs"
     bucket = rig.BUCKET
     _mounted: rig.Mount | None = None
 
@@ -62,7 +62,7 @@ class Cachefs(Peer):
 class JuiceFS(Peer):
     """Its metadata in SQLite, its blocks in a bucket of its own."""
 
-    name = "JuiceFS"
+    kind = "JuiceFS"
     bucket = juicefs.BUCKET
 
     def prepare(self) -> None:
@@ -110,7 +110,7 @@ class JuiceFS(Peer):
 class Rclone(ForegroundPeer):
     """`rclone mount` with its VFS cache; modification times as S3 lists them."""
 
-    name = "rclone"
+    kind = "rclone"
     bucket = rig.BUCKET
     lacks: ClassVar[Mapping[str, str]] = {"warmup": _NO_COMMAND}
 
@@ -145,7 +145,7 @@ class Rclone(ForegroundPeer):
 class S3fs(ForegroundPeer):
     """s3fs-fuse, of Debian."""
 
-    name = "s3fs"
+    kind = "s3fs"
     bucket = rig.BUCKET
     lacks: ClassVar[Mapping[str, str]] = {
         "warmup": _NO_COMMAND,
@@ -184,7 +184,7 @@ class S3fs(ForegroundPeer):
 class Local(Peer):
     """The files that the data sets were uploaded from. There is no mount."""
 
-    name = "local"
+    kind = "local"
     lacks: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("cold", "large.cold", "lmdb.cold", "warmup", "epochs"), "local files need no fetching"

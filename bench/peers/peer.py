@@ -37,14 +37,15 @@ class Usage:
 class Peer:
     """One way to read the data. A mount's processes are those that appear while it is mounted."""
 
-    name: ClassVar[str]
+    kind: ClassVar[str]
     bucket: ClassVar[str | None] = None
     """Where its reads of the origin go, for counting GETs."""
     lacks: ClassVar[Mapping[str, str]] = {}
     """Beginnings of figure keys that make no sense for this peer, and why."""
 
-    def __init__(self, bench: Bench, options: Sequence[str] = ()) -> None:
-        """`options` are added to those of every mount."""
+    def __init__(self, bench: Bench, options: Sequence[str] = (), name: str = "") -> None:
+        """`options` are added to those of every mount; `name` tells two of a kind apart."""
+        self.name = name or type(self).kind
         self.bench = bench
         self.options = list(options)
         self.base = bench.directory / f"peer-{self.name}"

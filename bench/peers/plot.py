@@ -61,7 +61,7 @@ def _panel(measures: Measures, peers: Sequence[str], key: str, x: int, y: int) -
         length = 0.0 if value is None else max(room * value / largest, 1)
         parts.append(
             f'<rect x="{x + _LABEL}" y="{top}" width="{length:.1f}" height="{_BAR}" '
-            f'fill="{_COLOURS[peer]}"/>'
+            f'fill="{_COLOURS.get(peer, "#f0a882")}"/>'
         )
         shown = "-" if value is None else show(value)
         end = x + _LABEL + length + 5
