@@ -9,7 +9,7 @@ How blocks come from the origin is in `fetches.py`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
@@ -187,19 +187,13 @@ class BlockCache:
         end = min(first_block + block_count, ref.block_count)
         await self._fetches.fetched(ref, range(first_block, end))
 
-    async def fetch_together(
-        self, refs: Sequence[ObjectRef], stop: Callable[[], bool]
-    ) -> list[ObjectRef]:
+    async def fetch_together(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
         """Fetch different files of one block each in one call of the origin; returns those that
-        must be fetched one by one, or waited for. Raises `OriginError` at shutdown only.
-
-        Nobody who joins waits for the whole: when `stop()`, which any thread may call, is true, no
-        further file is asked for.
-        """
+        must be fetched one by one, or waited for. Raises `OriginError` at shutdown only."""
         known = [self.is_cached_or_inflight(BlockKey(ref.object_id, 0)) for ref in refs]
         left = list(compress(refs, known))
         unknown = [ref for ref, is_known in zip(refs, known, strict=True) if not is_known]
-        return left + await self._fetches.together(unknown, stop) if unknown else left
+        return left + await self._fetches.together(unknown) if unknown else left
 
     @property
     def fetching_count(self) -> int:

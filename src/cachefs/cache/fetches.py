@@ -154,15 +154,9 @@ class Fetches:
 
     # -- small files together ------------------------------------------------------------------
 
-    async def together(
-        self, refs: Sequence[ObjectRef], stop: Callable[[], bool]
-    ) -> list[ObjectRef]:
+    async def together(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
         """Fetch files of one block each, which must not be under way; returns those that must be
-        fetched alone. Atomic with the caller's look at `flights`.
-
-        No further file is asked for when `stop()`, which any thread may call, is true, or the
-        caller has been cancelled.
-        """
+        fetched alone. Atomic with the caller's look at `flights`."""
         if sum(ref.meta.size_bytes for ref in refs) > self._buffer_bytes:
             return list(refs)
         nursery = self._open_nursery()
@@ -171,16 +165,12 @@ class Fetches:
             (key,) = flight.block_keys()
             assert key not in self.flights
             self.flights[key] = flight
-        cancelled = False
-        nursery.start_soon(self._fly_together, flights, lambda: cancelled or stop())
-        try:
-            for flight in flights:
-                await flight.done.wait()
-        finally:
-            cancelled = True
+        nursery.start_soon(self._fly_together, flights)
+        for flight in flights:
+            await flight.done.wait()
         return [flight.ref for flight in flights if flight.data is None]
 
-    async def _fly_together(self, flights: list[Flight], stop: Callable[[], bool]) -> None:
+    async def _fly_together(self, flights: list[Flight]) -> None:
         size_bytes = sum(flight.length for flight in flights)
         found: list[memoryview | None] = [None] * len(flights)
         reserved = shut_down = False
@@ -190,7 +180,7 @@ class Fetches:
             for flight in flights:
                 flight.has_room = True
             wanted = [(flight.ref.path, flight.ref.meta) for flight in flights]
-            found = await self._origin.read_many(wanted, stop)
+            found = await self._origin.read_many(wanted)
         except OriginError:
             pass  # those who ask alone are told
         except Exception:

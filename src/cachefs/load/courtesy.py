@@ -28,18 +28,18 @@ class Courtesy:
         self._under_way = 0
         self._under_way_bytes = 0
 
-    async def begin(self, size_bytes: int = 0) -> None:
-        """Wait until one more request, for so many bytes, is no burden; then count it."""
+    async def begin(self, size_bytes: int = 0, requests: int = 1) -> None:
+        """Wait until more requests, for so many bytes, are no burden; then count them."""
         if self._turn.locked() or self._must_wait():
             async with self._turn:  # one looks, the others wait for him
                 while self._must_wait():  # noqa: ASYNC110 - for things that have no event
                     await trio.sleep(_LOOK_S)
-        self._under_way += 1
+        self._under_way += requests
         self._under_way_bytes += size_bytes
 
-    def end(self, size_bytes: int = 0) -> None:
-        """The request has ended."""
-        self._under_way -= 1
+    def end(self, size_bytes: int = 0, requests: int = 1) -> None:
+        """They have ended."""
+        self._under_way -= requests
         self._under_way_bytes -= size_bytes
 
     @property

@@ -1,13 +1,13 @@
 """Fetching what a job wants, many requests at a time, and out of the way of readers.
 
-The blocks come by the same flights as a reader's, so nothing is fetched twice. Of small files each
-request of the job takes several, one after the other, while no readers are near: a way to a thread
-and back for each file is a fifth of what it costs.
+The blocks come by the same flights as a reader's, so nothing is fetched twice. Small
+files are asked for several at a time, while no readers are near: a way to a thread and back for
+each costs as much as the file itself.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import NamedTuple
 
 import trio
@@ -23,7 +23,6 @@ from cachefs.types import ObjectRef
 _EXTENT_BLOCKS = 8
 _SMALL_BYTES = 256 << 10
 _TOGETHER = 8
-_TOGETHER_BYTES = 1 << 20
 _WAIT_S = 1.0
 _TRIES = 3
 _PINNED_AT_A_TIME = 4096
@@ -42,6 +41,29 @@ class _Extent(NamedTuple):
     def is_small(self) -> bool:
         """A file that may be fetched together with others."""
         return self.ref.meta.size_bytes <= _SMALL_BYTES
+
+
+class _Room:
+    """For so many requests at a time. First come, first served."""
+
+    def __init__(self, requests: int) -> None:
+        self._free = requests
+        self._turn = trio.Lock()
+        self._freed = trio.Event()
+
+    @asynccontextmanager
+    async def of(self, requests: int) -> AsyncIterator[None]:
+        """Wait until so many more may be under way; they are, meanwhile."""
+        async with self._turn:
+            while self._free < requests:
+                await self._freed.wait()
+            self._free -= requests
+        try:
+            yield
+        finally:
+            self._free += requests
+            self._freed.set()
+            self._freed = trio.Event()
 
 
 class Fetcher:
@@ -67,20 +89,16 @@ class Fetcher:
         self.failed: set[bytes] = set()
         """Ids of objects that could not be had."""
 
-    async def run(self, refs: Iterator[ObjectRef], requests: int, expected: int = 0) -> None:
-        """Fetch all of them, `requests` at a time. What can't be had is told to `on_failure`.
-
-        `expected` is how many they are: near the end, too, all requests have something to do.
-        """
+    async def run(self, refs: Iterator[ObjectRef], requests: int) -> None:
+        """Fetch all of them, `requests` at a time. What can't be had is told to `on_failure`."""
         extents = self._extents(refs)
-        left = expected
+        room = _Room(requests)
 
         async def work() -> None:
-            nonlocal left
-            while taken := self._take(extents, left // (2 * requests)):
-                left -= sum(extent.is_last for extent in taken)
-                for extent in await self._fetch_together(taken):
-                    await self._fetch(extent)
+            while taken := self._take(extents, min(requests, _TOGETHER)):
+                for extent in await self._fetch_together(taken, room):
+                    async with room.of(1):
+                        await self._fetch(extent)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -115,29 +133,26 @@ class Fetcher:
         if not self._origin.reads_many or self._courtesy.is_pressed:
             most = 1
         taken: list[_Extent] = []
-        size_bytes = 0
         for extent in extents:
             if self._pin:
                 self._note_pinned(extent.ref)
             taken.append(extent)
-            size_bytes += extent.ref.meta.size_bytes
-            if not extent.is_small or len(taken) >= min(most, _TOGETHER):
-                break
-            if size_bytes >= _TOGETHER_BYTES:
+            if not extent.is_small or len(taken) >= most:
                 break
         return taken
 
-    async def _fetch_together(self, extents: list[_Extent]) -> list[_Extent]:
+    async def _fetch_together(self, extents: list[_Extent], room: "_Room") -> list[_Extent]:
         """Returns those that must be fetched one by one."""
         small = {extent.ref.object_id: extent.ref for extent in extents if extent.is_small}
         if len(small) < 2:
             return extents
         size_bytes = sum(ref.meta.size_bytes for ref in small.values())
-        await self._courtesy.begin(size_bytes)
-        try:
-            left = await self._cache.fetch_together(list(small.values()), self._must_stop)
-        finally:
-            self._courtesy.end(size_bytes)
+        async with room.of(len(small)):
+            await self._courtesy.begin(size_bytes, len(small))
+            try:
+                left = await self._cache.fetch_together(list(small.values()))
+            finally:
+                self._courtesy.end(size_bytes, len(small))
         for ref in left:
             del small[ref.object_id]
         for extent in extents:
@@ -145,10 +160,6 @@ class Fetcher:
                 self._progress.fetched_bytes += extent.ref.meta.size_bytes
                 self._progress.fetched_files += 1
         return [extent for extent in extents if extent.ref.object_id not in small]
-
-    def _must_stop(self) -> bool:
-        """In any thread."""
-        return self._cache.waiting_readers > 0
 
     async def _fetch(self, extent: _Extent) -> None:
         ref = extent.ref

@@ -228,9 +228,7 @@ class Job:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write_failures_now_and_then)
-            await fetcher.run(
-                self._missing_refs(), self.report.spec.jobs, expected=len(self._missing)
-            )
+            await fetcher.run(self._missing_refs(), self.report.spec.jobs)
             nursery.cancel_scope.cancel()
         self._told = fetcher.failed
         await around.cache.drain()
