@@ -18,6 +18,10 @@ class MountError(CachefsError):
     """The mountpoint can't be used, or the kernel refused the mount."""
 
 
+class RelayUnusableError(MountError):
+    """A mount can't be served through the relay. The text is the reason alone."""
+
+
 class CacheDirError(CachefsError):
     """A cache directory can't be used: not writable, in use, foreign, or of a newer format."""
 

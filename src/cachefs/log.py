@@ -5,6 +5,8 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, TextIO
@@ -184,6 +186,25 @@ def open_log_file(path: Path) -> Path:
             f"can't write the log file {path}: {error.strerror}; choose another with --log-file"
         ) from error
     return path
+
+
+@contextmanager
+def collected_warnings(most: int) -> Iterator[list[str]]:
+    """The first warnings that are logged meanwhile, for the eyes of a user who waits."""
+    warnings: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if len(warnings) < most:
+                warnings.append(" ".join(record.getMessage().split()))
+
+    collector = Collector(logging.WARNING)
+    logger = logging.getLogger(ROOT_LOGGER)
+    logger.addHandler(collector)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(collector)
 
 
 def warn_once(

@@ -35,16 +35,24 @@ class ServiceManager:
         """The daemon ends, for whatever reason."""
         self._tell("STOPPING=1", "STATUS=unmounting, and storing what was fetched")
 
+    @property
+    def sign_interval_s(self) -> float | None:
+        """How often `alive` is to be called; None if nobody watches."""
+        return self._watchdog_s / 2 if self._address and self._watchdog_s else None
+
+    def alive(self) -> None:
+        """A sign of life."""
+        self._tell("WATCHDOG=1")
+
     async def feed_watchdog(self) -> None:
-        """Sign of life, twice in the time allowed, for as long as the event loop turns. Returns
-        at once if nobody watches."""
-        if not self._address or self._watchdog_s is None:
+        """Signs of life for as long as the event loop turns. Returns at once if nobody watches."""
+        if self.sign_interval_s is None:
             return
         import trio  # late: `cachefs mount` forks before it loads what is heavy
 
         while True:
-            self._tell("WATCHDOG=1")
-            await trio.sleep(self._watchdog_s / 2)
+            self.alive()
+            await trio.sleep(self.sign_interval_s)
 
     def _tell(self, *lines: str) -> None:
         if not self._address:

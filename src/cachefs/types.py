@@ -103,6 +103,27 @@ class BlockLocation(NamedTuple):
     checksum: int
 
 
+class DataPathName(Enum):
+    """Who answers the kernel."""
+
+    RELAY = "relay"
+    PYTHON = "python"
+
+
+@dataclass(frozen=True, slots=True)
+class DataPath:
+    """How a mount is served, as its daemon tells. `reason` says why it isn't the relay, if so;
+    the rest is about the relay's supervisor and its daemons: how often another was started, the
+    last time at `restarted_at` (seconds since the epoch), because the one before `last_end`."""
+
+    name: DataPathName
+    reason: str | None = None
+    supervisor_pid: int | None = None
+    restarts: int = 0
+    restarted_at: float | None = None
+    last_end: str | None = None
+
+
 __all__ = [
     "BLOCK_BYTES",
     "NO_POSIX",
@@ -111,6 +132,8 @@ __all__ = [
     "BlockKey",
     "BlockLocation",
     "Buffer",
+    "DataPath",
+    "DataPathName",
     "Entry",
     "Found",
     "Medium",

@@ -12,14 +12,14 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.log import ROOT_LOGGER
+from cachefs.log import collected_warnings
 from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, unmount
 
 START_TIMEOUT_S = 90.0
@@ -34,7 +34,10 @@ _MOST_WARNINGS = 5
 
 _logger = logging.getLogger(__name__)
 
-Serve = Callable[[Callable[[], None]], None]
+OnReady = Callable[..., None]
+"""May be given what other processes have logged as warnings."""
+
+Serve = Callable[[OnReady], None]
 """Blocks as long as the mount lives; calls its argument once it answers."""
 
 
@@ -78,8 +81,12 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
     code = 1
     try:
         _detach(log_file)
-        with _collected_warnings() as warnings:
-            serve(lambda: _send(sender, {"ready": True, "warnings": warnings[:_MOST_WARNINGS]}))
+        with collected_warnings(_MOST_WARNINGS) as warnings:
+
+            def tell(others: Sequence[str] = ()) -> None:
+                _send(sender, {"ready": True, "warnings": [*warnings, *others][:_MOST_WARNINGS]})
+
+            serve(tell)
         code = 0
     except KeyboardInterrupt:
         code = 130
@@ -94,25 +101,6 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
     finally:
         logging.shutdown()
         os._exit(code)
-
-
-@contextmanager
-def _collected_warnings() -> Iterator[list[str]]:
-    """What is logged as a warning is for the user's eyes too, as long as he waits."""
-    warnings: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if len(warnings) < _MOST_WARNINGS:
-                warnings.append(" ".join(record.getMessage().split()))
-
-    collector = Collector(logging.WARNING)
-    logger = logging.getLogger(ROOT_LOGGER)
-    logger.addHandler(collector)
-    try:
-        yield warnings
-    finally:
-        logger.removeHandler(collector)
 
 
 def _detach(log_file: Path) -> None:

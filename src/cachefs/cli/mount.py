@@ -1,8 +1,7 @@
 """`cachefs mount`: from a command line to a running daemon."""
 
 import faulthandler
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,21 @@ import click
 from pydantic.fields import FieldInfo
 
 from cachefs import log, systemd_notify
-from cachefs.cli.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, launch
+from cachefs.cli.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, OnReady, launch
 from cachefs.cli.mount_words import parse_mount_words
-from cachefs.config import Flag, Group, MountConfig, flags, load_mount_config, mountpoint_in
-from cachefs.errors import UsageError
+from cachefs.config import (
+    Flag,
+    Group,
+    MountConfig,
+    flags,
+    load_mount_config,
+    mountpoint_in,
+    to_json,
+)
+from cachefs.errors import MountError, RelayUnusableError, UsageError
 from cachefs.mounts import RuntimeFile, canonical, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
+from cachefs.types import DataPath, DataPathName
 from cachefs.units import format_bytes, format_duration
 
 
@@ -107,26 +115,60 @@ def start(config: MountConfig) -> None:
 
     Raises `CachefsError` or `UsageError` when it could not be mounted.
     """
-    set_up_log = partial(
-        log.setup,
-        debug=config.debug,
-        log_format=config.log_format,
-        max_bytes=config.log_max_size,
-    )
     manager = systemd_notify.take_over()  # not for a daemon in the background
+    why_python = _why_python(config)
     if config.foreground:
-        set_up_log(log_file=config.log_file, tracebacks=False)
+        set_up_log(config)
         status = f"serving {config.source} on {config.mountpoint}"
-        _serve(config, partial(manager.ready, status), manager=manager)
+        _serve(config, why_python, _ignore, manager, status)
         return
-    log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
+    log_file = log.open_log_file(log_file_of(config))
 
-    def serve(on_ready: Callable[[], None]) -> None:
-        set_up_log(log_file=log_file)
-        _serve(config, on_ready, log_file)
+    def serve(on_ready: OnReady) -> None:
+        set_up_log(config)
+        _serve(config, why_python, on_ready)
 
     patience_s = START_TIMEOUT_S if config.manifest is None else MANIFEST_TIMEOUT_S
     launch(serve, config.mountpoint, log_file, patience_s)
+
+
+def _ignore(warnings: Sequence[str] = ()) -> None:
+    """In the foreground they are in sight anyhow."""
+
+
+def log_file_of(config: MountConfig) -> Path:
+    """Of a mount in the background."""
+    return config.log_file or default_log_file(config.mountpoint)
+
+
+def set_up_log(config: MountConfig) -> None:
+    """As in all processes of this mount. Raises `UsageError`."""
+    in_sight = config.foreground
+    log.setup(
+        debug=config.debug,
+        log_file=config.log_file if in_sight else log_file_of(config),
+        tracebacks=not in_sight,
+        log_format=config.log_format,
+        max_bytes=config.log_max_size,
+    )
+
+
+def _why_python(config: MountConfig) -> str | None:
+    """Why the relay does not answer; None if it does. Raises `MountError` if it must and can't."""
+    if config.data_path == "python":
+        return "asked for with --data-path python"
+    from cachefs.fuse import relay
+
+    reason = relay.why_not()
+    if reason is not None and config.data_path == "relay":
+        raise _not_possible(reason)
+    return reason
+
+
+def _not_possible(reason: str) -> MountError:
+    return MountError(
+        f"--data-path relay is not possible here: {reason}; mend that, or leave the option out"
+    )
 
 
 def load(
@@ -147,16 +189,49 @@ def load(
 
 def _serve(
     config: MountConfig,
-    on_ready: Callable[[], None],
-    log_file: Path | None = None,
+    why_python: str | None,
+    on_ready: OnReady,
     manager: ServiceManager = NOBODY,
+    status: str = "",
 ) -> None:
-    """Be the daemon until unmounted. The claim comes first: it is cheap, the imports aren't."""
-    faulthandler.enable()  # the watchdog of systemd ends a stuck daemon with SIGABRT: show where
-    with RuntimeFile(config.mountpoint, config.source, log_file or config.log_file):
+    """Be the daemon, or its supervisor, until unmounted. The claim comes first: it is cheap, the
+    imports aren't."""
+    faulthandler.enable()  # the watchdog of systemd ends a stuck process with SIGABRT: show where
+    log_file = config.log_file if config.foreground else log_file_of(config)
+    with RuntimeFile(config.mountpoint, config.source, log_file):
+        if why_python is None:
+            try:
+                _supervise(config, on_ready, manager, status)
+                return
+            except RelayUnusableError as error:
+                if config.data_path == "relay":
+                    raise _not_possible(str(error)) from error
+                why_python = str(error)
         from cachefs import daemon
 
-        daemon.run(config, on_ready, manager)
+        def tell() -> None:
+            manager.ready(status)
+            on_ready()
+
+        path = DataPath(DataPathName.PYTHON, why_python)
+        daemon.run(config, tell, manager, path)
+
+
+def _supervise(
+    config: MountConfig, on_ready: OnReady, manager: ServiceManager, status: str
+) -> None:
+    from cachefs.supervisor.supervisor import Supervisor, Task, daemon_command
+
+    where = config.log_file if config.foreground else log_file_of(config)
+    task = Task(
+        config.mountpoint,
+        config.nonempty,
+        to_json(config),
+        daemon_command(),
+        status,
+        "what it wrote above" if where is None else str(where),
+    )
+    Supervisor(task, on_ready, manager).run()
 
 
 command = _MountCommand(

@@ -6,6 +6,7 @@ from cachefs.config.fields import Flag, Group, absolute_path, nearest, user_mem_
 from cachefs.config.load import flags, load_mount_config, load_table_in, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
+from cachefs.config.transport import from_json, to_json
 
 __all__ = [
     "MIN_CACHE_DIR_BYTES",
@@ -17,6 +18,7 @@ __all__ = [
     "TierConfig",
     "absolute_path",
     "flags",
+    "from_json",
     "join_address",
     "load_changes",
     "load_mount_config",
@@ -25,5 +27,6 @@ __all__ = [
     "mountpoint_in",
     "nearest",
     "split_address",
+    "to_json",
     "user_mem_home",
 ]

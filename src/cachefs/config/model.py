@@ -357,6 +357,16 @@ class MountConfig(BaseModel):
         True, description="Accepted for compatibility: mounts are always read-only."
     )
 
+    data_path: Annotated[
+        Literal["auto", "relay", "python"],
+        choice("auto", "relay", "python"),
+        Flag(("--data-path",), metavar="auto|relay|python", group=Group.PROCESS),
+    ] = Field(
+        "auto",
+        description="Who answers the kernel: relay, compiled code that serves what is cached and "
+        "outlives the daemon; or python, the daemon alone. auto is relay where that is possible; "
+        "cachefs status shows why it is not.",
+    )
     foreground: Annotated[bool, SWITCH, Flag(("-f", "--foreground"), group=Group.PROCESS)] = Field(
         False, description="Stay in the foreground and log to the terminal."
     )

@@ -9,14 +9,16 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig
 from cachefs.control import api
 from cachefs.control.api import Route
-from cachefs.control.report import StatusReport, cache_report, tier_report
+from cachefs.control.report import StatusReport, cache_report, data_path_report, tier_report
 from cachefs.control.server import Handler
 from cachefs.control.set_verb import SetVerb
+from cachefs.fuse.relay.figures import RelayFigures
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.load.jobs import Jobs
 from cachefs.metrics import BOUNDS_S, Requests
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.types import DataPath
 
 
 class MountState:
@@ -30,7 +32,9 @@ class MountState:
         cache: BlockCache,
         limits: UidLimits,
         settings: SetVerb,
+        data_path: DataPath,
     ) -> None:
+        self.data_path = data_path
         self.config = config
         self.origin = origin
         self.cache = cache
@@ -42,6 +46,7 @@ class MountState:
         self.mounted = False
         """The kernel has been answered."""
         self.metrics_address: str | None = None
+        self.relay: RelayFigures | None = None
         self._settings = settings
 
     def handlers(self) -> dict[Route, Handler]:
@@ -54,6 +59,8 @@ class MountState:
 
     async def answer_requests(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
         """For the control socket: what `metrics.Requests` and `UidLimits` have counted."""
+        if self.relay is not None:
+            self.relay.update()
         requests = [
             {
                 "operation": operation,
@@ -78,6 +85,8 @@ class MountState:
 
     def status(self) -> StatusReport:
         """What `cachefs status` shows. No secrets: the URL has none."""
+        if self.relay is not None:
+            self.relay.update()
         tiers = self.cache.status()
         reads, origin = self.cache.counters, self.origin.counters
         stale = None if self.namespace is None else self.namespace.stale_state
@@ -87,6 +96,8 @@ class MountState:
             "mountpoint": str(self.config.mountpoint),
             "source": self.origin.url,
             "pid": os.getpid(),
+            "supervisor_pid": self.data_path.supervisor_pid,
+            "data_path": data_path_report(self.data_path),
             "started_at": self.started_at,
             "policy": self.config.cache_eviction,
             "metrics": self.metrics_address,

@@ -4,6 +4,7 @@ from typing import TypedDict
 
 from cachefs.cache.counters import TierStatus
 from cachefs.origin.resilience import OriginHealth
+from cachefs.types import DataPath
 
 
 class CacheStatus(TypedDict):
@@ -74,15 +75,28 @@ class LimitStatus(TypedDict):
     access_log: str
 
 
+class DataPathStatus(TypedDict):
+    """See `types.DataPath`."""
+
+    name: str
+    reason: str | None
+    restarts: int
+    restarted_at: float | None
+    last_end: str | None
+
+
 class StatusReport(TypedDict):
-    """`started_at` is seconds since the epoch; `policy` decides what is evicted; `metrics` is the
-    address where they are served; `tiers` are sorted by medium, the fastest first. `stale` while
-    the origin does not answer and what was last known is shown instead, since `stale_since`
-    (seconds since the epoch)."""
+    """`pid` is the daemon's, which on the relay's data path has a supervisor. `started_at` is
+    seconds since the epoch; `policy` decides what is evicted; `metrics` is the address where they
+    are served; `tiers` are sorted by medium, the fastest first. `stale` while the origin does not
+    answer and what was last known is shown instead, since `stale_since` (seconds since the
+    epoch)."""
 
     mountpoint: str
     source: str
     pid: int
+    supervisor_pid: int | None
+    data_path: DataPathStatus
     started_at: float
     version: str
     policy: str
@@ -95,6 +109,17 @@ class StatusReport(TypedDict):
     origin: OriginStatus
     origin_health: OriginHealth
     limits: LimitStatus
+
+
+def data_path_report(path: DataPath) -> DataPathStatus:
+    """For JSON."""
+    return {
+        "name": path.name.value,
+        "reason": path.reason,
+        "restarts": path.restarts,
+        "restarted_at": path.restarted_at,
+        "last_end": path.last_end,
+    }
 
 
 def cache_report(tiers: list[TierStatus]) -> CacheStatus:

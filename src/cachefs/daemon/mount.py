@@ -4,11 +4,11 @@ import logging
 import signal
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.sharing import SharedBlocks
 from cachefs.config import MountConfig
 from cachefs.control import server as control_server
 from cachefs.control.cache_routes import CacheRoutes
@@ -19,6 +19,7 @@ from cachefs.control.mount_state import MountState
 from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
+from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
 from cachefs.daemon.tiers import namespace_tier, open_tiers
 from cachefs.db import Database
@@ -40,8 +41,10 @@ from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.supervisor.link import Link
 from cachefs.systemd_notify import ServiceManager
 from cachefs.tiers.tier import Tier
+from cachefs.types import DataPath
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +63,13 @@ class Mount:
         manager: ServiceManager,
         failure: OriginUnavailableError | None,
         view: ManifestView | None,
+        data_path: DataPath,
+        link: Link | None,
     ) -> None:
-        """`failure` is what the origin is away with; `view` is of a manifest."""
+        """`failure` is what the origin is away with; `view` is of a manifest; with a `link` its
+        other end mounts."""
+        self._link = link
+        self._relayed = None if link is None else Relayed(link)
         self._config = config
         self._view = view
         self._failure = failure
@@ -81,16 +89,19 @@ class Mount:
             scrub_interval_s=config.scrub_interval,
             patience_s=resilience(config).patience_s,
         )
-        self._limits = UidLimits(config.limit_uid)
-        self._watchers: Watchers = []
+        users = None if self._relayed is None else self._relayed.table
+        self._limits = UidLimits(config.limit_uid, users)
+        self._watchers = Watchers()
         self._access_log = AccessLog(self._watchers)
         self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)
-        self._state = MountState(config, origin, self._cache, self._limits, self._set_verb)
+        self._state = MountState(
+            config, origin, self._cache, self._limits, self._set_verb, data_path
+        )
         self._tier_verbs = TierVerbs(
             self._cache, config, partial(open_tiers, origin.identity), tiers, home
         )
 
-    async def serve(self, mountpoint: str, on_ready: Callable[[], None]) -> None:
+    async def serve(self, on_ready: Callable[[], None]) -> None:
         """Mount, answer until unmounted, write what is pending."""
         try:
             async with trio.open_nursery() as nursery:
@@ -98,16 +109,14 @@ class Mount:
                     # A signal ends the serving; the cache still stores what was fetched.
                     with trio.CancelScope() as serving:
                         nursery.start_soon(_stop_on_signal, serving)
-                        await self._serve(nursery, mountpoint, on_ready)
+                        await self._serve(nursery, on_ready)
                 finally:
                     await self._cache.aclose()
                 nursery.cancel_scope.cancel()
         finally:
             self._db.close()
 
-    async def _serve(
-        self, nursery: trio.Nursery, mountpoint: str, on_ready: Callable[[], None]
-    ) -> None:
+    async def _serve(self, nursery: trio.Nursery, on_ready: Callable[[], None]) -> None:
         await nursery.start(self._origin.run)
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
@@ -130,10 +139,10 @@ class Mount:
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)
-            socket = socket_path(Path(mountpoint))
+            socket = socket_path(self._config.mountpoint)
             await control.start(control_server.serve, socket, handlers)
             await control.start(serve_metrics, self._state)
-            await self._serve_kernel(namespace, mountpoint, on_ready)
+            await self._serve_kernel(namespace, on_ready)
             control.cancel_scope.cancel()
 
     def _jobs(self, namespace: Namespace) -> Jobs:
@@ -148,15 +157,20 @@ class Mount:
         )
         return Jobs(around)
 
-    async def _serve_kernel(
-        self, namespace: Namespace, mountpoint: str, on_ready: Callable[[], None]
-    ) -> None:
+    async def _serve_kernel(self, namespace: Namespace, on_ready: Callable[[], None]) -> None:
         initialised = trio.Event()
-        operations = self._operations(namespace, initialised.set)
-        session.mount(operations, mountpoint, self._origin.url, self._config.allow_other)
+        readers = Readers(namespace, self._cache, self._config.readahead)
+        shared = None if self._relayed is None else self._relayed.share(self._cache, readers)
+        if self._relayed is not None and shared is not None:
+            self._relayed.yield_to(self._watchers)
+            self._state.relay = self._relayed.figures(shared, self._state.requests)
+        operations = self._operations(namespace, readers, shared, initialised.set)
+        device = self._mount(operations)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._announce, mountpoint, initialised, on_ready)
+                if shared is not None:
+                    nursery.start_soon(shared.run)
+                nursery.start_soon(self._announce, device, initialised, on_ready)
                 nursery.start_soon(self._manager.feed_watchdog)
                 await session.serve()
                 nursery.cancel_scope.cancel()
@@ -164,6 +178,15 @@ class Mount:
             self._state.mounted = False
             self._manager.stopping()
             session.unmount()
+
+    def _mount(self, operations: Operations) -> str:
+        """What the mount table calls the mount."""
+        place, source = self._config.mountpoint, self._origin.url
+        if self._link is None:
+            return session.mount(operations, place, source, self._config.allow_other)
+        sockets = self._link.mount(place, source, self._config.allow_other)
+        session.connect(operations, sockets.requests_fd, sockets.device_fd)
+        return sockets.device
 
     async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:
         config = self._config
@@ -192,27 +215,34 @@ class Mount:
         await self._db.commit()
         return namespace
 
-    def _operations(self, namespace: Namespace, on_init: Callable[[], None]) -> Operations:
+    def _operations(
+        self,
+        namespace: Namespace,
+        readers: Readers,
+        shared: SharedBlocks | None,
+        on_init: Callable[[], None],
+    ) -> Operations:
         config = self._config
         ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
         return Operations(
             namespace,
-            Readers(namespace, self._cache, config.readahead),
+            readers,
             Xattrs(namespace, self._cache),
             AttrBuilder(ownership),
             on_init,
             self._limits,
             self._state.requests,
             self._watchers,
+            shared,
         )
 
     async def _announce(
-        self, mountpoint: str, initialised: trio.Event, on_ready: Callable[[], None]
+        self, device: str, initialised: trio.Event, on_ready: Callable[[], None]
     ) -> None:
         await initialised.wait()
         self._state.mounted = True
-        await trio.to_thread.run_sync(session.tune, mountpoint)
-        log.info("mounted on %s", mountpoint)
+        await trio.to_thread.run_sync(session.tune, device)
+        log.info("mounted on %s", self._config.mountpoint)
         on_ready()
 
 

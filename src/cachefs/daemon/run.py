@@ -16,31 +16,65 @@ from cachefs.manifest.view import open_view
 from cachefs.mounts import prepare_mountpoint
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.supervisor.link import ALIVE_INTERVAL_S, Link
 from cachefs.systemd_notify import NOBODY, ServiceManager
+from cachefs.types import DataPath, DataPathName
 
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 20.0
+_PYTHON = DataPath(DataPathName.PYTHON)
 
 
 def run(
-    config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager = NOBODY
+    config: MountConfig,
+    on_ready: Callable[[], None],
+    manager: ServiceManager = NOBODY,
+    data_path: DataPath = _PYTHON,
+    link: Link | None = None,
 ) -> None:
     """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
     when the kernel's first request has been answered. `manager` hears that the loop turns, and of
-    the end.
+    the end. With a `link` the supervisor at its other end mounts and unmounts.
 
     Raises `CachefsError` for everything that a user can mend. Blocks.
     """
     raise_file_limit()
     calm_garbage_collector()
     with single_error():
-        trio.run(_run, config, on_ready, manager)
+        trio.run(_run, config, on_ready, manager, data_path, link)
 
 
-async def _run(config: MountConfig, on_ready: Callable[[], None], manager: ServiceManager) -> None:
-    mountpoint = str(config.mountpoint)
-    await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
+async def _run(
+    config: MountConfig,
+    on_ready: Callable[[], None],
+    manager: ServiceManager,
+    data_path: DataPath,
+    link: Link | None,
+) -> None:
+    if link is None:
+        await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
+        await _serve(config, on_ready, manager, data_path, None)
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_give_signs_of_life, link)
+        await _serve(config, on_ready, manager, data_path, link)
+        nursery.cancel_scope.cancel()
+
+
+async def _give_signs_of_life(link: Link) -> None:
+    while True:
+        link.alive()
+        await trio.sleep(ALIVE_INTERVAL_S)
+
+
+async def _serve(
+    config: MountConfig,
+    on_ready: Callable[[], None],
+    manager: ServiceManager,
+    data_path: DataPath,
+    link: Link | None,
+) -> None:
     options = origin_options(config)
     async with open_view(config, options) as view:
         inner = open_origin(config.source, options)
@@ -52,8 +86,8 @@ async def _run(config: MountConfig, on_ready: Callable[[], None], manager: Servi
                 if view is not None:
                     manifests = namespace_tier(tiers).paths.manifests
                     await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)
-                mount = Mount(config, origin, tiers, manager, failure, view)
-                await mount.serve(mountpoint, on_ready)
+                mount = Mount(config, origin, tiers, manager, failure, view, data_path, link)
+                await mount.serve(on_ready)
             finally:
                 close_all(tiers)
         finally:

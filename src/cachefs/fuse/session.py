@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pyfuse3
 
-from cachefs.errors import MountError
+from cachefs.errors import MountError, RelayUnusableError
 from cachefs.fuse import loop
 from cachefs.fuse.kernel_mount import refuse_early, shown_source
 from cachefs.fuse.operations import Operations
+from cachefs.mounts import find_mount
 
 log = logging.getLogger(__name__)
+
+_device_fd: int | None = None
+"""/dev/fuse of a mount that the supervisor has made."""
 
 _OPTIONS = ("subtype=cachefs", "ro", "default_permissions")
 _IDLE_TASKS = 16
@@ -30,21 +34,43 @@ _MAX_BACKGROUND = 256
 up reading ahead and asks for single pages: 16 readers of small files sent 2.4 READs a file."""
 
 
-def mount(operations: Operations, mountpoint: str, source: str, allow_other: bool) -> None:
+def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bool) -> str:
     """Mount read-only. The kernel enforces permissions, and refuses writes with EROFS.
 
-    Raises `MountError` when the kernel or fusermount3 refuses.
+    Returns what the mount table calls the mount. Raises `MountError` when the kernel or
+    fusermount3 refuses.
     """
     refuse_early(allow_other)
     options = {*_OPTIONS, f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
     try:
-        pyfuse3.init(operations, mountpoint, options)
+        pyfuse3.init(operations, str(mountpoint), options)
     except RuntimeError as error:
         raise MountError(
             f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
         ) from error
+    found = find_mount(mountpoint)
+    return "" if found is None else found.device
+
+
+def connect(operations: Operations, requests_fd: int, device_fd: int) -> None:
+    """Serve a mount that the supervisor has made: requests come from one descriptor, replies go
+    to the other. Both are closed with the session.
+
+    Raises `RelayUnusableError` if this libfuse can't.
+    """
+    from cachefs.fuse.relay import _relay  # late: where it isn't compiled, it isn't needed
+
+    global _device_fd
+    _device_fd = device_fd
+    _relay.connect(requests_fd, device_fd)
+    try:
+        pyfuse3.init(operations, f"/dev/fd/{device_fd}", set(_OPTIONS))
+    except RuntimeError as error:
+        raise RelayUnusableError(f"libfuse refuses it: {error}") from error
+    if not _relay.is_connected():
+        raise RelayUnusableError("libfuse was loaded in another way than the relay expects")
 
 
 async def serve() -> None:
@@ -59,8 +85,12 @@ def stop() -> None:
 
 
 def unmount() -> None:
-    """Unmount, lazily if it is in use, and free the session."""
-    pyfuse3.close(unmount=True)
+    """Unmount, lazily if it is in use, and free the session. A mount of the supervisor's stays."""
+    global _device_fd
+    pyfuse3.close(unmount=_device_fd is None)
+    if _device_fd is not None:
+        os.close(_device_fd)
+        _device_fd = None
 
 
 def forget_entry(parent: int, name: bytes) -> None:
@@ -74,16 +104,12 @@ def forget_attributes(ino: int) -> None:
         pyfuse3.invalidate_inode(ino, attr_only=True)
 
 
-def tune(mountpoint: str) -> None:
-    """Raise the kernel's read-ahead and request limits for this mount; root only, best effort.
-
-    Blocks for a stat of the mount: never call it on the loop that serves it.
-    """
-    device = os.stat(mountpoint).st_dev  # noqa: PTH116 - a Path adds nothing here
-    bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
-    _write_setting(bdi / "read_ahead_kb", _READ_AHEAD_KB)
+def tune(device: str) -> None:
+    """Raise the kernel's read-ahead and request limits for the mount that the mount table calls
+    `device`; root only, best effort. Blocks for commands."""
+    _write_setting(Path(f"/sys/class/bdi/{device}/read_ahead_kb"), _READ_AHEAD_KB)
     with _fusectl() as connections:
-        connection = connections / str(os.minor(device))
+        connection = connections / device.partition(":")[2]
         _write_setting(connection / "max_background", _MAX_BACKGROUND)
         _write_setting(connection / "congestion_threshold", _MAX_BACKGROUND * 3 // 4)
 

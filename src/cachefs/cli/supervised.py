@@ -1,0 +1,74 @@
+"""The daemon of a supervised mount: `python -m cachefs.cli.supervised FD`.
+
+Started by `cachefs.supervisor`, never by a user. FD is its end of the channel to the supervisor,
+which may be of an earlier version and knows this module by name: see `supervisor.channel`.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from cachefs import __version__
+from cachefs.errors import CachefsError, RelayUnusableError, UsageError
+from cachefs.log import collected_warnings
+from cachefs.supervisor.channel import Channel
+from cachefs.supervisor.link import Link
+
+_MOST_WARNINGS = 5
+
+_logger = logging.getLogger(__name__)
+
+
+def main() -> NoReturn:
+    """Serve until the supervisor says otherwise. Ends the process."""
+    faulthandler.enable()  # the supervisor ends a stuck daemon with SIGABRT: show where
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the supervisor
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)
+    link = Link(Channel(socket.socket(fileno=fd)))
+    code = 1
+    try:
+        _serve(link)
+        code = 0
+    except RelayUnusableError as error:
+        link.fall_back(str(error))
+    except CachefsError as error:
+        _logger.debug("could not begin", exc_info=error)
+        code = 2 if isinstance(error, UsageError) else 1
+        link.failed(str(error), code)
+    except BaseException as error:
+        _logger.exception("the daemon failed")
+        link.failed(f"internal error: {type(error).__name__}: {error}; the log shows where", 1)
+    finally:
+        logging.shutdown()
+        # Threads that wait for a silent origin must not delay the next daemon.
+        os._exit(code)
+
+
+def _serve(link: Link) -> None:
+    # First, or pyfuse3 finds another libfuse than the relay's.
+    from cachefs.fuse.relay import _relay
+
+    from cachefs import daemon  # isort: skip
+    from cachefs.cli.mount import set_up_log
+    from cachefs.config import from_json
+
+    start = link.hello(__version__, _relay.FORMAT)
+    with collected_warnings(_MOST_WARNINGS) as warnings:
+        config = from_json(start.config)
+        set_up_log(config)
+        daemon.run(
+            config,
+            lambda: link.ready(warnings),
+            data_path=start.data_path(),
+            link=link,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A checked configuration as text, for another process, which may be of another version."""
+
+import json
+import logging
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cachefs.config.load import explain
+from cachefs.config.model import MountConfig
+from cachefs.config.tiers import TierConfig
+from cachefs.errors import UsageError
+
+_TIERS = "tier_tables"
+_SPREAD = {"squash": ("uid", "gid")}
+"""Fields that set others; the others must not be given with them."""
+
+_logger = logging.getLogger(__name__)
+
+
+def to_json(config: MountConfig) -> str:
+    """What was given, not the defaults: those are the reader's own."""
+    values = config.model_dump(exclude_unset=True, by_alias=True)
+    for field, others in _SPREAD.items():
+        if values.get(field) is not None:
+            for other in others:
+                values.pop(other, None)
+    return json.dumps(values, default=_plain)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Path():
+            return str(value)
+        case Enum():
+            return value.value
+    raise TypeError(type(value).__name__)
+
+
+def from_json(text: str) -> MountConfig:
+    """Options that this version doesn't know are passed over with a warning in the log.
+
+    Raises `UsageError` for values that it doesn't take.
+    """
+    values: dict[str, Any] = json.loads(text)
+    _drop_unknown(values, set(MountConfig.model_fields))
+    keys = {field.alias or name for name, field in TierConfig.model_fields.items()}
+    for table in values.get(_TIERS, ()):
+        _drop_unknown(table, keys)
+    try:
+        return MountConfig.model_validate(values)
+    except ValidationError as error:
+        names = {name: name for name in MountConfig.model_fields}
+        raise UsageError(": ".join(filter(None, explain(error, names)))) from error
+
+
+def _drop_unknown(values: dict[str, Any], known: set[str]) -> None:
+    for name in sorted(values.keys() - known):
+        del values[name]
+        _logger.warning("this version does not know the option %s; it is left out", name)

@@ -1,0 +1,477 @@
+"""The supervisor: owns the mount and the relay, and sees to it that there is a daemon.
+
+One thread and one loop; the relay's threads are in C. Nothing heavy is imported, and nothing late:
+an upgrade may have replaced the files of this version.
+"""
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
+from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
+from cachefs.fuse.relay import _relay
+from cachefs.mounts import prepare_mountpoint
+from cachefs.supervisor.channel import PROTOCOL, Message, pair
+from cachefs.supervisor.child import Child
+from cachefs.supervisor.link import Start
+from cachefs.systemd_notify import NOBODY, ServiceManager
+
+SILENCE_S = 60.0
+"""A daemon that hasn't been heard of for so long hangs."""
+STOP_S = 25.0
+"""For a daemon to store what was fetched."""
+_ABORT_S = 5.0
+"""For the traces of a daemon that hangs."""
+
+MOST_FAILURES, FAILURES_WITHIN_S = 5, 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
+"""Before a daemon is started after one that never became ready."""
+_BARELY_S = 0.2
+"""One that dies sooner after it was ready was no better."""
+
+_TABLE_ENTRIES = 1 << 21
+"""Blocks that the relay may know; 32 bytes each, of which only what is used takes memory."""
+_THREADS = 8
+"""All but one may wait for disks."""
+
+_logger = logging.getLogger(__name__)
+
+OnReady = Callable[[Sequence[str]], None]
+"""Called with what was logged as warnings until then."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be served, and how a daemon for it is started. `config` is for the daemon;
+    `log_name` says where it logs, for errors."""
+
+    mountpoint: Path
+    nonempty: bool
+    config: str
+    command: Sequence[str]
+    status: str
+    log_name: str
+
+
+class Supervisor:
+    """One mount, from before its first daemon to after its last."""
+
+    def __init__(self, task: Task, on_ready: OnReady, manager: ServiceManager = NOBODY) -> None:
+        """`on_ready` is called once; `manager` hears that it is, of signs of life, and the end."""
+        self._task = task
+        self._on_ready = on_ready
+        self._manager = manager
+        self._selector = selectors.DefaultSelector()
+        self._table_fd = _relay.create_table(_TABLE_ENTRIES)
+        self._relay: _relay.Relay | None = None
+        self._mount: KernelMount | None = None
+        self._daemon: Child | None = None
+        self._successor: Child | None = None
+        """It waits for the daemon's end, or for its own code."""
+        self._was_ready = False
+        self._is_ending = False
+        self._failure: BaseException | None = None
+        self._start_at_s: float | None = None
+        self._down_since_s = 0.0
+        self._failures: deque[float] = deque(maxlen=MOST_FAILURES)
+        self._restarts = 0
+        self._restarted_at: float | None = None
+        self._last_end: str | None = None
+        self._watchdog_at_s = 0.0
+        self._terminal = next((fd for fd in (0, 2) if os.isatty(fd)), None)
+
+    def run(self) -> None:
+        """Serve until the mount has ended, SIGTERM or SIGINT. SIGHUP takes another daemon.
+
+        Raises `CachefsError`: what the first daemon could not begin for, or that the mount was
+        given up; `RelayUnusableError` if it should be served without a relay; `KeyboardInterrupt`
+        if SIGINT came before the mount was up.
+        """
+        prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
+        with self._signals():
+            try:
+                self._start_daemon()
+                while not self._is_over():
+                    self._turn()
+            finally:
+                self._leave_nothing()
+        if self._failure is not None:
+            raise self._failure
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        return self._is_ending and self._daemon is None and self._successor is None
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._pause_s()):
+            if key.fd in self._selector.get_map():  # not unregistered by one before it
+                key.data()
+        self._look_at_the_clock()
+
+    def _children(self) -> list[Child]:
+        return [child for child in (self._daemon, self._successor) if child is not None]
+
+    def _pause_s(self) -> float | None:
+        times = [] if self._start_at_s is None else [self._start_at_s]
+        for child in self._children():
+            if child.ends_by_s is not None:
+                times.append(child.ends_by_s)
+            elif child.owes_signs_of_life:
+                times.append(child.heard_s + SILENCE_S)
+        if self._manager.sign_interval_s is not None:
+            times.append(self._watchdog_at_s)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _look_at_the_clock(self) -> None:
+        now_s = time.monotonic()
+        interval_s = self._manager.sign_interval_s
+        if interval_s is not None and now_s >= self._watchdog_at_s:
+            self._manager.alive()
+            self._watchdog_at_s = now_s + interval_s
+        if self._start_at_s is not None and now_s >= self._start_at_s:
+            self._start_at_s = None
+            self._start_daemon()
+        for child in self._children():
+            if child.ends_by_s is not None:
+                if now_s >= child.ends_by_s:
+                    child.kill()
+                    child.ends_by_s = now_s + STOP_S
+            elif child.owes_signs_of_life and now_s >= child.heard_s + SILENCE_S:
+                _logger.error(
+                    "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
+                    *(child.pid, SILENCE_S),
+                )
+                child.abort(_ABORT_S)
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        reader, writer = socket.socketpair()
+        with reader, writer:
+            reader.setblocking(False)
+            writer.setblocking(False)
+            numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            old = {number: signal.signal(number, _do_nothing) for number in numbers}
+            old_fd = signal.set_wakeup_fd(writer.fileno())
+
+            def receive() -> None:
+                for number in reader.recv(64):
+                    self._on_signal(signal.Signals(number))
+
+            self._selector.register(reader, selectors.EVENT_READ, receive)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(old_fd)
+                for number, handler in old.items():
+                    signal.signal(number, handler)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        is_hung_up = self._terminal is not None and not os.isatty(self._terminal)
+        if number == signal.SIGHUP and is_hung_up:
+            number = signal.SIGTERM  # the terminal is gone: nobody asked for an upgrade
+        if number == signal.SIGHUP:
+            self._upgrade()
+        elif number in {signal.SIGTERM, signal.SIGINT}:
+            _logger.info("%s: unmounting", number.name)
+            if number == signal.SIGINT and not self._was_ready and self._failure is None:
+                self._failure = KeyboardInterrupt()
+            self._end()
+
+    # -- daemons ---------------------------------------------------------------------------------
+
+    def _spawn(self) -> Child:
+        """Raises `OSError`."""
+        child = Child(self._task.command)
+        self._watch(child.channel.fileno(), lambda: self._receive(child))
+        self._watch(child.pidfd, lambda: self._bury(child))
+        return child
+
+    def _watch(self, fd: int, callback: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def _start_daemon(self) -> None:
+        try:
+            self._daemon = self._spawn()
+        except OSError as error:
+            self._note_failure(f"it could not be started: {error.strerror}")
+
+    def _receive(self, child: Child) -> None:
+        """All that it has said."""
+        while True:
+            try:
+                received = child.channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                self._selector.unregister(child.channel.fileno())
+                return
+            child.heard_s = time.monotonic()
+            message, fds = received
+            try:
+                self._understand(child, message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _understand(self, child: Child, message: Message, fds: list[int]) -> None:
+        """What it takes of `fds` it removes."""
+        match message:
+            case {"hello": protocol, "version": version}:
+                self._greet(child, protocol, str(version))
+            case {"mount": {"source": source, "allow_other": allow_other}}:
+                self._give_mount(child, str(source), bool(allow_other))
+            case {"drop_files": _}:
+                if self._relay is not None:
+                    self._relay.drop_files()
+                child.channel.send({"dropped": True})
+            case {"file": number, "waits": waits}:
+                if self._relay is not None and fds:
+                    self._relay.set_file(number, fds.pop(), waits)
+            case {"close_file": number}:
+                if self._relay is not None:
+                    self._relay.close_file(number)
+            case {"ready": _}:
+                self._note_ready(child, message.get("warnings", []))
+            case {"error": text, "code": code}:
+                child.failure = (str(text), code)
+            case {"fall_back": reason}:
+                child.fall_back = str(reason)
+
+    def _greet(self, child: Child, protocol: object, version: str) -> None:
+        """Its code is loaded."""
+        if protocol != PROTOCOL:
+            text = (
+                f"cachefs {version} can't take over a mount of this version; unmount and mount "
+                "again"
+            )
+            child.failure = (text, 1)
+            child.end(0.0)
+            return
+        child.version = version
+        if child is self._daemon:
+            self._tell_to_start(child)
+        elif self._daemon is not None and not self._is_ending:
+            _logger.info("process %d (cachefs %s) takes over", child.pid, version)
+            self._last_end = "was replaced by cachefs upgrade"
+            self._down_since_s = time.monotonic()
+            if self._relay is not None:
+                self._relay.detach()
+            self._daemon.end(STOP_S)
+
+    def _tell_to_start(self, child: Child) -> None:
+        start = Start(
+            self._task.config, os.getpid(), self._restarts, self._restarted_at, self._last_end
+        )
+        child.start(asdict(start), self._table_fd)
+
+    def _note_ready(self, child: Child, warnings: Sequence[str]) -> None:
+        child.is_ready = True
+        child.ready_s = time.monotonic()
+        if self._was_ready:
+            paused_s = time.monotonic() - self._down_since_s
+            _logger.info("process %d serves on, after %.2f s", child.pid, paused_s)
+            return
+        self._was_ready = True
+        self._manager.ready(self._task.status)
+        self._on_ready(warnings)
+
+    def _bury(self, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        self._hear_the_rest(child)
+        how = child.reap()
+        if child is self._successor:
+            self._successor = None
+            if not self._is_ending:
+                why = child.failure[0] if child.failure else f"it {how}"
+                _logger.error("the upgrade failed, and the daemon stays: %s", why)
+            return
+        self._daemon = None
+        if self._is_ending:
+            return
+        if self._relay is not None:
+            self._relay.detach()
+        if self._successor is not None:
+            self._promote()
+        elif not self._was_ready:
+            self._failure = self._reason(child, how)
+            self._end()
+        else:
+            self._replace(child, how)
+
+    def _hear_the_rest(self, child: Child) -> None:
+        if child.channel.fileno() in self._selector.get_map():
+            self._receive(child)
+        if child.channel.fileno() in self._selector.get_map():
+            self._selector.unregister(child.channel.fileno())
+
+    def _reason(self, child: Child, how: str) -> CachefsError:
+        """Why the first daemon could not begin."""
+        if child.fall_back is not None:
+            return RelayUnusableError(child.fall_back)
+        if child.failure is None:
+            return MountError(
+                f"the daemon {how} before the mount was up; see {self._task.log_name}"
+            )
+        text, code = child.failure
+        return UsageError(text) if code == 2 else CachefsError(text)
+
+    def _promote(self) -> None:
+        """The successor becomes the daemon."""
+        self._daemon, self._successor = self._successor, None
+        assert self._daemon is not None
+        self._note_restart()
+        if self._daemon.version is not None:
+            self._tell_to_start(self._daemon)
+
+    def _note_restart(self) -> None:
+        self._restarts += 1
+        self._restarted_at = time.time()
+
+    def _replace(self, child: Child, how: str) -> None:
+        """It was no first one, and nobody asked it to end."""
+        if child.failure is not None:
+            how = f"could not begin: {child.failure[0]}"
+        self._last_end = how
+        now_s = time.monotonic()
+        if child.is_ready:
+            self._down_since_s = now_s
+        self._note_restart()
+        if not child.is_ready:
+            self._note_failure(f"it {how}")
+            return
+        _logger.warning(
+            "the daemon (process %d) %s; what is cached is served on, and another is started",
+            *(child.pid, how),
+        )
+        barely = now_s < child.ready_s + _BARELY_S
+        self._start_at_s = now_s + (_FIRST_PAUSE_S if barely else 0.0)
+
+    def _note_failure(self, what: str) -> None:
+        """A daemon could not begin."""
+        now_s = time.monotonic()
+        self._failures.append(now_s)
+        count = sum(now_s < failed_s + FAILURES_WITHIN_S for failed_s in self._failures)
+        if not self._was_ready or count == MOST_FAILURES:
+            self._failure = MountError(
+                f"{self._task.mountpoint} is given up: no daemon could be started in {count} "
+                f"attempts, the last one: {what}; mend that and mount again"
+            )
+            self._end()
+            return
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (count - 1))
+        _logger.error("no daemon could be started: %s; the next try is in %.1f s", what, pause_s)
+        self._start_at_s = now_s + pause_s
+
+    def _upgrade(self) -> None:
+        daemon = self._daemon
+        if daemon is None or not daemon.is_ready or self._successor or self._is_ending:
+            _logger.warning("SIGHUP: there is no daemon to replace at this moment")
+            return
+        try:
+            self._successor = self._spawn()
+        except OSError as error:
+            _logger.error("the upgrade failed, and the daemon stays: %s", error.strerror)
+            return
+        _logger.info("SIGHUP: process %d is to replace %d", self._successor.pid, daemon.pid)
+
+    # -- the mount -------------------------------------------------------------------------------
+
+    def _give_mount(self, child: Child, source: str, allow_other: bool) -> None:
+        """The mount, which is made for the first one, and the requests."""
+        try:
+            is_first = self._mount is None
+            if is_first:
+                self._make_mount(source, allow_other)
+            assert self._mount is not None
+            assert self._relay is not None
+            ours, its = pair()
+            with ours, its:
+                self._relay.attach(ours.fileno())
+                if is_first:
+                    self._relay.start()  # not before: the kernel's INIT needs a real answer
+                elif not self._relay.resend():
+                    _logger.warning(
+                        "this kernel can't send requests again (Linux 6.9 can): those that the "
+                        "daemon before had not answered have failed with EIO"
+                    )
+                fds = [its.fileno(), self._mount.fd]
+                child.channel.send({"mounted": self._mount.device}, fds)
+        except CachefsError as error:
+            child.channel.send({"error": str(error)})
+        except OSError as error:
+            child.channel.send({"error": f"the relay could not begin: {error.strerror}"})
+
+    def _make_mount(self, source: str, allow_other: bool) -> None:
+        self._mount = kernel_mount(self._task.mountpoint, source, allow_other)
+        self._relay = _relay.Relay(self._mount.fd, self._table_fd, _THREADS)
+        self._watch(self._relay.ended_fd, self._on_mount_ended)
+
+    def _on_mount_ended(self) -> None:
+        if self._mount is not None and self._mount.is_there() and not self._is_ending:
+            self._failure = MountError(
+                f"{self._task.mountpoint}: the connection to the kernel was broken off; mount again"
+            )
+        self._end()
+
+    def _end(self) -> None:
+        """Begin to. If it has begun: hurry."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._start_at_s = None
+            self._manager.stopping()
+            self._take_mount_away()
+        for child in self._children():
+            child.channel.send({"ended": True})
+            child.end(STOP_S)
+
+    def _take_mount_away(self) -> None:
+        mount, relay = self._mount, self._relay
+        if mount is None:
+            return
+        try:
+            mount.detach()
+        except OSError as error:
+            _logger.error("can't unmount %s: %s", mount.mountpoint, error.strerror)
+        if relay is not None:
+            self._selector.unregister(relay.ended_fd)
+            relay.stop()
+        # Its threads may look at the descriptor once more, so its number must not become another
+        # file's. Once the daemon has let go of it, too, those who still wait get an error.
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, mount.fd, inheritable=False)
+        os.close(nothing)
+        self._mount = self._relay = None
+
+    def _leave_nothing(self) -> None:
+        """Whatever happened."""
+        if not self._is_ending:
+            self._end()
+        for child in self._children():
+            child.kill()
+            child.reap()
+        self._selector.close()
+        os.close(self._table_fd)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """The number has been written to the wake-up socket."""
+
+
+def daemon_command() -> list[str]:
+    """How a daemon of the installed version is started: the module keeps its name for ever, as
+    supervisors of earlier versions start it, too. The working directory is no place for code."""
+    warnings = [f"-W{option}" for option in sys.warnoptions]
+    return [sys.executable, *warnings, "-P", "-m", "cachefs.cli.supervised"]
