@@ -27,7 +27,7 @@ from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
 from cachefs.namespace.reader import Readers
 from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectMeta
-from tests.namespace.harness import NS, ScriptedOrigin, WallClock
+from tests.namespace.harness import NS, Kernel, ScriptedOrigin, WallClock
 
 NAMES = ("a", "b", "a-")
 PATHS = (*NAMES, "a/a", "a/b")
@@ -97,7 +97,16 @@ class Handle:
 class Model:
     """The mount, the reference, and the operations on both."""
 
-    def __init__(self, directory: Path, nursery: trio.Nursery, ttls: Ttls, page_size: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nursery: trio.Nursery,
+        ttls: Ttls,
+        page_size: int,
+        is_outlived: bool = False,
+    ) -> None:
+        """`is_outlived`: the kernel, and what it has open, outlive restarts and crashes."""
+        self._is_outlived = is_outlived
         self._directory = directory
         self._nursery = nursery
         self._ttls = ttls
@@ -105,6 +114,7 @@ class Model:
         self.origin = ScriptedOrigin(page_size=page_size)
         self.history = History(self.origin, self.clock)
         self.handles: list[Handle] = []
+        self.kernel = Kernel(self.clock)
         self.told: set[tuple[int, bytes]] = set()
         self._owners: dict[int, tuple[str, str]] = {}
         """Inode number to (path, version), over the whole life of the cache directory."""
@@ -129,12 +139,23 @@ class Model:
         await self._nursery.start(self.cache.run)
         self.db = Database.open(str(self._directory / "namespace"), TABLES, 1 << 26)
         self.namespace = Namespace(
-            self.db, self.origin, self._nursery, self._ttls, self.clock, self._on_unbound
+            self.db,
+            self.origin,
+            self._nursery,
+            self._ttls,
+            self.clock,
+            self._on_unbound,
+            self.kernel.forget_attributes,
         )
-        self.namespace.table.purge_orphans()
+        self.kernel.namespace = self.namespace
+        if not self._is_outlived:
+            self.namespace.table.purge_orphans()
+            self.namespace.stamps.are_shown = True
+            self.handles = []
         await self.db.commit()
+        if self._is_outlived:
+            self.namespace.outlive()
         self.readers = Readers(self.namespace, self.cache, 8 << 20)
-        self.handles = []
 
     def _on_unbound(self, parent: int, name: bytes) -> None:
         self.told.add((parent, name))
@@ -253,6 +274,7 @@ class Model:
             except (ObjectChangedError, OriginUnavailableError) as error:
                 self._judge_error(error)
                 return None
+            self.namespace.settle()
             self._judge_presence(inode, walked, ttl_s, began_ns)
             if not inode.is_dir:
                 if walked == path:
@@ -291,6 +313,35 @@ class Model:
             if child in PATHS:
                 states = self.history.between(child, snapshot.as_of_ns - SLACK_NS, now_ns)
                 assert ABSENT in states, f"{child!r} was there all along: {states}"
+
+    async def do_ls(self, path: str) -> None:
+        """Read a directory through a kernel that keeps it whole, and through restarts."""
+        inode = await self.find(path) if path else self.namespace.inode(ROOT_INO)
+        if inode is None or not inode.is_dir:
+            return
+        began_ns = self.clock.now_ns()
+        is_shared = inode.ino in self.namespace._listings._running
+        try:
+            kept = await self.kernel.read(inode.ino)
+        except (NotFoundError, NotADirError):
+            states = self.history.between(path, began_ns, self.clock.now_ns())
+            assert any(state != DIRECTORY for state in states), f"{path!r} was there all along"
+            return
+        except (ObjectChangedError, OriginUnavailableError) as error:
+            self._judge_error(error)
+            return
+        now_ns = self.clock.now_ns()
+        oldest_ns = self._since_ns(began_ns - self._ttls.list_s * NS - SLACK_NS)
+        if not is_shared and began_ns > kept.read_at_ns + NS + SLACK_NS:
+            # Not just read. What was stale then may be believed for a second, others for the TTL.
+            assert kept.as_of_ns >= oldest_ns, "kept for too long"
+        since_ns = self._since_ns(kept.as_of_ns - SLACK_NS)
+        for name in NAMES:
+            child = f"{path}/{name}" if path else name
+            if child in PATHS:
+                states = self.history.between(child, since_ns, now_ns)
+                is_absent = name.encode() not in kept.entries
+                assert any((state == ABSENT) == is_absent for state in states), child
 
     def _judge_entry(
         self, parent: int, path: str, snapshot, position: int, shown: set[str]
@@ -379,7 +430,9 @@ class Model:
             await self.do_read(-1, offset, size)
 
 
-def play(operations: list[Operation], ttls: Ttls, page_size: int = 2) -> None:
+def play(
+    operations: list[Operation], ttls: Ttls, page_size: int = 2, is_outlived: bool = False
+) -> None:
     """Run all operations on a mount in a directory of its own. Raises what is wrong."""
 
     async def main() -> None:
@@ -387,7 +440,8 @@ def play(operations: list[Operation], ttls: Ttls, page_size: int = 2) -> None:
         with tempfile.TemporaryDirectory(dir=where) as directory:
             try:
                 async with trio.open_nursery() as nursery:
-                    await Model(Path(directory), nursery, ttls, page_size).run(operations)
+                    model = Model(Path(directory), nursery, ttls, page_size, is_outlived)
+                    await model.run(operations)
                     nursery.cancel_scope.cancel()
             except BaseExceptionGroup as group:
                 error: BaseException = group

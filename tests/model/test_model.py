@@ -36,6 +36,8 @@ questions = st.one_of(
     st.tuples(st.just("cat"), paths, offsets, lengths),
     st.tuples(st.just("read"), st.integers(0, 7), offsets, lengths),
     st.tuples(st.just("list"), st.sampled_from(["", "", "a"]), st.sampled_from([1, 9, 9])),
+    st.tuples(st.just("ls"), st.sampled_from(["", "", "a"])),
+    st.tuples(st.just("ls"), st.sampled_from(["", "", "a"])),
 )
 interferences = st.lists(
     st.tuples(st.sampled_from(["stat", "page", "page", "read"]), mutations)
@@ -46,7 +48,8 @@ interferences = st.lists(
     | st.tuples(
         st.just("page"), st.tuples(st.just("then"), mutations, st.tuples(st.just("lookup"), paths))
     )
-    | st.tuples(st.just("stat"), st.tuples(st.just("then"), mutations, st.just(LATE_LISTING))),
+    | st.tuples(st.just("stat"), st.tuples(st.just("then"), mutations, st.just(LATE_LISTING)))
+    | st.tuples(st.just("stat"), st.tuples(st.just("then"), mutations, st.just(("ls", "")))),
     max_size=3,
 )
 operations = st.lists(
@@ -73,7 +76,12 @@ ttls = st.builds(
 
 
 @pytest.mark.expect_log("the origin does not answer", required=False)
-@given(operations=operations, ttls=ttls, page_size=st.sampled_from([1, 2, 1000]))
+@given(
+    operations=operations,
+    ttls=ttls,
+    page_size=st.sampled_from([1, 2, 1000]),
+    is_outlived=st.booleans(),
+)
 @settings(
     max_examples=EXAMPLES or 400,
     derandomize=not EXAMPLES,
@@ -82,8 +90,10 @@ ttls = st.builds(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @pytest.mark.timeout(3600 if EXAMPLES else 120)
-def test_random_operations(operations: list[Operation], ttls: Ttls, page_size: int) -> None:
-    play(operations, ttls, page_size)
+def test_random_operations(
+    operations: list[Operation], ttls: Ttls, page_size: int, is_outlived: bool
+) -> None:
+    play(operations, ttls, page_size, is_outlived)
 
 
 def test_regression_a_listing_joined_late_is_older_than_its_ttl() -> None:
@@ -119,4 +129,39 @@ def test_regression_an_answer_overtaken_by_a_listing() -> None:
             (("list", "", 9), []),
         ],
         ttls,
+    )
+
+
+def test_regression_a_kernel_that_keeps_a_directory_whose_first_listing_a_crash_has_lost() -> None:
+    """Without a row of a listing the mtime never moved, and the kernel never asked again."""
+    play(
+        [
+            (("ls", ""), []),
+            (("restart", True), []),
+            (("put", "a", 1), []),
+            (("advance", 11), []),
+            (("ls", ""), []),
+            (("advance", 11), []),
+            (("ls", ""), []),
+        ],
+        Ttls(attr_s=10, entry_s=10, negative_s=3, list_s=10),
+    )
+
+
+def test_regression_a_file_found_just_before_a_crash_is_read_after_it() -> None:
+    """The kernel outlives the crash, and sends no look-up for what it has open."""
+    play(
+        [
+            (("put", "a", 5000), []),
+            (("lookup", "a"), []),
+            (("restart", True), []),
+            (("read", 0, 0, 5000), []),
+            (("put", "b", 100), []),
+            (("list", "", 9), []),
+            (("restart", True), []),
+            (("lookup", "b"), []),
+            (("read", 1, 0, 100), []),
+        ],
+        Ttls(attr_s=10, entry_s=10, negative_s=3, list_s=10),
+        is_outlived=True,
     )

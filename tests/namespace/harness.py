@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -96,6 +97,15 @@ class ScriptedOrigin(MemoryOrigin):
         return taken
 
 
+class Kept(NamedTuple):
+    """A directory that the kernel keeps: under which mtime; when it was listed, and read."""
+
+    mtime_ns: int
+    entries: dict[bytes, int]
+    as_of_ns: int
+    read_at_ns: int
+
+
 class Kernel:
     """Keeps directories as Linux does where no OPENDIR is sent: what was read to its end stays for
     as long as the directory has the mtime that it had when the reading began, and that is asked for
@@ -107,7 +117,7 @@ class Kernel:
         self._clock = clock
         self._attributes: dict[int, tuple[int, float]] = {}
         """Mtime, and until when it is believed."""
-        self._kept: dict[int, tuple[int, dict[bytes, int]]] = {}
+        self._kept: dict[int, Kept] = {}
 
     def forget_attributes(self, ino: int) -> None:
         self._attributes.pop(ino, None)
@@ -122,25 +132,29 @@ class Kernel:
             self.messages.append("getattr")
             mtime_ns = self.namespace.inode(ino).mtime_ns
             mtime_ns, ttl_s = self.namespace.directory_mtime(ino, mtime_ns)
+            self.namespace.settle()
             self._attributes[ino] = mtime_ns, self._clock.now_ns() + ttl_s * NS
         return self._attributes[ino][0]
 
-    async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
+    async def read(self, ino: int = ROOT_INO) -> Kept:
         mtime_ns = self.mtime_ns(ino)
-        if ino in self._kept and self._kept[ino][0] == mtime_ns:
-            return self._kept[ino][1]
+        if ino in self._kept and self._kept[ino].mtime_ns == mtime_ns:
+            return self._kept[ino]
         self._kept.pop(ino, None)
         self.messages.append("readdir")
-        entries = await read_directory(self.namespace, ino)
-        self._kept[ino] = mtime_ns, entries
-        return entries
+        entries, as_of_ns = await read_directory(self.namespace, ino)
+        kept = self._kept[ino] = Kept(mtime_ns, entries, as_of_ns, self._clock.now_ns())
+        return kept
+
+    async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
+        return (await self.read(ino)).entries
 
     async def names(self, ino: int = ROOT_INO) -> list[str]:
         return sorted(name.decode() for name in await self.entries(ino))
 
 
-async def read_directory(namespace: Namespace, ino: int) -> dict[bytes, int]:
-    """As a reader sees it who reads it to its end."""
+async def read_directory(namespace: Namespace, ino: int) -> tuple[dict[bytes, int], int]:
+    """As a reader sees it who reads it to its end; and when that was listed."""
     snapshot = namespace.open_directory(ino)
     found: dict[bytes, int] = {}
     position = 0
@@ -151,7 +165,8 @@ async def read_directory(namespace: Namespace, ino: int) -> dict[bytes, int]:
         if now is not None:
             found[name] = now
         position += 1
-    return found
+    namespace.settle()
+    return found, snapshot.as_of_ns
 
 
 class Tree:
@@ -183,10 +198,11 @@ class Tree:
             lambda parent, name: self.unbound.append((parent, name)),
             self._on_changed,
         )
-        self.namespace.stamps.are_shown = self.no_open
         self.kernel.namespace = self.namespace
         self.purged = self.namespace.table.purge_orphans()
         await self.db.commit()
+        if self.no_open:
+            self.namespace.outlive()
 
     def _on_changed(self, ino: int) -> None:
         self.changed.append(ino)
@@ -204,11 +220,12 @@ class Tree:
         inode = self.namespace.inode(ROOT_INO)
         for part in path.encode("utf-8", "surrogateescape").split(b"/"):
             inode, _ = await self.namespace.lookup(inode.ino, part)
+            self.namespace.settle()
         return inode
 
     async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:
         """The directory as a reader sees it who reads it to its end."""
-        return await read_directory(self.namespace, ino)
+        return (await read_directory(self.namespace, ino))[0]
 
     async def names(self, ino: int = ROOT_INO) -> list[str]:
         return sorted(name.decode() for name in await self.entries(ino))

@@ -21,6 +21,7 @@ import lmdb
 import trio
 
 from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
+from cachefs.db.journal import Journal, read_journal
 from cachefs.db.mapping import mapped_bytes, unmap_pages
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,9 @@ class Database:
         self.before_commit: Callable[[], None] = lambda: None
         """Called on the loop in the same step in which a batch is frozen: what it puts is part
         of that batch. For rows that would cost too much to put with every change."""
+        self._journal: Journal | None = None
+        self._journal_row = ("", b"")
+        self._table_numbers = {name: number for number, name in enumerate(tables)}
 
     @classmethod
     def open(cls, path: str, tables: Sequence[str], map_size_bytes: int) -> "Database":
@@ -147,13 +151,20 @@ class Database:
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self._overlays[table].write(key, value)
+        if self._journal is not None:
+            self._journal.note(self._table_numbers[table], key, value)
 
     def put_all(self, table: str, rows: Mapping[bytes, bytes]) -> None:
         """`put` for many at once, cheaper."""
         self._overlays[table].write_all(rows)
+        if self._journal is not None:
+            for key, value in rows.items():
+                self._journal.note(self._table_numbers[table], key, value)
 
     def delete(self, table: str, key: bytes) -> None:
         self._overlays[table].write(key, None)
+        if self._journal is not None:
+            self._journal.note(self._table_numbers[table], key, None)
 
     def scan(
         self, table: str, prefix: bytes, start: bytes | None = None
@@ -217,18 +228,65 @@ class Database:
             if not any(overlay.pending for overlay in self._overlays.values()):
                 return
             self.before_commit()
+            number = self._begin_journalled()
             batch = {name: overlay.freeze() for name, overlay in self._overlays.items()}
             committed = False
             try:
                 await trio.to_thread.run_sync(self._write, batch)
                 committed = True
                 self._failing = False
+                if self._journal is not None:
+                    self._journal.end_commit(number)
             except (lmdb.Error, OSError) as error:
                 if not self._failing and self._damage is None:
                     log.warning("can't write the database %s: %s", self._env.path(), error)
                 self._failing = True
             finally:
                 self._end_commit(committed)
+
+    def recover(self, table: str, key: bytes) -> int:
+        """Take over what a process that was killed has left in its journal: see `begin_journal`.
+        Returns how many changes; they are pending now. For the start; blocks for the disk."""
+        self._journal_row = (table, key)
+        try:
+            changes = read_journal(self._data_path.parent, self._journalled())
+        except OSError as error:
+            log.warning("can't read the journal of %s: %s", self._env.path(), error)
+            changes = []
+        overlays = list(self._overlays.values())
+        for number, changed_key, value in changes:
+            overlays[number].write(changed_key, value)
+        if changes:
+            self._put_journalled(self._journalled() + len(changes))
+        return len(changes)
+
+    def begin_journal(self) -> None:
+        """From now on what was changed before a `settle` outlives this process, if not the machine.
+        `recover` must have been called, and what it found have been committed."""
+        try:
+            self._journal = Journal(self._data_path.parent, self._journalled())
+        except OSError as error:
+            log.warning("can't keep a journal in %s: %s", self._env.path(), error)
+
+    def settle(self) -> None:
+        """Before anybody is told who may outlive this process. Free without a journal."""
+        if self._journal is not None:
+            self._journal.settle()
+
+    def _journalled(self) -> int:
+        """The number of the last change of a journal that was committed."""
+        return int.from_bytes(self.get(*self._journal_row) or b"", "little")
+
+    def _put_journalled(self, number: int) -> None:
+        table, key = self._journal_row
+        self._overlays[table].write(key, number.to_bytes(8, "little"))
+
+    def _begin_journalled(self) -> int:
+        if self._journal is None:
+            return 0
+        number = self._journal.begin_commit()
+        self._put_journalled(number)
+        return number
 
     def _end_commit(self, committed: bool) -> None:
         # The reader moves on before the overlay shrinks, both without an await between:
@@ -288,15 +346,23 @@ class Database:
     def close(self) -> None:
         """Commit what is pending and close. Blocks for the fsync; call it after the loop."""
         self.before_commit()
+        self._begin_journalled()
+        committed = False
         try:
             self._write({name: o.flushing | o.pending for name, o in self._overlays.items()})
+            committed = True
         except (lmdb.Error, OSError) as error:
             if self._damage is None:
                 log.warning("can't write the database %s: %s", self._env.path(), error)
+        if self._journal is not None:
+            self._journal.close(committed)
+            self._journal = None
         self.abandon()
 
     def abandon(self) -> None:
         """Close without committing, as a crash would."""
+        if self._journal is not None:
+            self._journal.close(is_committed=False)
         self._reader.abort()
         self._env.close()
 

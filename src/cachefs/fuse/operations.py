@@ -119,7 +119,8 @@ class Operations(pyfuse3.Operations):
         keeps directories for as long as their mtime stays."""
         super().__init__()
         self._shared = shared
-        namespace.stamps.are_shown = shared is not None
+        if shared is not None:
+            namespace.outlive()
         self.requests = requests
         self.watchers = watchers
         self._path_of = partial(path_of, namespace)
@@ -150,6 +151,7 @@ class Operations(pyfuse3.Operations):
             ttl_s = self._namespace.negative_ttl_s(parent_inode, name)
             if ttl_s <= 0:
                 raise
+            self._namespace.settle()
             return self._attrs.negative(ttl_s)
         return self._attributes(inode, entry_ttl_s)
 
@@ -161,6 +163,7 @@ class Operations(pyfuse3.Operations):
         mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
         if inode.is_dir:
             mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
+        self._namespace.settle()
         return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
@@ -264,7 +267,9 @@ class Operations(pyfuse3.Operations):
         # An empty reply means the end: if all entries that are there have vanished, wait for more.
         next_position: int | None = position
         while next_position is not None:
-            if not await self._wait_for_entry(snapshot, next_position):
+            is_there = await self._wait_for_entry(snapshot, next_position)
+            self._namespace.settle()
+            if not is_there:
                 return
             next_position = self._reply_entries(fh, snapshot, next_position, token)
 

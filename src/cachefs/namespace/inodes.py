@@ -77,6 +77,7 @@ class InodeTable:
         """Told of every inode that loses its name, while it is still bound or no longer; they must
         not call back."""
         self._check_meta(identity)
+        db.recover("meta", b"journal")
         stored = db.get("meta", b"next_ino")
         self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
         self._reserved_to = self._next_ino

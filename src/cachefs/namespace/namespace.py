@@ -89,6 +89,7 @@ class Namespace:
         be told; they must not call back.
 
         Raises `CacheDirError` when the database is of another format or another source."""
+        self._db = db
         self._clock = clock or Clock()
         self.table = InodeTable(db, origin.identity, self._clock, on_unbound, on_changed)
         self._origin = origin
@@ -119,6 +120,17 @@ class Namespace:
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    def outlive(self) -> None:
+        """The kernel will outlive this process: it keeps whole directories, and what it has been
+        told after `settle` is known to the next process. To be called when what was found at the
+        start has been committed."""
+        self.stamps.are_shown = True
+        self._db.begin_journal()
+
+    def settle(self) -> None:
+        """To be called before the kernel is told of names and attributes."""
+        self._db.settle()
 
     def begin_outage(self, error: OriginUnavailableError) -> None:
         """The origin is away already, with this: nobody need wait to find out."""

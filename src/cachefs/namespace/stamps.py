@@ -68,19 +68,19 @@ class Stamps:
 
     def _of(self, ino: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
         listing = self._table.listing(ino)
-        if listing is None:
-            return mtime_ns, self._list_ttl_ns
-        age_ns = now_ns - listing.listed_at_ns
+        # A directory of which no listing is known may have been listed before a crash.
+        since_ns = mtime_ns if listing is None else listing.listed_at_ns
+        age_ns = now_ns - since_ns
         if 0 <= age_ns < self._list_ttl_ns:
             return mtime_ns, self._list_ttl_ns - age_ns
-        return self._stamp(listing.listed_at_ns, mtime_ns, now_ns)
+        return self._stamp(since_ns, mtime_ns, now_ns)
 
-    def _stamp(self, listed_at_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
+    def _stamp(self, since_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
         ttl_ns = int(self._list_ttl_ns)
         if ttl_ns <= 0:
             return max(now_ns, mtime_ns + 1), 0.0
         # From the future: the clock was set back, and nobody knows for how long it is stale.
-        since_ns = listed_at_ns if listed_at_ns <= now_ns else 0
+        since_ns = since_ns if since_ns <= now_ns else 0
         periods, past_ns = divmod(now_ns - since_ns, ttl_ns)
         # The mtime may be ahead of the clock, too, and the stamp must change all the same.
         stamp_ns = max(since_ns + periods * ttl_ns, mtime_ns + periods)

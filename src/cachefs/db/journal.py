@@ -1,0 +1,170 @@
+"""Changes that this process must not forget although they are not committed yet.
+
+A mount may outlive its daemon (the relay path): then the kernel knows what it was told in the last
+second before the daemon was killed, and the next daemon must know it, too. So changes are appended
+to a file before anybody is told. Nothing is synced: what was written outlives the process, and a
+power cut, which it may not outlive, ends the mount as well.
+
+Changes are numbered, and each commit stores the number of the last one that it holds. There are two
+files, so that one can be emptied while the other grows.
+
+File format: docs/formats/namespace.md.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+
+from xxhash import xxh3_64_intdigest
+
+log = logging.getLogger(__name__)
+
+JOURNAL_NAMES = ("journal.0", "journal.1")
+
+BATCH = Struct("<QIIQ")
+"""Number of the first change, count of changes, their bytes, the xxh3_64 of those."""
+CHANGE = Struct("<BHI")
+"""Table, length of the key, length of the value or `DELETED`; then key and value."""
+DELETED = 0xFFFFFFFF
+
+_SETTLE_BYTES = 1 << 20
+_MOST_BYTES = 256 << 20
+"""In a file: only when nothing can be committed. Then changes are no longer noted."""
+
+Change = tuple[int, bytes, bytes | None]
+"""Number of the table, key, value; None deletes."""
+
+
+class Journal:
+    """Used on the loop. Writing to the page cache takes a few microseconds."""
+
+    def __init__(self, directory: Path, last_number: int) -> None:
+        """Begin anew, with nothing in it; numbers go on after `last_number`. Raises `OSError`."""
+        self._paths = [directory / name for name in JOURNAL_NAMES]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._fds = [os.open(path, flags, 0o600) for path in self._paths]
+        self._last_numbers = [0, 0]
+        """Of the last change in each file; 0 for an empty one."""
+        self._sizes = [0, 0]
+        self._current = 0
+        self._number = last_number
+        self._buffer = bytearray()
+        self._count = 0
+        self._is_broken = False
+
+    def note(self, table: int, key: bytes, value: bytes | None) -> None:
+        """One change, to be written by `settle`."""
+        if self._is_broken:
+            return
+        self._buffer += CHANGE.pack(table, len(key), DELETED if value is None else len(value))
+        self._buffer += key
+        if value is not None:
+            self._buffer += value
+        self._count += 1
+        if len(self._buffer) > _SETTLE_BYTES:
+            self.settle()
+
+    def settle(self) -> None:
+        """What has been noted outlives this process from now on."""
+        if not self._count:
+            return
+        buffer, count = self._buffer, self._count
+        self._buffer, self._count = bytearray(), 0
+        head = BATCH.pack(self._number + 1, count, len(buffer), xxh3_64_intdigest(buffer))
+        current = self._current
+        try:
+            if self._sizes[current] > _MOST_BYTES:
+                raise OSError("nothing could be committed for too long")
+            written = os.writev(self._fds[current], (head, buffer))
+            if written != len(head) + len(buffer):
+                os.ftruncate(self._fds[current], self._sizes[current])
+                raise OSError("no space left")
+        except OSError as error:
+            log.warning(
+                "can't write %s: %s; if the daemon dies now, files that were found last are stale",
+                self._paths[current],
+                error,
+            )
+            self._break()
+            return
+        self._number += count
+        self._last_numbers[current] = self._number
+        self._sizes[current] += written
+
+    def _break(self) -> None:
+        """Until the next commit. The number that is left out tells that some are missing."""
+        self._is_broken = True
+        self._number += 1
+
+    def begin_commit(self) -> int:
+        """Everything that was changed is about to be committed. The number to store with it."""
+        self.settle()
+        self._is_broken = False
+        if not self._sizes[1 - self._current]:
+            self._current = 1 - self._current
+        return self._number
+
+    def end_commit(self, number: int) -> None:
+        """It has succeeded."""
+        for index, fd in enumerate(self._fds):
+            if self._sizes[index] and self._last_numbers[index] <= number:
+                os.ftruncate(fd, 0)
+                self._sizes[index] = 0
+
+    def close(self, is_committed: bool) -> None:
+        """The files go if there is nothing in them that isn't committed."""
+        for path, fd in zip(self._paths, self._fds, strict=True):
+            os.close(fd)
+            if is_committed:
+                path.unlink(missing_ok=True)
+
+
+def read_journal(directory: Path, after: int) -> list[Change]:
+    """The changes that a dead process has left, from number `after` + 1 on, in order; as far as
+    they are whole. Raises `OSError`."""
+    batches: list[tuple[int, list[Change]]] = []
+    for name in JOURNAL_NAMES:
+        try:
+            data = (directory / name).read_bytes()
+        except FileNotFoundError:
+            continue
+        batches += _batches(data)
+    changes: list[Change] = []
+    number = after
+    for first, batch in sorted(batches):
+        if first > number + 1:
+            break
+        changes += batch[number + 1 - first :]
+        number = max(number, first + len(batch) - 1)
+    return changes
+
+
+def _batches(data: bytes) -> Iterator[tuple[int, list[Change]]]:
+    position = 0
+    while position + BATCH.size <= len(data):
+        first, count, size_bytes, checksum = BATCH.unpack_from(data, position)
+        position += BATCH.size
+        payload = data[position : position + size_bytes]
+        if len(payload) != size_bytes or xxh3_64_intdigest(payload) != checksum:
+            return
+        position += size_bytes
+        changes = list(_changes(payload))
+        if len(changes) != count:
+            return
+        yield first, changes
+
+
+def _changes(payload: bytes) -> Iterator[Change]:
+    position = 0
+    while position < len(payload):
+        table, key_bytes, value_bytes = CHANGE.unpack_from(payload, position)
+        position += CHANGE.size
+        key = payload[position : position + key_bytes]
+        position += key_bytes
+        if value_bytes == DELETED:
+            yield table, key, None
+            continue
+        yield table, key, payload[position : position + value_bytes]
+        position += value_bytes

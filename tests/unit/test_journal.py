@@ -1,0 +1,190 @@
+"""What a killed process has said is known to the next one (`db/journal.py`)."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from cachefs.db import Database
+from cachefs.db.journal import JOURNAL_NAMES, Journal, read_journal
+
+TABLES = ("a", "b")
+ROW = ("b", b"journal")
+
+
+def open_database(path: Path) -> tuple[Database, int]:
+    database = Database.open(str(path), TABLES, 1 << 24)
+    return database, database.recover(*ROW)
+
+
+async def journalling(path: Path) -> Database:
+    database, _ = open_database(path)
+    await database.commit()
+    database.begin_journal()
+    return database
+
+
+def rows(database: Database) -> dict[bytes, bytes]:
+    return dict(database.scan("a", b""))
+
+
+def journal_bytes(path: Path) -> int:
+    return sum((path / name).stat().st_size for name in JOURNAL_NAMES)
+
+
+def test_the_bytes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 6)
+    journal.note(0, b"key", b"value")
+    journal.note(1, b"k", None)
+    assert (tmp_path / "journal.0").read_bytes() == b""
+    journal.settle()
+    changes = bytes.fromhex("00 0300 05000000") + b"keyvalue"
+    changes += bytes.fromhex("01 0100 ffffffff") + b"k"
+    head = bytes.fromhex("0700000000000000 02000000 17000000")
+    checksum = xxh3_64_intdigest(changes).to_bytes(8, "little")
+    assert (tmp_path / "journal.0").read_bytes() == head + checksum + changes
+    assert (tmp_path / "journal.1").read_bytes() == b""
+    assert read_journal(tmp_path, 6) == [(0, b"key", b"value"), (1, b"k", None)]
+    assert read_journal(tmp_path, 7) == [(1, b"k", None)]
+    assert read_journal(tmp_path, 8) == []
+    assert read_journal(tmp_path, 5) == [], "number 6 is missing"
+    assert (tmp_path / "journal.0").stat().st_mode & 0o777 == 0o600
+    journal.close(is_committed=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_what_was_settled_survives_and_what_was_not_is_lost(tmp_path: Path) -> None:
+    database = await journalling(tmp_path)
+    database.put("a", b"1", b"committed")
+    database.put("a", b"2", b"committed")
+    await database.commit()
+    database.put("a", b"2", b"settled")
+    database.delete("a", b"1")
+    database.put_all("a", {b"3": b"settled"})
+    database.settle()
+    database.put("a", b"4", b"not settled")
+    database.abandon()
+    database, recovered = open_database(tmp_path)
+    assert recovered == 3
+    assert rows(database) == {b"2": b"settled", b"3": b"settled"}
+    database.abandon()
+    # Killed again before that was committed: it is still there.
+    database, recovered = open_database(tmp_path)
+    assert recovered == 3
+    await database.commit()
+    database.abandon()
+    database, recovered = open_database(tmp_path)
+    assert recovered == 0
+    assert rows(database) == {b"2": b"settled", b"3": b"settled"}
+    database.abandon()
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+async def test_changes_during_a_commit_and_several_kills(tmp_path: Path, kills: int) -> None:
+    expected = {}
+    for kill in range(kills):
+        database = await journalling(tmp_path)
+        for number in range(20):
+            key, value = b"%d" % (number % 7), b"%d of %d" % (number, kill)
+            database.put("a", key, value)
+            database.settle()
+            expected[key] = value
+            if number % 5 == 2:
+                await database.commit()
+        database.abandon()
+    database, _ = open_database(tmp_path)
+    assert rows(database) == expected
+    database.abandon()
+
+
+async def test_the_files_stay_small_and_go_with_a_clean_end(tmp_path: Path) -> None:
+    database = await journalling(tmp_path)
+    sizes = []
+    for number in range(10):
+        database.put("a", b"key", b"x" * 1000)
+        database.settle()
+        await database.commit()
+        sizes.append(journal_bytes(tmp_path))
+        assert database.get("a", b"key") == b"x" * 1000, number
+    assert max(sizes) < 3000
+    database.close()
+    assert not any((tmp_path / name).exists() for name in JOURNAL_NAMES)
+    database, recovered = open_database(tmp_path)
+    assert recovered == 0
+    database.abandon()
+
+
+async def test_an_old_file_that_a_power_cut_brings_back_changes_nothing(tmp_path: Path) -> None:
+    database = await journalling(tmp_path)
+    database.put("a", b"key", b"old")
+    database.settle()
+    brought_back = [(tmp_path / name).read_bytes() for name in JOURNAL_NAMES]
+    await database.commit()
+    database.put("a", b"key", b"new")
+    database.settle()
+    await database.commit()
+    database.abandon()
+    for name, data in zip(JOURNAL_NAMES, brought_back, strict=True):
+        (tmp_path / name).write_bytes(data)
+    database, recovered = open_database(tmp_path)
+    assert recovered == 0
+    assert rows(database) == {b"key": b"new"}
+    database.abandon()
+
+
+@pytest.mark.parametrize("keep", range(0, 112, 7))
+async def test_a_torn_file_is_read_as_far_as_it_is_whole(tmp_path: Path, keep: int) -> None:
+    database = await journalling(tmp_path)
+    for number in range(3):
+        database.put("a", b"%d" % number, b"value")
+        database.settle()
+    database.abandon()
+    (path,) = (tmp_path / n for n in JOURNAL_NAMES if (tmp_path / n).stat().st_size)
+    data = path.read_bytes()
+    assert len(data) == 111
+    batch_bytes = len(data) // 3
+    path.write_bytes(data[:keep] + bytes(len(data) - keep))
+    database, recovered = open_database(tmp_path)
+    assert recovered == min(3, keep // batch_bytes)
+    database.abandon()
+
+
+@pytest.mark.expect_log("if the daemon dies now")
+async def test_a_full_disk_costs_what_a_kill_would_have_cost_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await journalling(tmp_path)
+    database.put("a", b"1", b"settled")
+    database.settle()
+    writev = os.writev
+
+    def full(fd: int, buffers: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    for _ in range(3):
+        database.put("a", b"2", b"lost")
+        database.settle()
+    monkeypatch.setattr(os, "writev", writev)
+    database.put("a", b"3", b"lost, too: what came before it is missing")
+    database.settle()
+    assert read_journal(tmp_path, 0) == [(0, b"1", b"settled")]
+    await database.commit()
+    database.put("a", b"4", b"settled")
+    database.settle()
+    database.abandon()
+    database, recovered = open_database(tmp_path)
+    assert recovered == 1
+    assert set(rows(database)) == {b"1", b"2", b"3", b"4"}
+    database.abandon()
+
+
+async def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
+    database, _ = open_database(tmp_path)
+    database.put("a", b"1", b"x")
+    database.settle()
+    await database.commit()
+    assert not any((tmp_path / name).exists() for name in JOURNAL_NAMES)
+    database.close()
