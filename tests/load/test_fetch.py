@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import OriginUnavailableError
 from cachefs.load.fetch import Fetcher
 from cachefs.load.spec import Progress
 from cachefs.load.walk import Failure
@@ -69,6 +71,123 @@ async def test_everything_is_fetched_once(tmp_path: Path) -> None:
         assert r.progress.fetched_bytes == 500_000 + 20 * MIB + 5
         await r.fetcher().run(iter(refs), 8)
         assert r.memory.counters.gets == 53
+
+
+async def test_small_files_are_fetched_together(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        small = put_many(r.memory, 50, 10_000)
+        refs = [*small[:20], put(r.memory, "large", 20 * MIB + 5), *small[20:], small[0]]
+        await r.fetcher().run(iter(refs), 8)
+        await r.cache.drain()
+        assert all(r.cache.is_stored(ref) for ref in refs)
+        assert r.memory.counters.gets == 53
+        assert (r.progress.fetched_files, r.progress.failed_files) == (52, 0)
+        assert r.progress.fetched_bytes == 510_000 + 20 * MIB + 5
+        assert r.cache.held_bytes == 0
+        await r.fetcher().run(iter(refs), 8)
+        assert r.memory.counters.gets == 53
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_so_many_requests_at_a_time(tmp_path: Path, together: bool) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = together
+        under_way = most = 0
+
+        async def count(path: str, offset: int, length: int) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await trio.sleep(0.05)
+            under_way -= 1
+
+        r.memory.on_read = count
+        await r.fetcher().run(iter(put_many(r.memory, 150, 10_000)), 20)
+        assert r.progress.fetched_files == 150
+        assert 16 <= most <= 20
+
+
+async def test_what_does_not_come_together_comes_alone(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        refs = put_many(r.memory, 40, 10_000)
+        r.memory.fail_next(11, OriginUnavailableError("lost"))
+        r.memory.put("f7", b"other")
+        r.memory.delete("f9")
+        await r.fetcher().run(iter(refs), 16)
+        assert r.progress.fetched_files == 38
+        assert sorted(failure.path for failure in r.failures) == ["f7", "f9"]
+        await r.cache.drain()
+        assert r.cache.held_bytes == 0
+
+
+async def test_a_reader_joins_what_is_fetched_together(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        refs = put_many(r.memory, 8, 10_000)
+        gate = r.close_gate()
+        read: list[bytes] = []
+
+        async def reader() -> None:
+            read.append(await read_whole(r.cache, refs[3]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(r.fetcher().run, iter(refs), 8)
+            await until(lambda: r.memory.counters.gets == 8)
+            nursery.start_soon(reader)
+            await until(lambda: r.cache.waiting_readers == 1)
+            gate.set()
+        assert read == [r.memory.expected("f3")]
+        assert r.memory.counters.gets == 8
+
+
+async def test_a_reader_who_joined_is_not_left_alone(tmp_path: Path) -> None:
+    """What he waits for doesn't come together with the others, and the job is cancelled."""
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        refs = put_many(r.memory, 8, 10_000)
+        gate = trio.Event()
+
+        async def lose(path: str, offset: int, length: int) -> None:
+            if not gate.is_set():
+                await gate.wait()
+                if path == "f3":
+                    raise OriginUnavailableError("lost")
+
+        r.memory.on_read = lose
+        read: list[bytes] = []
+
+        async def reader() -> None:
+            read.append(await read_whole(r.cache, refs[3]))
+
+        async with trio.open_nursery() as nursery, trio.open_nursery() as job:
+            job.start_soon(r.fetcher().run, iter(refs), 8)
+            await until(lambda: r.memory.counters.gets == 8)
+            nursery.start_soon(reader)
+            await until(lambda: r.cache.waiting_readers == 1)
+            job.cancel_scope.cancel()
+            gate.set()
+        assert read == [r.memory.expected("f3")]
+        assert r.memory.counters.gets == 9
+        await until(lambda: r.cache.storing_count == 0)
+        assert all(r.cache.is_stored(ref) for ref in refs)
+
+
+async def test_beside_readers_files_are_fetched_one_by_one(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        refs = put_many(r.memory, 40, 10_000)
+        wanted = put(r.memory, "wanted", 10_000)
+        gate = r.close_gate()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_whole, r.cache, wanted)
+            await until(lambda: r.cache.waiting_readers == 1)
+            nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            await trio.sleep(0.05)
+            assert r.memory.counters.gets == 1 + 2
+            gate.set()
+        assert r.memory.counters.gets == 41
 
 
 async def test_readers_go_first(tmp_path: Path) -> None:

@@ -324,6 +324,44 @@ async def test_at_most_so_many_at_a_time_changeable(autojump_clock: MockClock) -
         assert (origin.health()["in_flight"], origin.health()["queued"]) == (5, 3)
 
 
+async def test_many_at_a_time_take_a_slot_each(autojump_clock: MockClock) -> None:
+    store = Store()
+    wanted = [(f"g{number}", store.put(f"g{number}", b"data")) for number in range(8)]
+    origin = resilient(store, max_downloads=5)
+    assert not origin.reads_many
+    store.reads_many = True
+    assert origin.reads_many
+    found = await origin.read_many(wanted)
+    assert [data is not None for data in found] == [True] * 5 + [False] * 3, "the rest: alone"
+    assert store.requests == 5
+    assert origin.health()["in_flight"] == 0
+    store.fail_next(2, DOWN)
+    found = await origin.read_many(wanted[:4])
+    assert found.count(None) == 2
+    assert origin.health()["retries"] == 0
+    store.state = store.be_silent
+    began_at = trio.current_time()
+    assert await origin.read_many(wanted[:2]) == [None, None]
+    assert trio.current_time() - began_at < 5
+    assert origin.health()["in_flight"] == 0
+
+
+async def test_many_at_a_time_within_the_download_limit(autojump_clock: MockClock) -> None:
+    store = Store()
+    store.reads_many = True
+    wanted = [(f"g{number}", store.put(f"g{number}", bytes(1000))) for number in range(4)]
+    origin = resilient(store, download_limit=1000.0)
+    began_at = trio.current_time()
+    for _ in range(5):
+        await origin.read_many(wanted)
+    assert 15.5 < trio.current_time() - began_at < 17
+    store.fail_next(4, DOWN)
+    await origin.read_many(wanted)
+    began_at = trio.current_time()
+    await origin.read_many(wanted)
+    assert trio.current_time() - began_at < 0.1, "what did not come costs nothing"
+
+
 async def test_the_download_limit(autojump_clock: MockClock) -> None:
     store = Store()
     meta = store.put("big", bytes(1 << 20))

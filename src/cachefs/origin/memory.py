@@ -1,12 +1,13 @@
 """An origin in memory for tests: it mutates, waits and fails on request."""
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
 
-from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
+from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError, OriginError
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.types import Buffer, Entry, Found, ObjectMeta, Posix
@@ -40,7 +41,10 @@ class _Object:
 
 class MemoryOrigin(Origin):
     """Objects by key. `delay_s` is slept (on trio's clock) in every request; `on_read`, if set,
-    is awaited in `read` after the version was checked and before the bytes are taken."""
+    is awaited in `read` after the version was checked and before the bytes are taken. Objects are
+    read several together while `reads_many` is set."""
+
+    reads_many = False
 
     def __init__(self, name: str = "test", page_size: int = 1000, delay_s: float = 0) -> None:
         self.url = f"fake://{name}"
@@ -157,6 +161,19 @@ class MemoryOrigin(Origin):
             raise ObjectChangedError(f"{self.url}/{path} has changed since it was listed")
         self.counters.get_bytes += length
         return _slice(found, offset, offset + length)
+
+    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
+        """See `Origin.read_many`."""
+        found: list[memoryview | None] = [None] * len(wanted)
+
+        async def read(number: int, path: str, meta: ObjectMeta) -> None:
+            with suppress(OriginError):
+                found[number] = memoryview(await self.read(path, meta, 0, meta.size_bytes))
+
+        async with trio.open_nursery() as nursery:
+            for number, (path, meta) in enumerate(wanted):
+                nursery.start_soon(read, number, path, meta)
+        return found
 
     async def aclose(self) -> None:
         """Keep everything: tests look at it afterwards."""

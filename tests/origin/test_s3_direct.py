@@ -1,0 +1,297 @@
+"""Small objects asked for together: what comes, and what is left to `read`."""
+
+import hashlib
+import itertools
+import os
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from cachefs.origin import s3_direct
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.types import ObjectMeta
+
+_buckets = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+# A real server
+
+
+@pytest.fixture
+def weed(seaweedfs, monkeypatch):
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    return seaweedfs
+
+
+@pytest.fixture
+async def filled(weed):
+    """A bucket with objects of odd names and sizes, and what they hold."""
+    bucket = f"direct-{next(_buckets)}"
+    weed.make_bucket(bucket)
+    objects = {"sp ace/é%41+#": b"odd", "one": b"1", "many": os.urandom(250_000), "x": b"x" * 9000}
+    for key, data in objects.items():
+        weed.put(bucket, key, data)
+    origin = open_origin(f"s3://{bucket}")
+    yield origin, objects, weed, bucket
+    await origin.aclose()
+
+
+async def wanted_of(origin: Origin, objects: dict[str, bytes]) -> list[tuple[str, ObjectMeta]]:
+    metas = [await origin.stat(key) for key in objects]
+    assert all(isinstance(meta, ObjectMeta) for meta in metas)
+    return list(zip(objects, metas, strict=True))  # type: ignore[arg-type]
+
+
+async def test_each_is_asked_for_once(filled) -> None:
+    origin, objects, _, _ = filled
+    wanted = await wanted_of(origin, objects)
+    for round_number in range(1, 4):
+        found = await origin.read_many(wanted)
+        assert [bytes(data) for data in found] == list(objects.values())
+        assert origin.counters.gets == round_number * len(objects)
+        assert origin.reads_many
+    assert origin.counters.get_bytes == 3 * sum(map(len, objects.values()))
+    assert origin.counters.errors == 0
+
+
+async def test_replaced_and_gone_are_left_out_and_spoil_nothing(filled) -> None:
+    origin, objects, weed, bucket = filled
+    wanted = await wanted_of(origin, objects)
+    weed.put(bucket, "one", b"2")
+    wanted.insert(1, ("never there", ObjectMeta(3, 0, '"abc"')))
+    found = await origin.read_many(wanted)
+    assert [data and len(data) for data in found] == [3, None, None, 250_000, 9000]
+    assert origin.reads_many
+
+
+async def test_a_refusal_is_left_to_read(filled, monkeypatch) -> None:
+    origin, objects, _, bucket = filled
+    wanted = await wanted_of(origin, objects)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    stranger = open_origin(f"s3://{bucket}")
+    assert await stranger.read_many(wanted) == [None] * len(wanted)
+    assert not stranger.reads_many
+    await stranger.aclose()
+
+
+async def test_idle_connections_are_not_used_for_ever(filled, monkeypatch) -> None:
+    origin, objects, _, _ = filled
+    wanted = await wanted_of(origin, objects)
+    assert None not in await origin.read_many(wanted)
+    monkeypatch.setattr(s3_direct, "_REUSED_S", -1.0)
+    assert None not in await origin.read_many(wanted)
+    assert len(origin._direct._idle) == len(wanted)
+
+
+# A server that does what it likes
+
+
+class Fake(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    bodies: ClassVar[dict[str, bytes]]
+    headers_of: ClassVar[dict[str, dict[str, str]]]
+    status_of: ClassVar[dict[str, int]]
+    silent: ClassVar[set[str]]
+    connections: ClassVar[int]
+
+    def setup(self) -> None:
+        super().setup()
+        type(self).connections += 1
+
+    def do_GET(self) -> None:
+        key = unquote(urlsplit(self.path).path).removeprefix("/b/")
+        if key in self.silent:
+            time.sleep(1.5)
+            self.close_connection = True
+            return
+        body = self.bodies[key]
+        self.send_response(self.status_of.get(key, 200))
+        own = {"Content-Length": str(len(body)), "ETag": _e_tag(body)}
+        for name, value in (own | self.headers_of.get(key, {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        if self.headers_of.get(key, {}).get("Connection") == "close":
+            self.close_connection = True
+
+    def log_message(self, *args: object) -> None:
+        """Silence."""
+
+
+def _e_tag(body: bytes) -> str:
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+
+
+@pytest.fixture
+def fake() -> Iterator[type[Fake]]:
+    bodies = {f"f{number}": os.urandom(1000 + number) for number in range(6)}
+    fresh = {"bodies": bodies, "headers_of": {}, "status_of": {}, "silent": set(), "connections": 0}
+    handler = type("Handler", (Fake,), fresh)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    handler.server_ = server
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+async def origin(fake) -> AsyncIterator[Origin]:
+    port = fake.server_.server_port
+    options = OriginOptions(endpoint=f"http://127.0.0.1:{port}", anonymous=True, idle_timeout_s=0.5)
+    opened = open_origin("s3://b", options)
+    yield opened
+    await opened.aclose()
+
+
+def wanted_from(fake: type[Fake]) -> list[tuple[str, ObjectMeta]]:
+    return [(key, ObjectMeta(len(body), 0, _e_tag(body))) for key, body in fake.bodies.items()]
+
+
+async def missing(origin: Origin, fake: type[Fake]) -> list[str]:
+    """What doesn't come; the rest must be right."""
+    wanted = wanted_from(fake)
+    found = await origin.read_many(wanted)
+    for (key, _), data in zip(wanted, found, strict=True):
+        assert data is None or bytes(data) == fake.bodies[key]
+    return [key for (key, _), data in zip(wanted, found, strict=True) if data is None]
+
+
+async def test_connections_are_kept(fake, origin) -> None:
+    for _ in range(3):
+        assert await missing(origin, fake) == []
+    assert fake.connections == 6
+
+
+async def test_a_server_that_closes(fake, origin) -> None:
+    fake.headers_of = {key: {"Connection": "close"} for key in ("f1", "f4")}
+    for _ in range(3):
+        assert await missing(origin, fake) == []
+    assert fake.connections == 6 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Length": "999"},
+        {"ETag": '"0123456789abcdef0123456789abcdef"'},
+        {"ETag": ""},
+    ],
+)
+async def test_another_object_never_comes_through(fake, origin, headers) -> None:
+    fake.headers_of = {"f2": headers}
+    assert await missing(origin, fake) == ["f2"]
+    assert origin.reads_many, "it says nothing about the others"
+
+
+async def test_wrong_bytes_never_come_through(fake, origin) -> None:
+    good = fake.bodies["f3"]
+    wanted = wanted_from(fake)
+    fake.bodies["f3"] = b"?" + good[1:]
+    fake.headers_of = {"f3": {"ETag": _e_tag(good)}}
+    found = await origin.read_many(wanted)
+    assert [data is None for data in found] == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("status", [403, 429, 500, 503, 206])
+async def test_after_a_failure_it_rests(fake, origin, status, monkeypatch) -> None:
+    fake.status_of = {"f5": status}
+    assert await missing(origin, fake) == ["f5"]
+    assert not origin.reads_many
+    fake.status_of = {}
+    monkeypatch.setattr(origin._direct, "_rests_until", 0.0)
+    assert await missing(origin, fake) == []
+
+
+async def test_a_body_in_chunks_is_left_to_read(fake, origin) -> None:
+    fake.headers_of = {"f5": {"Transfer-Encoding": "chunked"}}
+    assert await missing(origin, fake) == ["f5"]
+
+
+async def test_one_silence_costs_the_others_nothing(fake, origin) -> None:
+    fake.silent = {"f2"}
+    began = time.monotonic()
+    assert await missing(origin, fake) == ["f2"]
+    assert time.monotonic() - began < 1.4
+    assert not origin.reads_many
+
+
+async def test_e_tags_that_cant_be_asked_for(fake, origin) -> None:
+    meta = ObjectMeta(1000, 0, f"W/{_e_tag(fake.bodies['f0'])}")
+    assert await origin.read_many([("f0", meta)]) == [None]
+    assert fake.connections == 0
+    broken = ObjectMeta(1000, 0, '"a\r\nX-Evil: 1"')
+    assert await origin.read_many([("f0", broken)]) == [None]
+
+
+async def test_nobody_listens() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        origin = open_origin("s3://b", OriginOptions(endpoint=endpoint, anonymous=True))
+        assert await origin.read_many([("f", ObjectMeta(1, 0, '"a"'))]) == [None]
+        assert not origin.reads_many
+        await origin.aclose()
+
+
+async def test_a_proxy_is_left_to_obstore(fake, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    endpoint = f"http://127.0.0.1:{fake.server_.server_port}"
+    origin = open_origin("s3://b", OriginOptions(endpoint=endpoint, anonymous=True))
+    assert not origin.reads_many
+    await origin.aclose()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """For 127.0.0.1, signed by itself; the key is in the same file."""
+    file = tmp_path / "server.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {file}.key -out {file} -days 2 "
+        "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.key").read_text())
+    return file
+
+
+async def test_tls(fake, certificate, monkeypatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), fake)
+    server.daemon_threads = True
+    server.block_on_close = False
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    options = OriginOptions(endpoint=f"https://127.0.0.1:{server.server_port}", anonymous=True)
+    stranger = open_origin("s3://b", options)
+    assert await stranger.read_many(wanted_from(fake)) == [None] * 6
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    origin = open_origin("s3://b", options)
+    for _ in range(2):
+        assert await missing(origin, fake) == []
+    for opened in (stranger, origin):
+        await opened.aclose()
+    server.shutdown()
+    server.server_close()
