@@ -29,7 +29,8 @@ WORKLOADS = ("cold", "cached", "memory", "large", "lmdb", "import", "names", "wa
 PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "local")
 _BENCH = Path(__file__).resolve().parent.parent
 _FULL_S, _QUICK_S = 25 * 60, 5 * 60
-"""Kept by making fewer rounds, on a machine that is not too slow. After twice that and 5 minutes the run is ended from outside."""
+"""Kept by making fewer rounds, if one of each can be made. The run is ended from outside after
+twice that and 5 minutes."""
 _LAST_START = 1.5
 """No workload is begun when more than this share of the time is gone."""
 
