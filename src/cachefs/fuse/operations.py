@@ -25,7 +25,7 @@ from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.fuse.watchers import Answered, Watchers, path_of
-from cachefs.fuse.xattrs import PREFIX, Xattrs
+from cachefs.fuse.xattrs import PREFIX, USER_PREFIX, Xattrs
 from cachefs.metrics import Requests
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
@@ -43,7 +43,7 @@ _DOTS = 2
 """Positions 0 and 1 are "." and ".."; entry i of a snapshot has position i + 2."""
 _TOTAL_BYTES = 1 << 50
 _FUSE_BLOCK_BYTES = 4096
-_ABSENT = frozenset({errno.ENOENT, pyfuse3.ENOATTR})
+_ABSENT = frozenset({errno.ENOENT, pyfuse3.ENOATTR, errno.EOPNOTSUPP})
 
 
 def translated(
@@ -317,7 +317,10 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
-        # `ls -l` asks for labels and access lists of every file: say no before looking it up.
+        if not name.startswith(USER_PREFIX):
+            # `ls -l` asks for the label and the access list of each file, unless it hears that
+            # there is no such thing in the whole mount. The kernel would pass on every question.
+            raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if name.startswith(PREFIX):
             value = self._xattrs.get(self._namespace.inode(inode), name)
             if value is not None:

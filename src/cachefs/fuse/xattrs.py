@@ -5,7 +5,8 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 
-PREFIX = b"user.cachefs."
+USER_PREFIX = b"user."
+PREFIX = USER_PREFIX + b"cachefs."
 VERSION = PREFIX + b"version"
 CACHED = PREFIX + b"cached"
 SOURCE = PREFIX + b"source"
