@@ -35,6 +35,7 @@ _VERBS = {
     "top": "Show live what the mounts do.",
     "umount": "Unmount, and wait until the daemon has ended.",
     "unpin": "Let pinned files be evicted again.",
+    "upgrade": "Let the installed version serve a mount.",
 }
 
 

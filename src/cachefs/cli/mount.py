@@ -143,11 +143,10 @@ def log_file_of(config: MountConfig) -> Path:
 
 def set_up_log(config: MountConfig) -> None:
     """As in all processes of this mount. Raises `UsageError`."""
-    in_sight = config.foreground
     log.setup(
         debug=config.debug,
-        log_file=config.log_file if in_sight else log_file_of(config),
-        tracebacks=not in_sight,
+        log_file=_log_name(config),
+        tracebacks=not config.foreground,
         log_format=config.log_format,
         max_bytes=config.log_max_size,
     )
@@ -197,16 +196,15 @@ def _serve(
     """Be the daemon, or its supervisor, until unmounted. The claim comes first: it is cheap, the
     imports aren't."""
     faulthandler.enable()  # the watchdog of systemd ends a stuck process with SIGABRT: show where
-    log_file = config.log_file if config.foreground else log_file_of(config)
-    with RuntimeFile(config.mountpoint, config.source, log_file):
-        if why_python is None:
-            try:
-                _supervise(config, on_ready, manager, status)
-                return
-            except RelayUnusableError as error:
-                if config.data_path == "relay":
-                    raise _not_possible(str(error)) from error
-                why_python = str(error)
+    if why_python is None:
+        try:
+            _supervise(config, on_ready, manager, status)
+            return
+        except RelayUnusableError as error:
+            if config.data_path == "relay":
+                raise _not_possible(str(error)) from error
+            why_python = str(error)
+    with RuntimeFile(config.mountpoint, config.source, _log_name(config)):
         from cachefs import daemon
 
         def tell() -> None:
@@ -222,16 +220,17 @@ def _supervise(
 ) -> None:
     from cachefs.supervisor.supervisor import Supervisor, Task, daemon_command
 
-    where = config.log_file if config.foreground else log_file_of(config)
+    log_file = _log_name(config)
+    where = "what it wrote above" if log_file is None else str(log_file)
     task = Task(
-        config.mountpoint,
-        config.nonempty,
-        to_json(config),
-        daemon_command(),
-        status,
-        "what it wrote above" if where is None else str(where),
+        config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where
     )
-    Supervisor(task, on_ready, manager).run()
+    with RuntimeFile(config.mountpoint, config.source, log_file, supervised=True) as claim:
+        Supervisor(task, on_ready, manager, claim.note_failed_upgrade).run()
+
+
+def _log_name(config: MountConfig) -> Path | None:
+    return config.log_file if config.foreground else log_file_of(config)
 
 
 command = _MountCommand(

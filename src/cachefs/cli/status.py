@@ -66,13 +66,13 @@ def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
 
 def collect() -> list[dict[str, Any]]:
     """One object per mount: `state`, and the daemon's report (`control.report`) if it gave one,
-    else `mountpoint`, `source`, `pid` as far as they are known, and `problem`."""
+    else `mountpoint`, `source`, `pid`, `supervisor_pid` as far as they are known, and `problem`."""
     entries = {entry.mountpoint: entry for entry in read_entries()}
     mounts = {str(mount.mountpoint): mount.source for mount in cachefs_mounts()}
     rows = [_describe(Path(place), mounts[place], entries.get(place)) for place in mounts]
     for place, entry in entries.items():
         if place not in mounts and entry.alive:
-            rows.append(_row(place, entry.source, entry.pid, STARTING, None))
+            rows.append(_row(place, entry.source, entry, STARTING, None))
         elif place not in mounts:
             remove_leftovers(Path(place))
     return sorted(rows, key=lambda row: str(row["mountpoint"]))
@@ -83,7 +83,10 @@ def _describe(place: Path, source: str, entry: RuntimeEntry | None) -> dict[str,
         try:
             return {"state": SERVING, **ask(socket_path(place))}
         except CachefsError as error:
-            return _row(str(place), source, entry.pid, SILENT, str(error))
+            problem = str(error)
+            if entry.supervised:
+                problem += f"; its supervisor (process {entry.pid}) sees to it that one does"
+            return _row(str(place), source, entry, SILENT, problem)
     if probe(place, _PROBE_S) is Health.DEAD:
         fix = f"its daemon is gone; unmount it with: cachefs umount {place}"
         return _row(str(place), source, None, STALE, fix)
@@ -91,9 +94,18 @@ def _describe(place: Path, source: str, entry: RuntimeEntry | None) -> dict[str,
 
 
 def _row(
-    place: str, source: str, pid: int | None, state: str, problem: str | None
+    place: str, source: str, entry: RuntimeEntry | None, state: str, problem: str | None
 ) -> dict[str, Any]:
-    return {"state": state, "mountpoint": place, "source": source, "pid": pid, "problem": problem}
+    pid = None if entry is None or entry.supervised else entry.pid
+    supervisor_pid = None if entry is None or not entry.supervised else entry.pid
+    return {
+        "state": state,
+        "mountpoint": place,
+        "source": source,
+        "pid": pid,
+        "supervisor_pid": supervisor_pid,
+        "problem": problem,
+    }
 
 
 def _print_all(rows: list[dict[str, Any]]) -> None:
@@ -126,6 +138,7 @@ def _print_one(row: dict[str, Any]) -> None:
     for title, cell in zip(_TITLES, _cells(row), strict=True):
         console.print(f"{title:<14} {cell}", soft_wrap=True)
     if row["state"] == SERVING:
+        console.print(f"{'DATA PATH':<14} {_data_path(row)}", soft_wrap=True)
         console.print(f"{'EVICTION':<14} {row['policy']}")
         if row.get("metrics"):
             console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
@@ -135,6 +148,20 @@ def _print_one(row: dict[str, Any]) -> None:
         tier_table.print_tiers(console, row)
     elif row["problem"]:
         console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
+
+
+def _data_path(row: dict[str, Any]) -> str:
+    """Who answers the kernel, why, and how often the daemon was replaced."""
+    path = row["data_path"]
+    text = str(path["name"])
+    if path["reason"]:
+        text += f" ({path['reason']})"
+    if row["supervisor_pid"] is not None:
+        text += f", supervised by process {row['supervisor_pid']}"
+    if path["restarts"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path["restarted_at"]))
+        text += f"; {path['restarts']} restarts, the last at {when}: the daemon {path['last_end']}"
+    return text
 
 
 def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:

@@ -97,6 +97,7 @@ class MountState:
             "source": self.origin.url,
             "pid": os.getpid(),
             "supervisor_pid": self.data_path.supervisor_pid,
+            "mounted": self.mounted,
             "data_path": data_path_report(self.data_path),
             "started_at": self.started_at,
             "policy": self.config.cache_eviction,

@@ -86,17 +86,18 @@ class DataPathStatus(TypedDict):
 
 
 class StatusReport(TypedDict):
-    """`pid` is the daemon's, which on the relay's data path has a supervisor. `started_at` is
-    seconds since the epoch; `policy` decides what is evicted; `metrics` is the address where they
-    are served; `tiers` are sorted by medium, the fastest first. `stale` while the origin does not
-    answer and what was last known is shown instead, since `stale_since` (seconds since the
-    epoch)."""
+    """`pid` is the daemon's, which on the relay's data path has a supervisor. `mounted` once it has
+    answered the kernel. `started_at` is seconds since the epoch; `policy` decides what is evicted;
+    `metrics` is the address where they are served; `tiers` are sorted by medium, the fastest first.
+    `stale` while the origin does not answer and what was last known is shown instead, since
+    `stale_since` (seconds since the epoch)."""
 
     mountpoint: str
     source: str
     pid: int
     supervisor_pid: int | None
     data_path: DataPathStatus
+    mounted: bool
     started_at: float
     version: str
     policy: str

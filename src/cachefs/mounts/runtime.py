@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,16 +21,23 @@ from cachefs.errors import CachefsError, MountError
 RUNTIME_DIR = Path("/run/cachefs")
 """For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
 
+_LEAST_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """What a daemon says about itself before it mounts. `alive`: its lock is held."""
+    """What the process that a mount belongs to says about itself before it mounts: the daemon, or
+    its supervisor (`supervised`), which also tells why the last upgrade failed. `alive`: its lock
+    is held."""
 
     mountpoint: str
     source: str
     pid: int
     started_at: float
     log_file: str | None = None
+    supervised: bool = False
+    upgrade_failed_at: float = 0.0
+    upgrade_failure: str | None = None
     alive: bool = False
 
 
@@ -82,18 +89,35 @@ def default_log_file(mountpoint: Path) -> Path:
 
 
 class RuntimeFile:
-    """A daemon's claim on a mountpoint, from construction to `close` or the process's end."""
+    """A process's claim on a mountpoint, from construction to `close` or the process's end."""
 
-    def __init__(self, mountpoint: Path, source: str, log_file: Path | None = None) -> None:
-        """Raises `MountError` while another daemon holds the claim."""
+    def __init__(
+        self,
+        mountpoint: Path,
+        source: str,
+        log_file: Path | None = None,
+        *,
+        supervised: bool = False,
+    ) -> None:
+        """Raises `MountError` while another process holds the claim."""
         self._path = entry_path(mountpoint)
         self._fd = _lock(self._path, mountpoint)
         log_name = None if log_file is None else str(log_file)
-        entry = RuntimeEntry(str(mountpoint), source, os.getpid(), time.time(), log_name)
-        fields = asdict(entry)
-        del fields["alive"]
+        now = time.time()
+        self._entry = RuntimeEntry(str(mountpoint), source, os.getpid(), now, log_name, supervised)
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps(fields).encode(), 0)
+        self._write()
+
+    def note_failed_upgrade(self, why: str) -> None:
+        """For whoever waits for one."""
+        self._entry = replace(self._entry, upgrade_failed_at=time.time(), upgrade_failure=why)
+        self._write()
+
+    def _write(self) -> None:
+        """All at once, and always as long, so that it is whole whenever it is read."""
+        fields = asdict(self._entry)
+        del fields["alive"]
+        os.pwrite(self._fd, json.dumps(fields).encode().ljust(_LEAST_BYTES), 0)
 
     def close(self) -> None:
         """Give up the claim and remove the file."""
@@ -145,6 +169,9 @@ def read_entry(path: Path) -> RuntimeEntry | None:
             pid=int(fields["pid"]),
             started_at=float(fields["started_at"]),
             log_file=fields.get("log_file"),
+            supervised=bool(fields.get("supervised", False)),
+            upgrade_failed_at=float(fields.get("upgrade_failed_at", 0.0)),
+            upgrade_failure=fields.get("upgrade_failure"),
             alive=alive,
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
-from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
-from cachefs.fuse.relay import _relay
 from cachefs.mounts import prepare_mountpoint
-from cachefs.supervisor.channel import PROTOCOL, Message, pair
+from cachefs.supervisor.channel import PROTOCOL, Message
 from cachefs.supervisor.child import Child
 from cachefs.supervisor.link import Start
+from cachefs.supervisor.relayed_mount import RelayedMount
 from cachefs.systemd_notify import NOBODY, ServiceManager
 
 SILENCE_S = 60.0
@@ -38,11 +37,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 """Before a daemon is started after one that never became ready."""
 _BARELY_S = 0.2
 """One that dies sooner after it was ready was no better."""
-
-_TABLE_ENTRIES = 1 << 21
-"""Blocks that the relay may know; 32 bytes each, of which only what is used takes memory."""
-_THREADS = 8
-"""All but one may wait for disks."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,15 +60,20 @@ class Task:
 class Supervisor:
     """One mount, from before its first daemon to after its last."""
 
-    def __init__(self, task: Task, on_ready: OnReady, manager: ServiceManager = NOBODY) -> None:
+    def __init__(
+        self,
+        task: Task,
+        on_ready: OnReady,
+        manager: ServiceManager = NOBODY,
+        on_upgrade_failed: Callable[[str], None] = lambda why: None,
+    ) -> None:
         """`on_ready` is called once; `manager` hears that it is, of signs of life, and the end."""
         self._task = task
         self._on_ready = on_ready
+        self._on_upgrade_failed = on_upgrade_failed
         self._manager = manager
         self._selector = selectors.DefaultSelector()
-        self._table_fd = _relay.create_table(_TABLE_ENTRIES)
-        self._relay: _relay.Relay | None = None
-        self._mount: KernelMount | None = None
+        self._mount = RelayedMount(task.mountpoint, self._watch_mount)
         self._daemon: Child | None = None
         self._successor: Child | None = None
         """It waits for the daemon's end, or for its own code."""
@@ -232,17 +231,14 @@ class Supervisor:
             case {"hello": protocol, "version": version}:
                 self._greet(child, protocol, str(version))
             case {"mount": {"source": source, "allow_other": allow_other}}:
-                self._give_mount(child, str(source), bool(allow_other))
+                self._mount.give_to(child, str(source), bool(allow_other))
             case {"drop_files": _}:
-                if self._relay is not None:
-                    self._relay.drop_files()
+                self._mount.drop_files()
                 child.channel.send({"dropped": True})
-            case {"file": number, "waits": waits}:
-                if self._relay is not None and fds:
-                    self._relay.set_file(number, fds.pop(), waits)
+            case {"file": number, "waits": waits} if fds:
+                self._mount.set_file(number, fds.pop(), waits)
             case {"close_file": number}:
-                if self._relay is not None:
-                    self._relay.close_file(number)
+                self._mount.close_file(number)
             case {"ready": _}:
                 self._note_ready(child, message.get("warnings", []))
             case {"error": text, "code": code}:
@@ -267,15 +263,14 @@ class Supervisor:
             _logger.info("process %d (cachefs %s) takes over", child.pid, version)
             self._last_end = "was replaced by cachefs upgrade"
             self._down_since_s = time.monotonic()
-            if self._relay is not None:
-                self._relay.detach()
+            self._mount.detach()
             self._daemon.end(STOP_S)
 
     def _tell_to_start(self, child: Child) -> None:
         start = Start(
             self._task.config, os.getpid(), self._restarts, self._restarted_at, self._last_end
         )
-        child.start(asdict(start), self._table_fd)
+        child.start(asdict(start), self._mount.table_fd)
 
     def _note_ready(self, child: Child, warnings: Sequence[str]) -> None:
         child.is_ready = True
@@ -295,14 +290,12 @@ class Supervisor:
         if child is self._successor:
             self._successor = None
             if not self._is_ending:
-                why = child.failure[0] if child.failure else f"it {how}"
-                _logger.error("the upgrade failed, and the daemon stays: %s", why)
+                self._note_failed_upgrade(child.failure[0] if child.failure else f"it {how}")
             return
         self._daemon = None
         if self._is_ending:
             return
-        if self._relay is not None:
-            self._relay.detach()
+        self._mount.detach()
         if self._successor is not None:
             self._promote()
         elif not self._was_ready:
@@ -378,49 +371,32 @@ class Supervisor:
     def _upgrade(self) -> None:
         daemon = self._daemon
         if daemon is None or not daemon.is_ready or self._successor or self._is_ending:
-            _logger.warning("SIGHUP: there is no daemon to replace at this moment")
+            self._note_failed_upgrade("there is no daemon to replace at this moment; try again")
             return
         try:
             self._successor = self._spawn()
         except OSError as error:
-            _logger.error("the upgrade failed, and the daemon stays: %s", error.strerror)
+            self._note_failed_upgrade(f"it could not be started: {error.strerror}")
             return
         _logger.info("SIGHUP: process %d is to replace %d", self._successor.pid, daemon.pid)
 
+    def _note_failed_upgrade(self, why: str) -> None:
+        _logger.error("the new daemon can't take over, the present one stays: %s", why)
+        self._on_upgrade_failed(why)
+
     # -- the mount -------------------------------------------------------------------------------
 
-    def _give_mount(self, child: Child, source: str, allow_other: bool) -> None:
-        """The mount, which is made for the first one, and the requests."""
-        try:
-            is_first = self._mount is None
-            if is_first:
-                self._make_mount(source, allow_other)
-            assert self._mount is not None
-            assert self._relay is not None
-            ours, its = pair()
-            with ours, its:
-                self._relay.attach(ours.fileno())
-                if is_first:
-                    self._relay.start()  # not before: the kernel's INIT needs a real answer
-                elif not self._relay.resend():
-                    _logger.warning(
-                        "this kernel can't send requests again (Linux 6.9 can): those that the "
-                        "daemon before had not answered have failed with EIO"
-                    )
-                fds = [its.fileno(), self._mount.fd]
-                child.channel.send({"mounted": self._mount.device}, fds)
-        except CachefsError as error:
-            child.channel.send({"error": str(error)})
-        except OSError as error:
-            child.channel.send({"error": f"the relay could not begin: {error.strerror}"})
+    def _watch_mount(self, ended_fd: int) -> None:
+        def note_end() -> None:
+            self._selector.unregister(ended_fd)
+            self._on_mount_ended()
 
-    def _make_mount(self, source: str, allow_other: bool) -> None:
-        self._mount = kernel_mount(self._task.mountpoint, source, allow_other)
-        self._relay = _relay.Relay(self._mount.fd, self._table_fd, _THREADS)
-        self._watch(self._relay.ended_fd, self._on_mount_ended)
+        self._watch(ended_fd, note_end)
 
     def _on_mount_ended(self) -> None:
-        if self._mount is not None and self._mount.is_there() and not self._is_ending:
+        if self._is_ending:
+            return
+        if self._mount.is_there():
             self._failure = MountError(
                 f"{self._task.mountpoint}: the connection to the kernel was broken off; mount again"
             )
@@ -432,28 +408,10 @@ class Supervisor:
             self._is_ending = True
             self._start_at_s = None
             self._manager.stopping()
-            self._take_mount_away()
+            self._mount.take_away()
         for child in self._children():
             child.channel.send({"ended": True})
             child.end(STOP_S)
-
-    def _take_mount_away(self) -> None:
-        mount, relay = self._mount, self._relay
-        if mount is None:
-            return
-        try:
-            mount.detach()
-        except OSError as error:
-            _logger.error("can't unmount %s: %s", mount.mountpoint, error.strerror)
-        if relay is not None:
-            self._selector.unregister(relay.ended_fd)
-            relay.stop()
-        # Its threads may look at the descriptor once more, so its number must not become another
-        # file's. Once the daemon has let go of it, too, those who still wait get an error.
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(nothing, mount.fd, inheritable=False)
-        os.close(nothing)
-        self._mount = self._relay = None
 
     def _leave_nothing(self) -> None:
         """Whatever happened."""
@@ -463,7 +421,7 @@ class Supervisor:
             child.kill()
             child.reap()
         self._selector.close()
-        os.close(self._table_fd)
+        os.close(self._mount.table_fd)
 
 
 def _do_nothing(number: int, frame: object) -> None:

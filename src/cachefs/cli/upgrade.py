@@ -1,0 +1,113 @@
+"""`cachefs upgrade`: another daemon for a mount that stays."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cachefs.cli.one_mount import the_mount
+from cachefs.control.client import ask
+from cachefs.errors import CachefsError, MountError
+from cachefs.mounts import find_entry, socket_path
+
+_TIMEOUT_S = 120.0
+_LOOK_S = 0.1
+
+
+@click.command("upgrade")
+@click.argument("mountpoint", required=False)
+@click.option(
+    "-c",
+    "--config",
+    "config_file",
+    metavar="FILE",
+    help="Upgrade the mountpoint that this TOML file names.",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def command(mountpoint: str | None, config_file: str | None, debug: bool) -> None:
+    """Let the installed version of cachefs serve MOUNTPOINT (default: the only one).
+
+    The mount stays: files stay open, cached data are read on, other reads wait for some tenths of
+    a second. A new daemon is started with the options of the old one, and takes over once its code
+    is loaded; if it can't, the old one goes on. Nothing else changes when the version is the same.
+
+    Only for mounts on the relay's data path (cachefs status MOUNTPOINT tells).
+    """
+    if mountpoint is None and config_file is not None:
+        from cachefs.config import mountpoint_in
+
+        mountpoint = str(mountpoint_in(Path(config_file)))
+    place = the_mount(mountpoint)
+    before = _ask_to_be_replaced(place)
+    with _progress(f"waiting for another daemon on {place}"):
+        after = _await_another(place, before)
+    was, is_ = before["version"], after["version"]
+    change = f"cachefs {is_}" if was == is_ else f"cachefs {was} -> {is_}"
+    click.echo(f"{place}: process {after['pid']} serves instead of {before['pid']}; {change}")
+
+
+def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
+    """The status of the daemon that is to be replaced; its supervisor has been told."""
+    status = ask(socket_path(place))
+    supervisor_pid = status.get("supervisor_pid")
+    if supervisor_pid is None:
+        reason = (status.get("data_path") or {}).get("reason") or "of an earlier version"
+        raise MountError(
+            f"{place} has no supervisor that could replace its daemon ({reason}); unmount it and "
+            f"mount it again: cachefs umount {place}"
+        )
+    try:
+        pidfd = os.pidfd_open(supervisor_pid)
+    except OSError as error:
+        raise MountError(f"{place}: the mount has ended") from error
+    try:
+        # Now that its number can't become another process's, is it still the supervisor?
+        entry = find_entry(place)
+        if entry is None or not entry.alive or entry.pid != supervisor_pid:
+            raise MountError(f"{place}: the mount has ended")
+        signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+    finally:
+        os.close(pidfd)
+    return {**status, "failed_at": entry.upgrade_failed_at}
+
+
+def _await_another(place: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """The status of the next daemon. Raises `MountError`."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+        entry = find_entry(place)
+        if entry is None or not entry.alive:
+            raise MountError(f"{place}: the mount has ended")
+        if entry.upgrade_failed_at > before["failed_at"]:
+            raise MountError(
+                f"{place}: the new daemon can't take over, process {before['pid']} serves on: "
+                f"{entry.upgrade_failure}"
+            )
+        try:
+            status = ask(socket_path(place))
+        except CachefsError:
+            continue
+        if status["pid"] != before["pid"] and status["mounted"]:
+            return status
+    raise MountError(
+        f"{place}: no other daemon answered within {_TIMEOUT_S:.0f} s; its log shows why"
+    )
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """Shown on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(text):
+        yield
