@@ -25,7 +25,11 @@ from bench import sandbox
 if TYPE_CHECKING:
     from bench.peers.lab import Lab
 
-WORKLOADS = ("cold", "cached", "memory", "large", "lmdb", "import", "names", "warmup", "epochs")
+WORKLOADS = {
+    "cold": 3, "cached": 4, "memory": 2, "large": 3, "lmdb": 2, "import": 3, "names": 5,
+    "warmup": 1, "epochs": 3,
+}  # fmt: skip
+"""With the share of the time that they take, relative to each other."""
 PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "local")
 _BENCH = Path(__file__).resolve().parent.parent
 _FULL_S, _QUICK_S = 25 * 60, 5 * 60
@@ -103,7 +107,8 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
         bench = Bench(directory, server, scale, say, server.store())
         workloads = _workloads(arguments.only)
         peers = _make_peers(bench, arguments, say)
-        lab = Lab(bench, scale, peers, began + limit_s, len(workloads))
+        weights = {name: float(WORKLOADS[name]) for name, _ in workloads}
+        lab = Lab(bench, scale, peers, began + limit_s, weights)
         lab.prepare()
         versions = {peer.name: peer.version() for peer in lab.peers if peer.name != "local"}
         for name, workload in workloads:

@@ -53,7 +53,8 @@ class Lab:
     ends_at: float
     """Of the monotonic clock. Later workloads have fewer rounds rather than end after that; one
     round is made in any case."""
-    workloads_left: int
+    weights: dict[str, float]
+    """What share of the time the workloads to come may take, relative to each other."""
     measures: Measures = field(default_factory=Measures)
     rounds_made: dict[str, int] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -117,8 +118,8 @@ class Lab:
         """The number of each round, with the server's files in memory at its beginning. Fewer
         than planned if they take more than the workload's share of the time that is left."""
         began = time.monotonic()
-        share_s = (self.ends_at - began) / max(self.workloads_left, 1)
-        self.workloads_left -= 1
+        left = sum(self.weights.values())
+        share_s = (self.ends_at - began) * self.weights.pop(workload) / left
         for turn in range(self.scale.rounds):
             taken_s = time.monotonic() - began
             if turn and taken_s * (turn + 1) / turn > share_s:
