@@ -20,6 +20,7 @@ from cachefs.config import (
     mountpoint_in,
     to_json,
 )
+from cachefs.daemon.log_setup import log_file_of, set_up_log
 from cachefs.errors import MountError, RelayUnusableError, UsageError
 from cachefs.mounts import RuntimeFile, canonical, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
@@ -122,7 +123,7 @@ def start(config: MountConfig) -> None:
         status = f"serving {config.source} on {config.mountpoint}"
         _serve(config, why_python, _ignore, manager, status)
         return
-    log_file = log.open_log_file(log_file_of(config))
+    log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
 
     def serve(on_ready: OnReady) -> None:
         set_up_log(config)
@@ -134,22 +135,6 @@ def start(config: MountConfig) -> None:
 
 def _ignore(warnings: Sequence[str] = ()) -> None:
     """In the foreground they are in sight anyhow."""
-
-
-def log_file_of(config: MountConfig) -> Path:
-    """Of a mount in the background."""
-    return config.log_file or default_log_file(config.mountpoint)
-
-
-def set_up_log(config: MountConfig) -> None:
-    """As in all processes of this mount. Raises `UsageError`."""
-    log.setup(
-        debug=config.debug,
-        log_file=_log_name(config),
-        tracebacks=not config.foreground,
-        log_format=config.log_format,
-        max_bytes=config.log_max_size,
-    )
 
 
 def _why_python(config: MountConfig) -> str | None:
@@ -204,15 +189,15 @@ def _serve(
             if config.data_path == "relay":
                 raise _not_possible(str(error)) from error
             why_python = str(error)
-    with RuntimeFile(config.mountpoint, config.source, _log_name(config)):
-        from cachefs import daemon
+    with RuntimeFile(config.mountpoint, config.source, log_file_of(config)):
+        from cachefs.daemon.run import run
 
         def tell() -> None:
             manager.ready(status)
             on_ready()
 
         path = DataPath(DataPathName.PYTHON, why_python)
-        daemon.run(config, tell, manager, path)
+        run(config, tell, manager, path)
 
 
 def _supervise(
@@ -220,17 +205,13 @@ def _supervise(
 ) -> None:
     from cachefs.supervisor.supervisor import Supervisor, Task, daemon_command
 
-    log_file = _log_name(config)
+    log_file = log_file_of(config)
     where = "what it wrote above" if log_file is None else str(log_file)
     task = Task(
         config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where
     )
     with RuntimeFile(config.mountpoint, config.source, log_file, supervised=True) as claim:
         Supervisor(task, on_ready, manager, claim.note_failed_upgrade).run()
-
-
-def _log_name(config: MountConfig) -> Path | None:
-    return config.log_file if config.foreground else log_file_of(config)
 
 
 command = _MountCommand(

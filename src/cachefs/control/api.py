@@ -4,7 +4,8 @@ A new one is a line here and an entry in the daemon's table of handlers. The fir
 is the version; what a route of one version takes and answers only ever grows.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 from cachefs.errors import CacheDirError, CachefsError
 
@@ -17,6 +18,14 @@ class Route(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+
+Lines = AsyncGenerator[Mapping[str, object], None]
+
+Handler = Callable[[dict[str, Any]], Awaitable[Mapping[str, object]] | Lines]
+"""From the arguments of a request to a mapping that JSON can hold, or an async generator of many,
+which is closed when the client leaves. What it raises is told to the client: the text of a
+`CachefsError`; anything else is logged too."""
 
 
 INDEX = Route("GET", "/v1")

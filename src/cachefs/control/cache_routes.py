@@ -15,10 +15,9 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.objects import Dropped
 from cachefs.control import api
-from cachefs.control.api import Route
+from cachefs.control.api import Handler, Lines, Route
 from cachefs.control.cache_refresh import Refresher
 from cachefs.control.cache_tree import CacheTree, Usage, parts_of
-from cachefs.control.server import Handler, Lines
 from cachefs.errors import CacheDirError, CachefsError, UsageError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace

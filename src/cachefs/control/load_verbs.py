@@ -6,8 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from cachefs.control import api
-from cachefs.control.api import Route, UnknownError
-from cachefs.control.server import Handler, Lines
+from cachefs.control.api import Handler, Lines, Route, UnknownError
 from cachefs.errors import NotFoundError, UsageError
 from cachefs.load.jobs import Jobs
 from cachefs.load.spec import JobReport, load_spec

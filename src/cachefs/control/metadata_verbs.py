@@ -7,8 +7,7 @@ from typing import Any
 import trio
 
 from cachefs.control import api
-from cachefs.control.api import Route
-from cachefs.control.server import Handler, Lines
+from cachefs.control.api import Handler, Lines, Route
 from cachefs.db import Database
 from cachefs.errors import CachefsError, UsageError
 from cachefs.namespace.namespace import Namespace

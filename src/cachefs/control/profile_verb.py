@@ -8,9 +8,8 @@ from typing import Any
 import trio
 
 from cachefs.control import api
-from cachefs.control.api import Route
+from cachefs.control.api import Handler, Lines, Route
 from cachefs.control.profile import Profile
-from cachefs.control.server import Handler, Lines
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.watchers import Watchers, path_of
 from cachefs.namespace.namespace import Namespace

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from cachefs import __version__
 from cachefs.control import api
-from cachefs.control.api import Route, UnknownError
+from cachefs.control.api import Handler, Lines, Route, UnknownError
 from cachefs.control.http import MAX_BODY_BYTES, serve_http
 from cachefs.errors import (
     AccessDeniedError,
@@ -39,13 +39,6 @@ REQUEST_TIMEOUT_S = 2.0
 
 HEARTBEAT_S = 5.0
 """A stream is never silent for longer."""
-
-Lines = AsyncGenerator[Mapping[str, object], None]
-
-Handler = Callable[[dict[str, Any]], Awaitable[Mapping[str, object]] | Lines]
-"""From the arguments of a request to a mapping that JSON can hold, or an async generator of many,
-which is closed when the client leaves. What it raises is told to the client: the text of a
-`CachefsError`; anything else is logged too."""
 
 _STATUS_CODES: tuple[tuple[type[CachefsError], int], ...] = (
     (UsageError, 400),

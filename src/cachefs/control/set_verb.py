@@ -9,9 +9,8 @@ from cachefs.config import load_changes
 from cachefs.config.changes import OFF
 from cachefs.config.model import refuse_below_mountpoint
 from cachefs.control import api
-from cachefs.control.api import Route
+from cachefs.control.api import Handler, Route
 from cachefs.control.report import LimitStatus
-from cachefs.control.server import Handler
 from cachefs.errors import UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits

@@ -15,9 +15,8 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MIN_CACHE_DIR_BYTES, MountConfig, TierConfig, absolute_path, load_tier
 from cachefs.control import api
-from cachefs.control.api import NoSuchTierError, Route
+from cachefs.control.api import Handler, NoSuchTierError, Route
 from cachefs.control.report import TierReport, tier_report
-from cachefs.control.server import Handler
 from cachefs.errors import CacheDirError, UsageError
 from cachefs.tiers.tier import Tier
 from cachefs.units import format_bytes

@@ -1,5 +1,5 @@
-"""The composition root: builds the objects of one mount, runs them, takes them down in order."""
+"""The composition root: builds the objects of one mount, runs them, takes them down in order.
 
-from cachefs.daemon.run import run
-
-__all__ = ["run"]
+`run.py` is the way in, `supervised.py` that of a process of its own. Nothing is imported here: what
+`supervised.py` imports has an order.
+"""

@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -10,11 +10,10 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.sharing import SharedBlocks
 from cachefs.config import MountConfig
-from cachefs.control import server as control_server
+from cachefs.control.api import Handler, Route
 from cachefs.control.cache_routes import CacheRoutes
 from cachefs.control.load_verbs import LoadVerbs
 from cachefs.control.metadata_verbs import MetadataVerbs
-from cachefs.control.metrics_server import serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
@@ -23,7 +22,7 @@ from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
 from cachefs.daemon.tiers import namespace_tier, open_tiers
 from cachefs.db import Database
-from cachefs.errors import OriginUnavailableError
+from cachefs.errors import OriginError, OriginUnavailableError
 from cachefs.format import inode_record
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -69,6 +68,7 @@ class Mount:
         """`failure` is what the origin is away with; `view` is of a manifest; with a `link` its
         other end mounts."""
         self._link = link
+        self._initialised = trio.Event()
         self._relayed = None if link is None else Relayed(link)
         self._config = config
         self._view = view
@@ -139,11 +139,30 @@ class Mount:
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)
-            socket = socket_path(self._config.mountpoint)
-            await control.start(control_server.serve, socket, handlers)
-            await control.start(serve_metrics, self._state)
+            if self._state.data_path.restarts:
+                control.start_soon(self._serve_others_later, handlers)
+            else:
+                await control.start(self._serve_others, handlers)
             await self._serve_kernel(namespace, on_ready)
             control.cancel_scope.cancel()
+
+    async def _serve_others_later(self, handlers: dict[Route, Handler]) -> None:
+        """Where readers wait for another daemon, they come first."""
+        await self._initialised.wait()
+        await self._serve_others(handlers)
+
+    async def _serve_others(
+        self,
+        handlers: dict[Route, Handler],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """All but the kernel. Started once clients can connect."""
+        serve_control, serve_metrics = await trio.to_thread.run_sync(_load_servers)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_control, socket_path(self._config.mountpoint), handlers)
+            await nursery.start(serve_metrics, self._state)
+            task_status.started()
 
     def _jobs(self, namespace: Namespace) -> Jobs:
         config = self._config
@@ -158,19 +177,18 @@ class Mount:
         return Jobs(around)
 
     async def _serve_kernel(self, namespace: Namespace, on_ready: Callable[[], None]) -> None:
-        initialised = trio.Event()
         readers = Readers(namespace, self._cache, self._config.readahead)
         shared = None if self._relayed is None else self._relayed.share(self._cache, readers)
         if self._relayed is not None and shared is not None:
             self._relayed.yield_to(self._watchers)
             self._state.relay = self._relayed.figures(shared, self._state.requests)
-        operations = self._operations(namespace, readers, shared, initialised.set)
+        operations = self._operations(namespace, readers, shared, self._initialised.set)
         device = self._mount(operations)
         try:
             async with trio.open_nursery() as nursery:
                 if shared is not None:
                     nursery.start_soon(shared.run)
-                nursery.start_soon(self._announce, device, initialised, on_ready)
+                nursery.start_soon(self._announce, device, on_ready)
                 nursery.start_soon(self._manager.feed_watchdog)
                 await session.serve()
                 nursery.cancel_scope.cancel()
@@ -205,10 +223,12 @@ class Mount:
             on_unbound=session.forget_entry,
             on_changed=session.forget_attributes,
         )
-        if self._failure is None:
-            await namespace.observe_root()
-        else:
+        if self._failure is not None:
             namespace.begin_outage(self._failure)
+        elif self._state.data_path.restarts:
+            nursery.start_soon(_observe_root_later, namespace)
+        else:
+            await namespace.observe_root()
         self._state.namespace = namespace
         namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.
@@ -236,14 +256,30 @@ class Mount:
             shared,
         )
 
-    async def _announce(
-        self, device: str, initialised: trio.Event, on_ready: Callable[[], None]
-    ) -> None:
-        await initialised.wait()
+    async def _announce(self, device: str, on_ready: Callable[[], None]) -> None:
+        await self._initialised.wait()
         self._state.mounted = True
         await trio.to_thread.run_sync(session.tune, device)
         log.info("mounted on %s", self._config.mountpoint)
         on_ready()
+
+
+async def _observe_root_later(namespace: Namespace) -> None:
+    """The daemon before has, and readers wait."""
+    try:
+        await namespace.observe_root()
+    except OriginUnavailableError as error:
+        namespace.begin_outage(error)
+    except OriginError as error:
+        log.warning("can't look at the root: %s", error)
+
+
+def _load_servers() -> tuple[Callable[..., Awaitable[None]], Callable[..., Awaitable[None]]]:
+    """A third of all that is to be imported. Blocks."""
+    from cachefs.control.metrics_server import serve_metrics
+    from cachefs.control.server import serve
+
+    return serve, serve_metrics
 
 
 async def _stop_on_signal(serving: trio.CancelScope) -> None:

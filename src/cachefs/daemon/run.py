@@ -80,7 +80,8 @@ async def _serve(
         inner = open_origin(config.source, options)
         origin = ResilientOrigin(view.unlisted(inner) if view else inner, resilience(config))
         try:
-            failure = await _check(origin, config)
+            # Readers wait for a daemon that takes the place of another; it is known to work.
+            failure = None if data_path.restarts else await _check(origin, config)
             tiers = open_tiers(origin.identity, *config.tiers)
             try:
                 if view is not None:

@@ -432,4 +432,4 @@ def daemon_command() -> list[str]:
     """How a daemon of the installed version is started: the module keeps its name for ever, as
     supervisors of earlier versions start it, too. The working directory is no place for code."""
     warnings = [f"-W{option}" for option in sys.warnoptions]
-    return [sys.executable, *warnings, "-P", "-m", "cachefs.cli.supervised"]
+    return [sys.executable, *warnings, "-P", "-m", "cachefs.daemon.supervised"]

@@ -1,4 +1,4 @@
-"""The daemon of a supervised mount: `python -m cachefs.cli.supervised FD`.
+"""The daemon of a supervised mount: `python -m cachefs.daemon.supervised FD`.
 
 Started by `cachefs.supervisor`, never by a user. FD is its end of the channel to the supervisor,
 which may be of an earlier version and knows this module by name: see `supervisor.channel`.
@@ -13,6 +13,8 @@ import sys
 from typing import NoReturn
 
 from cachefs import __version__
+from cachefs.config import from_json
+from cachefs.daemon.log_setup import set_up_log
 from cachefs.errors import CachefsError, RelayUnusableError, UsageError
 from cachefs.log import collected_warnings
 from cachefs.supervisor.channel import Channel
@@ -51,18 +53,15 @@ def main() -> NoReturn:
 
 
 def _serve(link: Link) -> None:
-    # First, or pyfuse3 finds another libfuse than the relay's.
-    from cachefs.fuse.relay import _relay
+    from cachefs.fuse.relay import _relay  # first, or pyfuse3 finds libfuse without it
 
-    from cachefs import daemon  # isort: skip
-    from cachefs.cli.mount import set_up_log
-    from cachefs.config import from_json
+    from cachefs.daemon.run import run  # isort: skip
 
     start = link.hello(__version__, _relay.FORMAT)
     with collected_warnings(_MOST_WARNINGS) as warnings:
         config = from_json(start.config)
         set_up_log(config)
-        daemon.run(
+        run(
             config,
             lambda: link.ready(warnings),
             data_path=start.data_path(),
