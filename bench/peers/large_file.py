@@ -6,6 +6,9 @@ from bench.peers.peer import Peer
 
 _PIECES = {"4k": 4 << 10, "128k": 128 << 10}
 _MOST_READS = 50_000
+_COLD_S = 10.0
+_COLD_READS = 50
+"""Few enough that most of them still find their part of the file uncached."""
 
 
 def large_file(lab: Lab) -> None:
@@ -48,9 +51,10 @@ def _random(lab: Lab, peer: Peer, state: str, turn: int) -> None:
     """Small pieces in the first half of the file, larger ones in the second."""
     half = lab.scale.large_bytes // 2
     path = peer.path / "large" / lab.bench.large_file()
+    most, most_s = (_COLD_READS, _COLD_S) if state == "cold" else (_MOST_READS, lab.scale.random_s)
     for number, (name, piece) in enumerate(_PIECES.items()):
         reads, _, seconds = run_script(
             "random_reader.py", path, piece, number * half, (number + 1) * half,
-            _MOST_READS, lab.scale.random_s, turn,
+            most, most_s, turn,
         )  # fmt: skip
         lab.measures.add(f"large.{state}.{name}", peer.name, reads / seconds)
