@@ -47,6 +47,8 @@ METRICS = (
         "wait at once.",
         "uid",
     ),
+    _counter("relay_hits", "READs of the kernel that the relay answered, without the daemon."),
+    _counter("relay_forwarded", "Requests of the kernel that the relay gave to the daemon."),
     _counter("cache_hits", "Blocks read from the cache."),
     _counter("cache_misses", "Blocks that readers had to wait for the origin for."),
     _counter("cache_hit_bytes", "Bytes read from the cache."),

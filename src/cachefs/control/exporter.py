@@ -122,6 +122,9 @@ def _values(state: MountState) -> Values:
 def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     """Those without labels."""
     yield "cachefs_fuse_requests_waiting", state.requests.waiting
+    relay = {} if state.relay is None else state.relay.report()
+    yield "cachefs_relay_hits_total", relay.get("hits", 0)
+    yield "cachefs_relay_forwarded_total", relay.get("forwarded", 0)
     cache = state.cache.counters
     yield "cachefs_cache_hits_total", cache.hits
     yield "cachefs_cache_misses_total", cache.misses

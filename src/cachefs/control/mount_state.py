@@ -8,9 +8,14 @@ from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig
 from cachefs.control import api
-from cachefs.control.api import Route
-from cachefs.control.report import StatusReport, cache_report, data_path_report, tier_report
-from cachefs.control.server import Handler
+from cachefs.control.api import Handler, Route
+from cachefs.control.report import (
+    StatusReport,
+    cache_report,
+    data_path_report,
+    relay_report,
+    tier_report,
+)
 from cachefs.control.set_verb import SetVerb
 from cachefs.fuse.relay.figures import RelayFigures
 from cachefs.fuse.uid_limits import UidLimits
@@ -99,6 +104,7 @@ class MountState:
             "supervisor_pid": self.data_path.supervisor_pid,
             "mounted": self.mounted,
             "data_path": data_path_report(self.data_path),
+            "relay": None if self.relay is None else relay_report(self.relay.report()),
             "started_at": self.started_at,
             "policy": self.config.cache_eviction,
             "metrics": self.metrics_address,

@@ -1,5 +1,6 @@
 """The status of one mount, as the control socket carries it."""
 
+from collections.abc import Mapping
 from typing import TypedDict
 
 from cachefs.cache.counters import TierStatus
@@ -85,6 +86,20 @@ class DataPathStatus(TypedDict):
     last_end: str | None
 
 
+class RelayStatus(TypedDict):
+    """What the relay has done since the mount began: READs answered (`hits`), of these after a wait
+    for a disk (`waited`); requests given to the daemon (`forwarded`), of these READs (`missed`),
+    of these after too long a wait (`late`), or because the block had to go meanwhile (`changed`)."""
+
+    hits: int
+    hit_bytes: int
+    waited: int
+    forwarded: int
+    missed: int
+    late: int
+    changed: int
+
+
 class StatusReport(TypedDict):
     """`pid` is the daemon's, which on the relay's data path has a supervisor. `mounted` once it has
     answered the kernel. `started_at` is seconds since the epoch; `policy` decides what is evicted;
@@ -97,6 +112,7 @@ class StatusReport(TypedDict):
     pid: int
     supervisor_pid: int | None
     data_path: DataPathStatus
+    relay: RelayStatus | None
     mounted: bool
     started_at: float
     version: str
@@ -110,6 +126,19 @@ class StatusReport(TypedDict):
     origin: OriginStatus
     origin_health: OriginHealth
     limits: LimitStatus
+
+
+def relay_report(counters: Mapping[str, int]) -> RelayStatus:
+    """For JSON."""
+    return {
+        "hits": counters["hits"],
+        "hit_bytes": counters["hit_bytes"],
+        "waited": counters["waited"],
+        "forwarded": counters["forwarded"],
+        "missed": counters["missed"],
+        "late": counters["late"],
+        "changed": counters["changed"],
+    }
 
 
 def data_path_report(path: DataPath) -> DataPathStatus:

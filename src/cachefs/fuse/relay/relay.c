@@ -388,6 +388,9 @@ static void handle(struct worker *worker, size_t length) {
     case FUSE_FLUSH:
         reply(relay, in->unique, -ENOSYS, NULL, 0);
         return;
+    case FUSE_IOCTL:     /* Python's open() asks of every file whether it is a terminal */
+        reply(relay, in->unique, -ENOTTY, NULL, 0);
+        return;
     case FUSE_READDIR:
     case FUSE_READDIRPLUS:
         ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
