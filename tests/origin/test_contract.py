@@ -140,6 +140,19 @@ async def test_names_survive_listing_stat_and_read(backend, origin) -> None:
     assert origin.counters.skipped_keys == 0
 
 
+async def test_many_read_together_are_right_or_left_to_read(backend, origin) -> None:
+    objects = {f"dir/{name}": name.encode() * 3 for name in odd_names(backend)}
+    for path, data in objects.items():
+        backend.put(path, data)
+    wanted = [(path, await origin.stat(path)) for path in objects]
+    at_once = origin.reads_many
+    found = await origin.read_many(wanted)
+    assert len(found) == len(wanted)
+    assert at_once == (backend.name in ("s3", "oss")) == (None not in found)
+    for data, expected in zip(found, objects.values(), strict=True):
+        assert data is None or bytes(data) == expected
+
+
 async def test_odd_names_as_directories(backend, origin) -> None:
     names = [name for name in odd_names(backend) if len(name) < 100]
     for name in names:

@@ -9,16 +9,21 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin import s3_direct
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.s3_sign import signed_headers
 from cachefs.types import ObjectMeta
 
 _buckets = itertools.count()
@@ -100,6 +105,17 @@ async def test_idle_connections_are_not_used_for_ever(filled, monkeypatch) -> No
     monkeypatch.setattr(s3_direct, "_REUSED_S", -1.0)
     assert None not in await origin.read_many(wanted)
     assert len(origin._direct._idle) == len(wanted)
+
+
+@pytest.mark.parametrize("token", [None, "a/session+token=="])
+def test_signatures_are_botocore_s(token: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ReadOnlyCredentials("AKID", "se/cret+", token)
+    request = AWSRequest("GET", "http://host:9000/b/sp%20ace/%C3%A9")
+    S3SigV4Auth(keys, "s3", "eu-west-1").add_auth(request)
+    stamp = datetime.strptime(f"{request.context['timestamp']}+0000", "%Y%m%dT%H%M%SZ%z")
+    ours = signed_headers(keys, "eu-west-1", "host:9000", "/b/sp%20ace/%C3%A9", stamp.timestamp())
+    theirs = {name.lower(): value for name, value in request.headers.items()}
+    assert {name.lower(): value for name, value in ours.items()} == theirs
 
 
 # A server that does what it likes

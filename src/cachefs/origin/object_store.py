@@ -78,7 +78,7 @@ class ObjectStoreOrigin(Origin):
         self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
-        self._direct = DirectReader(self._store, target, credentials.anonymous, options)
+        self._direct = DirectReader(target, credentials, options)
 
     async def check(self) -> None:
         """One LIST of one key; see `Origin.check`."""

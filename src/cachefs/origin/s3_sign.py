@@ -1,0 +1,50 @@
+"""Signature Version 4 of a plain GET, in 15 us.
+
+botocore's signer takes 150. URLs signed by obstore cost the server more (SeaweedFS 100 us, as it
+parses their queries again and again), and would stand in its log. A test compares signatures with
+botocore's.
+"""
+
+import hashlib
+import hmac
+import time
+from functools import lru_cache
+
+from botocore.credentials import ReadOnlyCredentials
+
+_NO_BODY = hashlib.sha256(b"").hexdigest()
+_ALGORITHM = "AWS4-HMAC-SHA256"
+
+
+def signed_headers(
+    credentials: ReadOnlyCredentials, region: str, host: str, path: str, now_s: float
+) -> dict[str, str]:
+    """What to send along with `GET path`; `path` is quoted and has no query."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
+    if credentials.token:
+        headers["x-amz-security-token"] = credentials.token
+    names = ";".join(["host", *headers])
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    canonical = f"GET\n{path}\n\nhost:{host}\n{lines}\n{names}\n{_NO_BODY}"
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    key = _signing_key(credentials.secret_key, stamp[:8], region)
+    signature = _hmac(key, f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}").hex()
+    headers["Authorization"] = (
+        f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
+        f"SignedHeaders={names}, Signature={signature}"
+    )
+    return headers
+
+
+@lru_cache(maxsize=16)
+def _signing_key(secret_key: str, day: str, region: str) -> bytes:
+    key = f"AWS4{secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = _hmac(key, part)
+    return key
+
+
+def _hmac(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
