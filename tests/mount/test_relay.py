@@ -180,13 +180,21 @@ def test_reads_go_on_while_the_interpreter_is_stuck(mounted: Site) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def restarts(site: Site) -> int | None:
+    """None while no daemon answers."""
+    try:
+        return int(site.status()["data_path"]["restarts"])
+    except AssertionError:
+        return None
+
+
 def test_a_dead_daemon_s_blocks_are_served(mounted: Site) -> None:
     have_it_served(mounted)
     os.kill(mounted.status()["pid"], signal.SIGKILL)
     mounted.expected_trouble = (" was killed by SIGKILL",)
     for _ in range(5):
         read_all(mounted)
-    eventually(lambda: mounted.status()["data_path"]["restarts"] == 1)
+    eventually(lambda: restarts(mounted) == 1)
     have_it_served(mounted)  # by what the new one has told
 
 
@@ -234,7 +242,7 @@ def test_tiers_come_and_go(mounted: Site, tmp_path: Path) -> None:
     """What a removed tier holds is served no more; what a new one gets is."""
     have_it_served(mounted)
     second = tmp_path / "second"
-    mounted.cli("tier", "add", mounted.mountpoint, second, "100MiB", "--medium", "SSD")
+    mounted.cli("tier", "add", mounted.mountpoint, second, "--size", "100MiB")
     mounted.cli("tier", "remove", mounted.mountpoint, mounted.cache)
     before = counters(mounted)
     read_all(mounted)
