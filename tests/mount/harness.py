@@ -15,6 +15,8 @@ from cachefs.mounts import find_entry
 
 MIB = 1 << 20
 CLI = (sys.executable, "-W", "error", "-c", "from cachefs.cli import main; main()")
+DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
+"""What tests mount with that don't say otherwise: the whole suite can be run on each."""
 LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 
@@ -24,6 +26,29 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
+
+
+def crash(pid: int) -> None:
+    """SIGKILL for the process that a mount belongs to and, if it is a supervisor, for its daemon,
+    before that can do anything about it. Like the kernel's when memory is short."""
+    os.kill(pid, signal.SIGSTOP)
+    children = children_of(pid)
+    for process in (*children, pid):
+        os.kill(process, signal.SIGKILL)
+    for child in children:
+        eventually(lambda child=child: not is_running(child))  # type: ignore[misc]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """False also for a zombie: not every container has an init that reaps orphans."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Site:
@@ -61,7 +86,7 @@ class Site:
             self.source,
             self.mountpoint,
             *("--cache-dir", self.cache, "--cache-size", "256MiB", "--free-space-ratio", "0"),
-            *("--log-file", self.log),
+            *("--log-file", self.log, "--data-path", DATA_PATH),
             *options,
             code=code,
         ).stderr
@@ -93,6 +118,7 @@ class Site:
         return int(reads["hits"]) + int(reads["misses"])
 
     def pid(self) -> int:
+        """Of the process that the mount belongs to: the daemon, or its supervisor."""
         entry = find_entry(self.mountpoint)
         assert entry is not None
         return entry.pid
@@ -101,9 +127,19 @@ class Site:
         entry = find_entry(self.mountpoint)
         return entry is not None and entry.alive
 
+    def daemon_pid(self) -> int:
+        """Of the daemon, supervised or not."""
+        pid: int = self.status()["pid"]
+        return pid
+
     def signal(self, number: signal.Signals) -> None:
         """Send it, and wait until the daemon has ended."""
         os.kill(self.pid(), number)
+        eventually(lambda: not self.is_running())
+
+    def crash(self) -> None:
+        """The end of all its processes. A dead mount is left."""
+        crash(self.pid())
         eventually(lambda: not self.is_running())
 
     def is_mounted(self) -> bool:

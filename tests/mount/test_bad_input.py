@@ -1,7 +1,6 @@
 """Whatever is wrong is told in one line, with the right code, and nothing is touched."""
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -209,7 +208,7 @@ def test_unmounting_what_is_not_mounted(site: Site) -> None:
 
 def test_a_stale_mountpoint_can_be_unmounted(site: Site) -> None:
     site.mount()
-    site.signal(signal.SIGKILL)
+    site.crash()
     assert site.is_mounted()
     site.umount()
     assert not site.is_mounted()

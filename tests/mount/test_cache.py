@@ -62,7 +62,7 @@ def test_a_killed_daemon_is_replaced_and_its_cache_is_whole(site: Site) -> None:
     whole = path.read_bytes()
     eventually(lambda: os.getxattr(path, "user.cachefs.cached") == b"100")
     time.sleep(1.5)  # admissions become durable within a second
-    site.signal(signal.SIGKILL)
+    site.crash()
     with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
         os.statvfs(site.mountpoint)
     site.expected_trouble = ("which a dead cachefs had left",)

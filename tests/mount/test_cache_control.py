@@ -182,7 +182,7 @@ def test_pin_and_unpin(site: Site, content: dict[str, bytes]) -> None:
     site.umount()
     site.mount()
     assert answer(site, "info", site.mountpoint / "train")["pinned_bytes"] == 10 * SMALL
-    site.signal(signal.SIGKILL)
+    site.crash()
     site.expected_trouble = ("which a dead cachefs had left",)
     site.mount()
     assert answer(site, "info", site.mountpoint / "train")["pinned_bytes"] == 10 * SMALL

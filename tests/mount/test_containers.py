@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site, eventually
+from tests.mount.harness import DATA_PATH, Site, crash, eventually
 from tests.mount.namespaces import CACHEFS, MountNamespace
 
 
@@ -35,16 +35,16 @@ class Host:
         site = self.site
         options = ("--cache-dir", site.cache, "--cache-size", "64MiB", "--free-space-ratio", "0")
         command = (CACHEFS, "mount", site.source, self.mountpoint, *options)
-        where.run(*command, "--log-file", site.log)
-        self._stack.callback(self.kill, where)
+        where.run(*command, "--log-file", site.log, "--data-path", DATA_PATH)
+        self._stack.callback(self.kill)
 
-    def kill(self, where: MountNamespace) -> None:
-        """SIGKILL for the daemon, if there still is one."""
+    def kill(self) -> None:
+        """The end of all processes of the mount, if there still are any."""
         from cachefs.mounts import find_entry
 
         entry = find_entry(self.mountpoint)
         if entry is not None and entry.alive:
-            where.run("kill", "-KILL", entry.pid)
+            crash(entry.pid)
             eventually(lambda: not getattr(find_entry(self.mountpoint), "alive", False))
 
     def content(self, seen_from: MountNamespace) -> str:
@@ -62,7 +62,7 @@ def test_a_running_container_sees_mounts_restarts_and_unmounts(host: Host) -> No
     container = host.container("slave")
     host.mount(host.namespace)
     assert host.content(container) == "content"
-    host.kill(host.namespace)
+    host.kill()
     assert "not connected" in container.run("cat", host.mountpoint / "file", code=1)
     host.mount(host.namespace)
     assert host.content(container) == "content"
@@ -74,7 +74,7 @@ def test_a_daemon_in_a_container_mounts_for_the_host_and_other_containers(host: 
     daemons, pod = host.container("unchanged"), host.container("slave")
     host.mount(daemons)
     assert host.content(host.namespace) == host.content(pod) == "content"
-    host.kill(daemons)
+    host.kill()
     replacement = host.container("unchanged")
     host.mount(replacement)
     assert host.content(host.namespace) == host.content(pod) == "content"
@@ -87,7 +87,7 @@ def test_a_private_container_keeps_what_it_saw_first(host: Host) -> None:
     host.mount(host.namespace)
     container = host.container("private")
     assert host.content(container) == "content"
-    host.kill(host.namespace)
+    host.kill()
     host.mount(host.namespace)
     assert "not connected" in container.run("cat", host.mountpoint / "file", code=1)
 

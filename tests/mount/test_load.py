@@ -217,8 +217,7 @@ def test_a_killed_daemon_s_job_goes_on(site: Site, content: dict[str, bytes]) ->
     eventually(lambda: site.origin()["gets"] >= 15)
     time.sleep(0.1)
     stored = site.status()["cache"]["blocks"]
-    os.kill(site.pid(), signal.SIGKILL)
-    eventually(lambda: not site.is_running())
+    site.crash()
     site.mount()
     site.cli("jobs", "resume", job_id)
     blocks = FILES + 10

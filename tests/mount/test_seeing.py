@@ -272,7 +272,7 @@ def test_top_shows_the_end_of_a_daemon_and_the_next(
     terminal = Terminal(80, 24, "top", mounted.mountpoint, "-i", "0.3")
     terminals.append(terminal)
     eventually(lambda: terminal.shows("serving"))
-    mounted.signal(signal.SIGKILL)
+    mounted.crash()
     eventually(lambda: terminal.shows("its daemon is gone"))
     mounted.mount()
     eventually(lambda: terminal.shows("serving"))
@@ -329,7 +329,8 @@ def test_profile_tells_what_was_asked_for(mounted: Site) -> None:
     assert report["origin"]["get_bytes"] == FILES * FILE_BYTES
     counts = {(row["operation"], row["outcome"]): row["count"] for row in report["operations"]}
     assert counts["read", "wait"] + counts.get(("read", "hit"), 0) >= FILES + 10
-    assert counts["open", "ok"] >= FILES + 10
+    if mounted.status()["data_path"]["name"] != "relay":  # there the kernel opens by itself
+        assert counts["open", "ok"] >= FILES + 10
     assert sum(counts.values()) == report["requests"]
     times = [row["seconds"] for row in report["slowest"]]
     assert times == sorted(times, reverse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.systemd_notify import NOBODY, ServiceManager, take_over
-from tests.mount.harness import CLI, Site, eventually
+from tests.mount.harness import CLI, DATA_PATH, Site, eventually
 
 WATCHDOG_S = 0.6
 
@@ -34,9 +34,12 @@ def drain(receiver: socket.socket) -> None:
 
 
 @contextmanager
-def served(site: Site, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+def served(
+    site: Site, data_path: str = DATA_PATH, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """`cachefs mount -f` as a service manager starts it."""
     options = ["--cache-dir", site.cache, "--cache-size", "64MiB", "--free-space-ratio", "0"]
+    options += ["--data-path", data_path]
     with site.log.open("wb") as log:
         daemon = subprocess.Popen(
             [*CLI, "mount", "-f", site.source, site.mountpoint, *map(str, options)],
@@ -145,7 +148,7 @@ def test_other_kinds_of_addresses_are_refused() -> None:
 
 def test_a_stuck_loop_shows_where_when_it_is_ended(site: Site) -> None:
     """SIGABRT is what systemd sends to a service that gave no sign of life."""
-    with served(site) as daemon:
+    with served(site, "python") as daemon:
         eventually(site.is_mounted)
         daemon.send_signal(signal.SIGABRT)
         assert daemon.wait(20) == -signal.SIGABRT

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 from cachefs.cli.install_systemd import units
 from cachefs.mounts import Health, find_mount, probe
-from tests.mount.harness import Site
+from tests.mount.harness import DATA_PATH, Site, crash
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
@@ -49,6 +48,7 @@ class Unit:
         (home / "data.toml").write_text(
             f'source = "{site.source}"\nmountpoint = "{site.mountpoint}"\n'
             f'cache_dir = "{site.cache}"\ncache_size = "64MiB"\nfree_space_ratio = 0\n'
+            f'data_path = "{DATA_PATH}"\n'
             '[load]\npaths = ["."]\n'
         )
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -74,7 +74,8 @@ class Unit:
             assert message.startswith("READY=1\nSTATUS=serving "), message
             yield daemon
         finally:
-            daemon.kill()
+            if daemon.poll() is None:
+                crash(daemon.pid)
             daemon.wait()
             self.after()
 
@@ -111,7 +112,7 @@ def test_started_stopped_and_cleaned_up(unit: Unit) -> None:
 def test_a_killed_daemon_leaves_no_dead_mount(unit: Unit) -> None:
     site = unit.site
     with unit.started() as daemon:
-        daemon.kill()
+        crash(daemon.pid)
         daemon.wait()
         assert probe(site.mountpoint) is Health.DEAD
         unit.after()
@@ -120,7 +121,7 @@ def test_a_killed_daemon_leaves_no_dead_mount(unit: Unit) -> None:
     with unit.started() as daemon:
         unit.after()  # what lives stays
         assert probe(site.mountpoint) is Health.ALIVE
-        daemon.send_signal(signal.SIGKILL)
+        crash(daemon.pid)
         daemon.wait()
         with unit.started():  # takes over
             assert probe(site.mountpoint) is Health.ALIVE

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.harness import DATA_PATH
 from tests.mount.namespaces import CACHEFS, MountNamespace
 
 USER, OTHER = pwd.getpwnam("nobody").pw_uid, 65_432
@@ -50,7 +51,8 @@ class Machine:
     def mount(self, *options: object, uid: int = USER, code: int = 0) -> str:
         source = f"file://{self.files}"
         limits = ("--cache-size", "64MiB", "--free-space-ratio", "0")
-        command = (CACHEFS, "mount", source, self.mountpoint, *limits, *options)
+        path = ("--data-path", DATA_PATH)
+        command = (CACHEFS, "mount", source, self.mountpoint, *limits, *path, *options)
         said = self.user(*command, uid=uid, code=code)
         if code == 0:
             self._stack.callback(self.user, CACHEFS, "umount", self.mountpoint)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cachefs.mounts import default_log_file, find_entry, find_mount, unmount
+from tests.mount.harness import DATA_PATH, crash, is_running
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
@@ -41,7 +42,8 @@ class Site:
     def mount_args(self) -> list[object]:
         cache = ["--cache-dir", self.cache, "--cache-size", "64MiB", "--free-space-ratio", "0"]
         log = ["--log-file", self.log_file]
-        return ["mount", f"file://{self.source}", self.mountpoint, *cache, *log]
+        path = ["--data-path", DATA_PATH]
+        return ["mount", f"file://{self.source}", self.mountpoint, *cache, *log, *path]
 
     def mount(self, *args: object, code: int = 0) -> str:
         return self.run(*self.mount_args(), *args, code=code).stderr
@@ -61,22 +63,12 @@ class Site:
         return entry.pid
 
     def kill(self) -> None:
-        pidfd = os.pidfd_open(self.pid())
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        crash(self.pid())
         while find_entry(self.mountpoint).alive:  # type: ignore[union-attr]
             pass
-        os.close(pidfd)
 
     def is_clean(self) -> bool:
         return find_mount(self.mountpoint) is None and find_entry(self.mountpoint) is None
-
-
-def is_running(pid: int) -> bool:
-    """False also for a zombie: not every container has an init that reaps orphans."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -87,7 +79,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         entry = find_entry(site.mountpoint)
         if entry is not None and entry.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(entry.pid, signal.SIGKILL)
+                crash(entry.pid)
         unmount(site.mountpoint, lazy=True)
 
 
@@ -98,7 +90,7 @@ def test_mount_returns_when_it_answers_and_umount_when_it_is_gone(site: Site) ->
     assert row["state"] == "serving"
     assert row["source"] == f"file://{site.source}"
     pid = site.pid()
-    assert row["pid"] == pid
+    assert pid == (row["supervisor_pid"] or row["pid"])
     assert site.umount() == ""
     assert site.is_clean()
     assert not is_running(pid)

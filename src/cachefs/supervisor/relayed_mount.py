@@ -80,6 +80,11 @@ class RelayedMount:
         if self._relay is not None:
             self._relay.drop_files()
 
+    @property
+    def is_made(self) -> bool:
+        """A daemon has asked for it, and it was not taken away."""
+        return self._mount is not None
+
     def is_there(self) -> bool:
         """Whether it is still what is seen at its mountpoint."""
         return self._mount is not None and self._mount.is_there()

@@ -185,7 +185,7 @@ class Supervisor:
             self._upgrade()
         elif number in {signal.SIGTERM, signal.SIGINT}:
             _logger.info("%s: unmounting", number.name)
-            if number == signal.SIGINT and not self._was_ready and self._failure is None:
+            if number == signal.SIGINT and not self._mount.is_made and not self._is_ending:
                 self._failure = KeyboardInterrupt()
             self._end()
 
