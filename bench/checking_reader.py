@@ -1,0 +1,82 @@
+"""Reads files at random and compares every byte, in a process of its own. Run as a script:
+
+    python -S checking_reader.py ROOT COUNT SEED DROP
+
+ROOT has files `0` to COUNT - 1 as `content` makes them. It says "ready", reads until its standard
+input ends, and says then, as JSON, what it saw. With DROP 1 the kernel's pages of a file are
+dropped before it is read, so that every read is a request.
+
+Few imports, so that many of them start quickly.
+"""
+
+import errno
+import json
+import os
+import random
+import struct
+import sys
+import threading
+import time
+
+_HEADER = struct.Struct("<IIQ")
+"""Number, version, size in bytes."""
+
+
+def content(number: int, version: int, size_bytes: int) -> bytes:
+    """A file that says what it must be. `size_bytes` >= 16."""
+    header = _HEADER.pack(number, version, size_bytes)
+    return header + random.Random(number << 32 | version).randbytes(size_bytes - _HEADER.size)
+
+
+def is_right(number: int, data: bytes) -> bool:
+    """Whether it is one version of the file, whole."""
+    if len(data) < _HEADER.size:
+        return False
+    his_number, version, size_bytes = _HEADER.unpack_from(data)
+    return (
+        his_number == number
+        and size_bytes == len(data)
+        and data == content(number, version, size_bytes)
+    )
+
+
+def main() -> None:
+    root, count, seed, drop = sys.argv[1], *map(int, sys.argv[2:])
+    chance = random.Random(seed)
+    stopped = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+    times: list[tuple[float, float]] = []
+    wrong, errors = [], {}
+    print("ready", flush=True)
+    while not stopped.is_set():
+        # Most reads go to a tenth of the files.
+        number = chance.randrange(count if chance.random() < 0.4 else max(1, count // 10))
+        began = time.monotonic()
+        try:
+            data = _read(f"{root}/{number}", drop)
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, str(error.errno))
+            errors[name] = errors.get(name, 0) + 1
+            continue
+        finally:
+            times.append((began, time.monotonic() - began))
+        if not is_right(number, data):
+            wrong.append(number)
+    print(json.dumps({"times": times, "wrong": wrong, "errors": errors}), flush=True)
+
+
+def _read(path: str, drop: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        if drop:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        pieces = []
+        while piece := os.read(fd, 1 << 20):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()
