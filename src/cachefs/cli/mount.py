@@ -203,7 +203,8 @@ def _serve(
 def _supervise(
     config: MountConfig, on_ready: OnReady, manager: ServiceManager, status: str
 ) -> None:
-    from cachefs.supervisor.supervisor import Supervisor, Task, daemon_command
+    from cachefs.supervisor.supervisor import Supervisor
+    from cachefs.supervisor.task import Task, daemon_command
 
     log_file = log_file_of(config)
     where = "what it wrote above" if log_file is None else str(log_file)

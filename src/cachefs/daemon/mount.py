@@ -108,7 +108,7 @@ class Mount:
                 try:
                     # A signal ends the serving; the cache still stores what was fetched.
                     with trio.CancelScope() as serving:
-                        nursery.start_soon(_stop_on_signal, serving)
+                        nursery.start_soon(self._stop_on_signal, serving)
                         await self._serve(nursery, on_ready)
                 finally:
                     await self._cache.aclose()
@@ -145,6 +145,13 @@ class Mount:
                 await control.start(self._serve_others, handlers)
             await self._serve_kernel(namespace, on_ready)
             control.cancel_scope.cancel()
+
+    async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
+        what = "unmounting" if self._link is None else "ending"
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("%s: %s", signal.Signals(number).name, what)
+                serving.cancel()
 
     async def _serve_others_later(self, handlers: dict[Route, Handler]) -> None:
         """Where readers wait for another daemon, they come first."""
@@ -260,7 +267,8 @@ class Mount:
         await self._initialised.wait()
         self._state.mounted = True
         await trio.to_thread.run_sync(session.tune, device)
-        log.info("mounted on %s", self._config.mountpoint)
+        verb = "serving" if self._state.data_path.restarts else "mounted on"
+        log.info("%s %s", verb, self._config.mountpoint)
         on_ready()
 
 
@@ -280,10 +288,3 @@ def _load_servers() -> tuple[Callable[..., Awaitable[None]], Callable[..., Await
     from cachefs.control.server import serve
 
     return serve, serve_metrics
-
-
-async def _stop_on_signal(serving: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            log.info("%s: unmounting", signal.Signals(number).name)
-            serving.cancel()

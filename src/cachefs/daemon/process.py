@@ -1,14 +1,10 @@
 """Settings of the daemon's process, and how its errors come out of nurseries."""
 
 import gc
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cachefs.errors import CachefsError
-
-_OPEN_FILES = 1 << 17
-"""One descriptor a slab: 64 MiB times this is 8 TiB of cache."""
 
 
 def calm_garbage_collector() -> None:
@@ -16,13 +12,6 @@ def calm_garbage_collector() -> None:
     70 times less often. Cold small files came 1.15x faster so."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
-
-
-def raise_file_limit() -> None:
-    """As far as this user may."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import trio
 
 from cachefs.config import MountConfig
 from cachefs.daemon.mount import Mount
-from cachefs.daemon.process import calm_garbage_collector, raise_file_limit, single_error
+from cachefs.daemon.process import calm_garbage_collector, single_error
 from cachefs.daemon.settings import origin_options, resilience
 from cachefs.daemon.tiers import close_all, namespace_path, namespace_tier, open_tiers
 from cachefs.db import database_exists
@@ -17,6 +17,7 @@ from cachefs.mounts import prepare_mountpoint
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.supervisor.link import ALIVE_INTERVAL_S, Link
+from cachefs.supervisor.open_files import raise_file_limit
 from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.types import DataPath, DataPathName
 

@@ -9,20 +9,21 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 
 from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
 from cachefs.mounts import prepare_mountpoint
 from cachefs.supervisor.channel import PROTOCOL, Message
 from cachefs.supervisor.child import Child
 from cachefs.supervisor.link import Start
+from cachefs.supervisor.open_files import raise_file_limit
 from cachefs.supervisor.relayed_mount import RelayedMount
+from cachefs.supervisor.signals import read_signals, signals_on_a_socket
+from cachefs.supervisor.task import Task
 from cachefs.systemd_notify import NOBODY, ServiceManager
 
 SILENCE_S = 60.0
@@ -38,23 +39,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _BARELY_S = 0.2
 """One that dies sooner after it was ready was no better."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 _logger = logging.getLogger(__name__)
 
 OnReady = Callable[[Sequence[str]], None]
 """Called with what was logged as warnings until then."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be served, and how a daemon for it is started. `config` is for the daemon;
-    `log_name` says where it logs, for errors."""
-
-    mountpoint: Path
-    nonempty: bool
-    config: str
-    command: Sequence[str]
-    status: str
-    log_name: str
 
 
 class Supervisor:
@@ -96,8 +86,12 @@ class Supervisor:
         given up; `RelayUnusableError` if it should be served without a relay; `KeyboardInterrupt`
         if SIGINT came before the mount was up.
         """
+        raise_file_limit()  # the relay has the slabs open, too
         prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
-        with self._signals():
+        with signals_on_a_socket(_SIGNALS) as signals:
+            self._selector.register(
+                signals, selectors.EVENT_READ, partial(self._on_signals, signals)
+            )
             try:
                 self._start_daemon()
                 while not self._is_over():
@@ -155,27 +149,9 @@ class Supervisor:
 
     # -- signals ---------------------------------------------------------------------------------
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        reader, writer = socket.socketpair()
-        with reader, writer:
-            reader.setblocking(False)
-            writer.setblocking(False)
-            numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-            old = {number: signal.signal(number, _do_nothing) for number in numbers}
-            old_fd = signal.set_wakeup_fd(writer.fileno())
-
-            def receive() -> None:
-                for number in reader.recv(64):
-                    self._on_signal(signal.Signals(number))
-
-            self._selector.register(reader, selectors.EVENT_READ, receive)
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(old_fd)
-                for number, handler in old.items():
-                    signal.signal(number, handler)
+    def _on_signals(self, reader: socket.socket) -> None:
+        for number in read_signals(reader):
+            self._on_signal(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         is_hung_up = self._terminal is not None and not os.isatty(self._terminal)
@@ -371,7 +347,7 @@ class Supervisor:
     def _upgrade(self) -> None:
         daemon = self._daemon
         if daemon is None or not daemon.is_ready or self._successor or self._is_ending:
-            self._note_failed_upgrade("there is no daemon to replace at this moment; try again")
+            _logger.info("SIGHUP: another daemon is being started anyhow, or the mount ends")
             return
         try:
             self._successor = self._spawn()
@@ -422,14 +398,3 @@ class Supervisor:
             child.reap()
         self._selector.close()
         os.close(self._mount.table_fd)
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    """The number has been written to the wake-up socket."""
-
-
-def daemon_command() -> list[str]:
-    """How a daemon of the installed version is started: the module keeps its name for ever, as
-    supervisors of earlier versions start it, too. The working directory is no place for code."""
-    warnings = [f"-W{option}" for option in sys.warnoptions]
-    return [sys.executable, *warnings, "-P", "-m", "cachefs.daemon.supervised"]
