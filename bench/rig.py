@@ -62,15 +62,22 @@ class Server(SeaweedFS):
     def object_gets(self, bucket: str = BUCKET) -> int:
         """GETs of objects that the server has begun to answer, by its own count (no HEADs, no
         listings)."""
+        wanted = "SeaweedFS_s3_time_to_first_byte_millisecond_count{"
+        return self._sum(wanted, 'type="GET"', f'bucket="{bucket}"')
+
+    def sent_bytes(self, bucket: str = BUCKET) -> int:
+        """Bytes that the server has sent from the bucket, by its own count."""
+        return self._sum("SeaweedFS_s3_bucket_traffic_sent_bytes_total{", f'bucket="{bucket}"')
+
+    def _sum(self, metric: str, *labels: str) -> int:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=10
         ) as answer:
             text: str = answer.read().decode()
-        wanted = "SeaweedFS_s3_time_to_first_byte_millisecond_count{"
         return sum(
             int(float(line.rpartition(" ")[2]))
             for line in text.splitlines()
-            if line.startswith(wanted) and 'type="GET"' in line and f'bucket="{bucket}"' in line
+            if line.startswith(metric) and all(label in line for label in labels)
         )
 
 

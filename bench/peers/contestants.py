@@ -94,6 +94,15 @@ class JuiceFS(Peer):
     def warm_up(self, prefix: str) -> None:
         self._volume.call("warmup", "-p", "32", str(self.path / prefix))
 
+    def hits(self) -> tuple[int, int] | None:
+        """It sends several GETs for one file, so GETs would speak against it."""
+        counts = dict.fromkeys(("hit", "miss"), 0)
+        for line in (self.path / ".stats").read_text().splitlines():
+            for kind in counts:
+                if line.startswith(f"juicefs_blockcache_{kind}_bytes "):
+                    counts[kind] = int(float(line.split()[1]))
+        return counts["hit"], counts["miss"]
+
     def abandon(self) -> None:
         super().abandon()
         if self._volume.process is not None:

@@ -19,23 +19,49 @@ def epochs(lab: Lab) -> None:
     for turn in lab.rounds("epochs"):
         for peer in lab.able("epochs", turn):
             with lab.attempt(peer, "epochs", 240), peer.fresh(cache):
-                _first, *counted = [
-                    _epoch(lab, peer, shuffled(names, 100 * turn + epoch))
-                    for epoch in range(lab.scale.epochs)
+                _epoch(lab, peer, shuffled(names, 1000 * turn))
+                before = _counts(lab, peer)
+                readings = [
+                    reading
+                    for epoch in range(1, lab.scale.epochs)
+                    for reading in _epoch(lab, peer, shuffled(names, 1000 * turn + epoch))
                 ]
-                reads = len(names) * len(counted)
-                gets, seconds = map(sum, zip(*counted, strict=True))
-                lab.measures.add("epochs.hits", peer.name, 1 - gets / reads)
-                lab.measures.add("epochs.speed", peer.name, reads / seconds)
+                spent = [now - then for now, then in zip(_counts(lab, peer), before, strict=True)]
+                _add(lab, peer, readings, *spent)
         if turn == 1:
             break  # two rounds of several epochs are enough
 
 
-def _epoch(lab: Lab, peer: Peer, order: list[str]) -> tuple[int, float]:
-    """GETs and seconds of reading; the pauses in which the page cache is dropped don't count."""
-    before, seconds = lab.gets(peer), 0.0
+def _epoch(lab: Lab, peer: Peer, order: list[str]) -> list[rig.Reading]:
+    """The pauses in which the page cache is dropped don't count."""
+    readings = []
     for start in range(0, len(order), _DROP_EVERY):
         if rig.can_drop_caches():
             rig.drop_page_cache()
-        seconds += lab.read(peer, "small", order[start : start + _DROP_EVERY], READERS).seconds
-    return lab.gets(peer) - before, seconds
+        readings.append(lab.read(peer, "small", order[start : start + _DROP_EVERY], READERS))
+    return readings
+
+
+def _counts(lab: Lab, peer: Peer) -> tuple[int, int, int, int]:
+    """GETs, bytes sent, and the bytes of the peer's own hits and misses, so far."""
+    sent_bytes = lab.bench.server.sent_bytes(peer.bucket) if peer.bucket else 0
+    return lab.gets(peer), sent_bytes, *(peer.hits() or (0, 0))
+
+
+def _add(
+    lab: Lab,
+    peer: Peer,
+    readings: list[rig.Reading],
+    gets: int,
+    sent_bytes: int,
+    hit_bytes: int,
+    missed_bytes: int,
+) -> None:
+    files = sum(reading.files for reading in readings)
+    own = hit_bytes + missed_bytes
+    hits = hit_bytes / own if own else 1 - gets / files
+    lab.measures.add("epochs.hits", peer.name, hits)
+    speed = files / sum(reading.seconds for reading in readings)
+    lab.measures.add("epochs.speed", peer.name, speed)
+    read_bytes = sum(reading.bytes for reading in readings)
+    lab.measures.add("epochs.fetched", peer.name, sent_bytes / read_bytes)

@@ -115,6 +115,11 @@ class Peer:
         """Load a data set into the cache with the peer's own command."""
         raise NotImplementedError
 
+    def hits(self) -> tuple[int, int] | None:
+        """Bytes that came from the cache and bytes that did not, so far, by its own count; None
+        if GETs tell: one for each file that was not cached."""
+        return None
+
     def usage(self) -> Usage:
         """CPU and memory of the mount's processes until now."""
         pids = self._processes()
