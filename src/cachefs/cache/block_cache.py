@@ -234,7 +234,7 @@ class BlockCache:
     # -- tiers ---------------------------------------------------------------------------------
 
     def _admit(self, flight: Flight) -> None:
-        for key in flight.block_keys():
+        for key in flight.keys:
             data = flight.block(key.block_index)
             candidate = Candidate(key, data, self._settled, flight)
             self._admitting[key] = data

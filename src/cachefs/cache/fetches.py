@@ -98,7 +98,7 @@ class Fetches:
         """Atomic with the caller's look at `flights`: no block ever has two."""
         nursery = self._open_nursery()
         flight = Flight(ref, first_block, block_count)
-        for key in flight.block_keys():
+        for key in flight.keys:
             assert key not in self.flights
             self.flights[key] = flight
             self._history.on_miss(key)
@@ -140,7 +140,7 @@ class Fetches:
 
     def _end(self, flight: Flight) -> None:
         """Atomic: out of the flights, admitted, and the waiters told."""
-        for key in flight.block_keys():
+        for key in flight.keys:
             del self.flights[key]
         if flight.data is not None:
             self._landed_at = trio.current_time()
@@ -149,7 +149,7 @@ class Fetches:
         if flight.failed_slowly:
             if len(self._failed) > _FAILURES:
                 self._failed.clear()
-            self._failed.update(dict.fromkeys(flight.block_keys(), flight))
+            self._failed.update(dict.fromkeys(flight.keys, flight))
         flight.done.set()
 
     # -- small files together ------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Fetches:
         nursery = self._open_nursery()
         flights = [Flight(ref, 0, 1) for ref in refs]
         for flight in flights:
-            (key,) = flight.block_keys()
+            (key,) = flight.keys
             assert key not in self.flights
             self.flights[key] = flight
         nursery.start_soon(self._fly_together, flights)
@@ -195,7 +195,7 @@ class Fetches:
     def _end_or_fly_on(
         self, flight: Flight, data: memoryview | None, reserved: bool, shut_down: bool
     ) -> None:
-        (key,) = flight.block_keys()
+        (key,) = flight.keys
         if data is not None and data.nbytes == flight.length:
             self._history.on_miss(key)
             self._counters.fetches += 1

@@ -25,6 +25,9 @@ class Flight:
         "first_block",
         "has_room",
         "is_joined",
+        "keys",
+        "length",
+        "offset",
         "ref",
     )
 
@@ -32,6 +35,10 @@ class Flight:
         self.ref = ref
         self.first_block = first_block
         self.block_count = block_count
+        object_id, end = ref.object_id, first_block + block_count
+        self.keys = [BlockKey(object_id, index) for index in range(first_block, end)]
+        self.offset = first_block * BLOCK_BYTES
+        self.length = (end - 1) * BLOCK_BYTES + ref.block_length(end - 1) - self.offset
         self.began_at = trio.current_time()
         self.ended_at = math.inf
         self.done = trio.Event()
@@ -44,24 +51,10 @@ class Flight:
         self._open_blocks = block_count
 
     @property
-    def offset(self) -> int:
-        return self.first_block * BLOCK_BYTES
-
-    @property
-    def length(self) -> int:
-        last = self.first_block + self.block_count - 1
-        return last * BLOCK_BYTES + self.ref.block_length(last) - self.offset
-
-    @property
     def failed_slowly(self) -> bool:
         """It is over, and whoever waited for it in vain did so for a while."""
         slowly = self.ended_at - self.began_at > _SLOWLY_S
         return slowly and isinstance(self.error, OriginUnavailableError | BadDataError)
-
-    def block_keys(self) -> list[BlockKey]:
-        first = self.first_block
-        object_id = self.ref.object_id
-        return [BlockKey(object_id, index) for index in range(first, first + self.block_count)]
 
     def block(self, block_index: int) -> memoryview:
         """The bytes of one block, not copied. Raises what the GET raised, afresh."""

@@ -150,7 +150,11 @@ class Fetcher:
         async with room.of(len(small)):
             await self._courtesy.begin(size_bytes, len(small))
             try:
+                if self._courtesy.is_pressed:
+                    return extents
                 left = await self._cache.fetch_together(list(small.values()))
+            except CachefsError:
+                return extents
             finally:
                 self._courtesy.end(size_bytes, len(small))
         for ref in left:

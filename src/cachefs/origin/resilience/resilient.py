@@ -184,6 +184,7 @@ class ResilientOrigin(Origin):
         size_bytes = sum(meta.size_bytes for _, meta in wanted)
         if self._bucket.bytes_per_s:
             await self._hold_back(size_bytes)
+            self._refuse_if_down()
         extra_s = self._pace.allowance_s(size_bytes)
         if not self._slots.try_take():
             deadline = trio.current_time() + self._settings.patience_s + extra_s
