@@ -15,7 +15,7 @@ def names(lab: Lab) -> None:
     lab.data("names")
     for turn in lab.rounds("names"):
         for peer in lab.able("names", turn):
-            with lab.attempt(peer, "names", 150):
+            with lab.attempt(peer, "names", 240):
                 with peer.fresh():
                     _walk(lab, peer, "find", "cold")
                 with peer.fresh():
