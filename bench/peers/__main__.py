@@ -118,7 +118,8 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
                 continue
             workload(lab)
             say(f"{name}: took {time.monotonic() - started:.0f} s")
-        versions["local: Linux"] = description["kernel"]
+        if "local" in arguments.peers:
+            versions["local: Linux"] = description["kernel"]
     seconds = time.monotonic() - began
     console.print()
     _print(console, lab)
@@ -226,7 +227,7 @@ def _write(
     results, picture = directory / "RESULTS.md", directory / "peers.svg"
     values = beside / "peers.json"
     results.write_text(
-        markdown.render(lab.measures, names, facts, versions, command_lines, picture.name)
+        markdown.render(lab.measures, names, facts, versions, command_lines, picture.name, whole)
     )
     picture.write_text(plot.draw(lab.measures, names))
     values.write_text(

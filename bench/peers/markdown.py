@@ -42,10 +42,12 @@ def render(
     versions: Mapping[str, str],
     command_lines: Mapping[str, str],
     plot: str,
+    whole: bool = False,
 ) -> str:
-    """The whole page. `facts` say what it was measured on and how."""
+    """The whole page. `facts` say what it was measured on and how. Of a `whole` run, bars that
+    weren't measured are listed, too."""
     notes = Footnotes()
-    verdicts = [verdict for verdict in judge(measures) if verdict.met is not None]
+    verdicts = [verdict for verdict in judge(measures) if whole or verdict.met is not None]
     lines = [
         "# cachefs beside its peers",
         "",
@@ -83,18 +85,25 @@ def _bars(verdicts: Sequence[Verdict]) -> list[str]:
         against = verdict.bar.against
         if verdict.bar.their_key:
             against += f", {FIGURES[verdict.bar.their_key].title}"
-        assert verdict.ours is not None
-        assert verdict.theirs is not None
+        ours, theirs, ratio = (
+            "-" if value is None else text
+            for value, text in (
+                (verdict.ours, f"{show(verdict.ours or 0)} {figure.unit}".strip()),
+                (verdict.theirs, show(verdict.theirs or 0)),
+                (verdict.ratio, f"{verdict.ratio or 0:.2f}x"),
+            )
+        )
+        words = {True: "met", False: "**missed**", None: "**not measured**"}
         lines.append(
             _row(
                 [
                     title_of(figure),
-                    f"{show(verdict.ours)} {figure.unit}".strip(),
+                    ours,
                     against,
-                    show(verdict.theirs),
-                    f"{verdict.ratio:.2f}x",
+                    theirs,
+                    ratio,
                     verdict.bar.target,
-                    "met" if verdict.met else "**missed**",
+                    words[verdict.met],
                 ]
             )
         )

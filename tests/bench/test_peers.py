@@ -67,6 +67,12 @@ def test_the_page_names_who_is_ahead_and_what_is_missing(measures: Measures) -> 
     assert "1. it has no command that loads ahead" in page
 
 
+def test_the_page_of_a_whole_run_has_all_bars(measures: Measures) -> None:
+    page = markdown.render(measures, ["cachefs", "JuiceFS"], [], {}, {}, "peers.svg", whole=True)
+    assert f"## Bars: 1 of {len(BARS)} met" in page
+    assert page.count("not measured**") == len(BARS) - 2
+
+
 def test_the_plot_is_well_formed(measures: Measures) -> None:
     drawing = ET.fromstring(plot.draw(measures, ["cachefs", "JuiceFS", "rclone"]))
     texts = [element.text for element in drawing.iter() if element.tag.endswith("text")]
