@@ -8,9 +8,11 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from cachefs.db import Database
-from cachefs.db.journal import JOURNAL_NAMES, Journal, read_journal
+from cachefs.db.journal import Change, Journal, read_journal
 
 TABLES = ("a", "b")
+IDENTITY = 0xDEADBEEF
+JOURNAL_NAMES = ("journal.0", "journal.1")
 ROW = ("b", b"journal")
 
 
@@ -30,12 +32,16 @@ def rows(database: Database) -> dict[bytes, bytes]:
     return dict(database.scan("a", b""))
 
 
+def left(path: Path, after: int, identity: int = IDENTITY) -> list[Change]:
+    return read_journal(path / "journal", identity, after)
+
+
 def journal_bytes(path: Path) -> int:
     return sum((path / name).stat().st_size for name in JOURNAL_NAMES)
 
 
 def test_the_bytes(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 6)
+    journal = Journal(tmp_path / "journal", IDENTITY, 6)
     journal.note(0, b"key", b"value")
     journal.note(1, b"k", None)
     assert (tmp_path / "journal.0").read_bytes() == b""
@@ -43,13 +49,14 @@ def test_the_bytes(tmp_path: Path) -> None:
     changes = bytes.fromhex("00 0300 05000000") + b"keyvalue"
     changes += bytes.fromhex("01 0100 ffffffff") + b"k"
     head = bytes.fromhex("0700000000000000 02000000 17000000")
-    checksum = xxh3_64_intdigest(changes).to_bytes(8, "little")
+    checksum = xxh3_64_intdigest(changes, IDENTITY).to_bytes(8, "little")
     assert (tmp_path / "journal.0").read_bytes() == head + checksum + changes
     assert (tmp_path / "journal.1").read_bytes() == b""
-    assert read_journal(tmp_path, 6) == [(0, b"key", b"value"), (1, b"k", None)]
-    assert read_journal(tmp_path, 7) == [(1, b"k", None)]
-    assert read_journal(tmp_path, 8) == []
-    assert read_journal(tmp_path, 5) == [], "number 6 is missing"
+    assert left(tmp_path, 6) == [(0, b"key", b"value"), (1, b"k", None)]
+    assert left(tmp_path, 7) == [(1, b"k", None)]
+    assert left(tmp_path, 8) == []
+    assert left(tmp_path, 5) == [], "number 6 is missing"
+    assert left(tmp_path, 6, identity=7) == [], "another database's"
     assert (tmp_path / "journal.0").stat().st_mode & 0o777 == 0o600
     journal.close(is_committed=True)
     assert list(tmp_path.iterdir()) == []
@@ -170,7 +177,7 @@ async def test_a_full_disk_costs_what_a_kill_would_have_cost_anyway(
     monkeypatch.setattr(os, "writev", writev)
     database.put("a", b"3", b"lost, too: what came before it is missing")
     database.settle()
-    assert read_journal(tmp_path, 0) == [(0, b"1", b"settled")]
+    assert left(tmp_path, 0, database._journalled()[0]) == [(0, b"1", b"settled")]
     await database.commit()
     database.put("a", b"4", b"settled")
     database.settle()

@@ -12,9 +12,11 @@ LMDB. Between two awaits a caller sees no change but its own.
 import contextlib
 import logging
 import os
+import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import lmdb
@@ -35,6 +37,9 @@ MOST_MAPPED_BYTES = 96 << 20
 """Of files in memory, libraries (some 25 MiB) included, until `Database.keep_small` acts."""
 
 _KEEP_SMALL_INTERVAL_S = 1.0
+
+_JOURNAL_ROW = Struct("<QQ")
+"""A random number, the identity of the database; the number of the last change committed."""
 
 Changes = dict[bytes, bytes | None]
 """Key to new value; None deletes."""
@@ -118,6 +123,7 @@ class Database:
         of that batch. For rows that would cost too much to put with every change."""
         self._journal: Journal | None = None
         self._journal_row = ("", b"")
+        self._journal_stem = self._data_path.with_name("journal")
         self._table_numbers = {name: number for number, name in enumerate(tables)}
 
     @classmethod
@@ -244,12 +250,19 @@ class Database:
             finally:
                 self._end_commit(committed)
 
-    def recover(self, table: str, key: bytes) -> int:
+    def recover(self, table: str, key: bytes, stem: Path | None = None) -> int:
         """Take over what a process that was killed has left in its journal: see `begin_journal`.
-        Returns how many changes; they are pending now. For the start; blocks for the disk."""
+        Returns how many changes; they are pending now. For the start; blocks for the disk.
+
+        The row `key` is the journal's. Its files are `stem` with endings, by default beside LMDB's.
+        """
         self._journal_row = (table, key)
+        self._journal_stem = stem or self._journal_stem
+        if not any(self._journalled()):
+            self._put_journalled(secrets.randbits(64), 0)
+        identity, last_number = self._journalled()
         try:
-            changes = read_journal(self._data_path.parent, self._journalled())
+            changes = read_journal(self._journal_stem, identity, last_number)
         except OSError as error:
             log.warning("can't read the journal of %s: %s", self._env.path(), error)
             changes = []
@@ -257,35 +270,36 @@ class Database:
         for number, changed_key, value in changes:
             overlays[number].write(changed_key, value)
         if changes:
-            self._put_journalled(self._journalled() + len(changes))
+            self._put_journalled(identity, last_number + len(changes))
         return len(changes)
 
     def begin_journal(self) -> None:
         """From now on what was changed before a `settle` outlives this process, if not the machine.
         `recover` must have been called, and what it found have been committed."""
         try:
-            self._journal = Journal(self._data_path.parent, self._journalled())
+            self._journal = Journal(self._journal_stem, *self._journalled())
         except OSError as error:
-            log.warning("can't keep a journal in %s: %s", self._env.path(), error)
+            log.warning("can't keep a journal in %s: %s", self._journal_stem.parent, error)
 
     def settle(self) -> None:
         """Before anybody is told who may outlive this process. Free without a journal."""
         if self._journal is not None:
             self._journal.settle()
 
-    def _journalled(self) -> int:
-        """The number of the last change of a journal that was committed."""
-        return int.from_bytes(self.get(*self._journal_row) or b"", "little")
+    def _journalled(self) -> tuple[int, int]:
+        """This database's identity, and the number of the last change that was committed."""
+        row = self.get(*self._journal_row)
+        return _JOURNAL_ROW.unpack(row) if row else (0, 0)
 
-    def _put_journalled(self, number: int) -> None:
+    def _put_journalled(self, identity: int, number: int) -> None:
         table, key = self._journal_row
-        self._overlays[table].write(key, number.to_bytes(8, "little"))
+        self._overlays[table].write(key, _JOURNAL_ROW.pack(identity, number))
 
     def _begin_journalled(self) -> int:
         if self._journal is None:
             return 0
         number = self._journal.begin_commit()
-        self._put_journalled(number)
+        self._put_journalled(self._journalled()[0], number)
         return number
 
     def _end_commit(self, committed: bool) -> None:

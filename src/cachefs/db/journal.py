@@ -6,7 +6,8 @@ to a file before anybody is told. Nothing is synced: what was written outlives t
 power cut, which it may not outlive, ends the mount as well.
 
 Changes are numbered, and each commit stores the number of the last one that it holds. There are two
-files, so that one can be emptied while the other grows.
+files, so that one can be emptied while the other grows. Both belong to one database: its `identity`
+goes into every checksum.
 
 File format: docs/formats/namespace.md.
 """
@@ -21,10 +22,9 @@ from xxhash import xxh3_64_intdigest
 
 log = logging.getLogger(__name__)
 
-JOURNAL_NAMES = ("journal.0", "journal.1")
-
 BATCH = Struct("<QIIQ")
-"""Number of the first change, count of changes, their bytes, the xxh3_64 of those."""
+"""Number of the first change, count of changes, their bytes, the xxh3_64 of those (its seed is the
+database's identity)."""
 CHANGE = Struct("<BHI")
 """Table, length of the key, length of the value or `DELETED`; then key and value."""
 DELETED = 0xFFFFFFFF
@@ -37,13 +37,20 @@ Change = tuple[int, bytes, bytes | None]
 """Number of the table, key, value; None deletes."""
 
 
-class Journal:
-    """Used on the loop. Writing to the page cache takes a few microseconds."""
+def journal_paths(stem: Path) -> list[Path]:
+    """The files of the journal with this path, less the endings."""
+    return [stem.with_name(f"{stem.name}.{number}") for number in range(2)]
 
-    def __init__(self, directory: Path, last_number: int) -> None:
+
+class Journal:
+    """Used on the loop. Writing takes a few microseconds, on a tmpfs always; elsewhere the kernel
+    may let a writer wait when too much is to be written to a disk."""
+
+    def __init__(self, stem: Path, identity: int, last_number: int) -> None:
         """Begin anew, with nothing in it; numbers go on after `last_number`. Raises `OSError`."""
-        self._paths = [directory / name for name in JOURNAL_NAMES]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._identity = identity
+        self._paths = journal_paths(stem)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fds = [os.open(path, flags, 0o600) for path in self._paths]
         self._last_numbers = [0, 0]
         """Of the last change in each file; 0 for an empty one."""
@@ -72,7 +79,8 @@ class Journal:
             return
         buffer, count = self._buffer, self._count
         self._buffer, self._count = bytearray(), 0
-        head = BATCH.pack(self._number + 1, count, len(buffer), xxh3_64_intdigest(buffer))
+        checksum = xxh3_64_intdigest(buffer, self._identity)
+        head = BATCH.pack(self._number + 1, count, len(buffer), checksum)
         current = self._current
         try:
             if self._sizes[current] > _MOST_BYTES:
@@ -121,16 +129,16 @@ class Journal:
                 path.unlink(missing_ok=True)
 
 
-def read_journal(directory: Path, after: int) -> list[Change]:
+def read_journal(stem: Path, identity: int, after: int) -> list[Change]:
     """The changes that a dead process has left, from number `after` + 1 on, in order; as far as
     they are whole. Raises `OSError`."""
     batches: list[tuple[int, list[Change]]] = []
-    for name in JOURNAL_NAMES:
+    for path in journal_paths(stem):
         try:
-            data = (directory / name).read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
             continue
-        batches += _batches(data)
+        batches += _batches(data, identity)
     changes: list[Change] = []
     number = after
     for first, batch in sorted(batches):
@@ -141,13 +149,13 @@ def read_journal(directory: Path, after: int) -> list[Change]:
     return changes
 
 
-def _batches(data: bytes) -> Iterator[tuple[int, list[Change]]]:
+def _batches(data: bytes, identity: int) -> Iterator[tuple[int, list[Change]]]:
     position = 0
     while position + BATCH.size <= len(data):
         first, count, size_bytes, checksum = BATCH.unpack_from(data, position)
         position += BATCH.size
         payload = data[position : position + size_bytes]
-        if len(payload) != size_bytes or xxh3_64_intdigest(payload) != checksum:
+        if len(payload) != size_bytes or xxh3_64_intdigest(payload, identity) != checksum:
             return
         position += size_bytes
         changes = list(_changes(payload))

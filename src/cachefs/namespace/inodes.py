@@ -14,6 +14,7 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from cachefs.db import Database
 from cachefs.errors import CacheDirError
@@ -59,6 +60,7 @@ class InodeTable:
         clock: Clock,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
+        journal: Path | None = None,
     ) -> None:
         """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
         whenever a name stops standing for its inode, `on_changed(ino)` when an inode has another
@@ -77,7 +79,7 @@ class InodeTable:
         """Told of every inode that loses its name, while it is still bound or no longer; they must
         not call back."""
         self._check_meta(identity)
-        db.recover("meta", b"journal")
+        db.recover("meta", b"journal", journal)
         stored = db.get("meta", b"next_ino")
         self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
         self._reserved_to = self._next_ino

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -83,15 +84,17 @@ class Namespace:
         clock: Clock | None = None,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
+        journal: Path | None = None,
     ) -> None:
         """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
         `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
-        be told; they must not call back.
+        be told; they must not call back. `journal` is where what was told to the kernel is kept
+        (see `outlive`), less an ending; by default beside the database. A tmpfs is best.
 
         Raises `CacheDirError` when the database is of another format or another source."""
         self._db = db
         self._clock = clock or Clock()
-        self.table = InodeTable(db, origin.identity, self._clock, on_unbound, on_changed)
+        self.table = InodeTable(db, origin.identity, self._clock, on_unbound, on_changed, journal)
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls
