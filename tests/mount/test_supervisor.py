@@ -350,6 +350,45 @@ def test_an_upgrade_that_fails_is_told(relayed: Site, tmp_path: Path) -> None:
     assert relayed.daemon_pid() != daemon
 
 
+def test_what_was_changed_while_mounted_outlives_the_daemon(
+    site: Site, tmp_path: Path, content: dict[str, bytes]
+) -> None:
+    site.expected_trouble = ("what is cached is served on",)
+    added, removed, log = tmp_path / "added, too", tmp_path / "removed", tmp_path / "access"
+    table = '[[tier]]\nmedium = "{}"\npath = ["{}"]\nquota = "64MiB"\nfree_space_ratio = 0\n'
+    file = tmp_path / "site.toml"
+    tiers = table.format("SSD", site.cache) + table.format("HDD", removed)
+    file.write_text(
+        f'source = "{site.source}"\nmountpoint = "{site.mountpoint}"\nlog_file = "{site.log}"\n'
+        f'data_path = "relay"\nmax_downloads = 7\n{tiers}'
+    )
+    site.cli("mount", "--config", file)
+    site.cli("set", site.mountpoint, "max-downloads=9", "limit-uid=77=1MiB", f"access-log={log}")
+    kill_daemon(site)
+    serving(site)
+    site.cli("tier", "add", site.mountpoint, added, "--medium", "HDD", "--size", "70MiB")
+    site.cli("tier", "remove", site.mountpoint, removed)
+    site.cli("tier", "resize", site.mountpoint, site.cache, "80MiB")
+    removed.rename(tmp_path / "taken out")
+    removed.write_text("a disk that is gone")
+    before = site.status()
+    for _ in range(2):
+        kill_daemon(site)
+        serving(site)
+    after = site.status()
+    assert after["limits"] == before["limits"]
+    assert after["limits"]["max_downloads"] == 9
+    assert after["limits"]["limit_uid"] == {"77": 1 << 20}
+    assert after["limits"]["access_log"] == str(log)
+    quotas = {tier["path"]: tier["quota_bytes"] >> 20 for tier in after["tiers"]}
+    assert quotas == {str(site.cache): 80, str(added): 70}
+    assert [tier["high_bytes"] for tier in after["tiers"]] == [
+        tier["high_bytes"] for tier in before["tiers"]
+    ]
+    assert (site.mountpoint / "large").read_bytes() == content["large"]
+    eventually(lambda: "/large" in log.read_text())
+
+
 def test_umount_while_the_daemon_is_stopped(relayed: Site) -> None:
     supervisor, daemon = relayed.pid(), relayed.daemon_pid()
     os.kill(daemon, signal.SIGSTOP)

@@ -40,7 +40,7 @@ _debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors."
 def command() -> None:
     """Show or change the cache tiers of a running mount.
 
-    A tier is a directory with a medium and a quota. Changes last until the daemon ends; what is
+    A tier is a directory with a medium and a quota. Changes last until the mount ends; what is
     mounted next time is decided by options and [[tier]] tables (cachefs mount --help).
     """
 

@@ -35,7 +35,7 @@ def command(mountpoint: str | None, config_file: str | None, debug: bool) -> Non
 
     The mount stays: files stay open, cached data are read on, other reads wait for some tenths of
     a second. A new daemon is started with the options of the old one, and takes over once its code
-    is loaded; if it can't, the old one goes on. Nothing else changes when the version is the same.
+    is loaded; if it can't, the old one goes on. Load jobs stop, and go on with cachefs jobs resume.
 
     Only for mounts on the relay's data path (cachefs status MOUNTPOINT tells).
     """

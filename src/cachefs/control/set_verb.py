@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class SetVerb:
-    """Changes last until the daemon ends."""
+    """Changes last until the mount ends: `daemon.changes` tells the next daemon of it."""
 
     def __init__(
         self, origin: ResilientOrigin, limits: UidLimits, access_log: AccessLog, mountpoint: Path

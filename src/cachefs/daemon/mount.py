@@ -4,6 +4,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -18,11 +19,12 @@ from cachefs.control.mount_state import MountState
 from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
+from cachefs.daemon.changes import Changes, access_log_in
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
 from cachefs.daemon.tiers import namespace_tier, open_tiers
 from cachefs.db import Database
-from cachefs.errors import OriginError, OriginUnavailableError
+from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.format import inode_record
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -139,12 +141,23 @@ class Mount:
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
             await control.start(jobs.run)
+            if self._link is not None:
+                handlers = Changes(self._config, self._link).heard_in(handlers)
+                await self._switch_access_log_on(access_log_in(self._link.changes))
             if self._state.data_path.restarts:
                 control.start_soon(self._serve_others_later, handlers)
             else:
                 await control.start(self._serve_others, handlers)
             await self._serve_kernel(namespace, on_ready)
             control.cancel_scope.cancel()
+
+    async def _switch_access_log_on(self, file: Path | None) -> None:
+        """As the daemon before had it."""
+        try:
+            if file is not None:
+                await self._access_log.switch(file)
+        except CachefsError as error:
+            log.warning("%s", error)
 
     async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
         what = "unmounting" if self._link is None else "ending"

@@ -55,18 +55,18 @@ def main() -> NoReturn:
 def _serve(link: Link) -> None:
     from cachefs.fuse.relay import _relay  # first, or pyfuse3 finds libfuse without it
 
-    from cachefs.daemon.run import run  # isort: skip
+    from cachefs.daemon.changes import with_changes  # isort: skip
+    from cachefs.daemon.run import run
 
     start = link.hello(__version__, _relay.FORMAT)
     with collected_warnings(_MOST_WARNINGS) as warnings:
         config = from_json(start.config)
         set_up_log(config)
-        run(
-            config,
-            lambda: link.ready(warnings),
-            data_path=start.data_path(),
-            link=link,
-        )
+        try:
+            config = with_changes(config, start.changes)
+        except UsageError as error:
+            _logger.warning("what was changed while mounted is not so any more: %s", error)
+        run(config, lambda: link.ready(warnings), data_path=start.data_path(), link=link)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ From the daemon:
     {"drop_files": true}                                    answered; before its first file
     {"file": N, "waits": BOOL} and one descriptor           a slab file for the relay
     {"close_file": N}
+    {"changes": {...}}                                      for the daemon after it, in "start"
     {"alive": true}                                         every few seconds while its loop turns
     {"ready": true, "warnings": [TEXT, ...]}                the kernel has been answered
     {"error": TEXT, "code": N}                              it could not begin, and ends

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +28,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """What a daemon is told before it begins. `config` is what `config.to_json` made."""
+    """What a daemon is told before it begins. `config` is what `config.to_json` made, `changes`
+    what the daemon before said of its own."""
 
     config: str
     supervisor_pid: int
     restarts: int = 0
     restarted_at: float | None = None
     last_end: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Start":
@@ -64,7 +66,7 @@ class Sockets(NamedTuple):
 
 class Link:
     """One per daemon. Should the supervisor die, the mount is removed and the daemon ended with
-    SIGTERM, whatever its loop does; `table_fd` is there once `hello` has returned."""
+    SIGTERM, whatever its loop does. `table_fd` and `changes` are there after `hello`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -72,6 +74,8 @@ class Link:
         self._mount: KernelMount | None = None
         self._sent_file = False
         self.table_fd = -1
+        self.changes: Mapping[str, Any] = {}
+        """What `changed` was told in the daemon before."""
         threading.Thread(target=self._listen, name="cachefs-link", daemon=True).start()
 
     def hello(self, version: str, table_format: int, timeout_s: float | None = None) -> Start:
@@ -79,7 +83,9 @@ class Link:
         self._channel.send({"hello": PROTOCOL, "version": version, "table": table_format})
         message, fds = self._answers.get(timeout=timeout_s)
         (self.table_fd,) = fds
-        return Start.of(message["start"])
+        start = Start.of(message["start"])
+        self.changes = start.changes
+        return start
 
     def mount(self, mountpoint: Path, source: str, allow_other: bool) -> Sockets:
         """Have the supervisor mount, unless it has. Raises `MountError`."""
@@ -102,6 +108,10 @@ class Link:
     def close_file(self, number: int) -> None:
         """The relay may forget it. The table must have called it dead."""
         self._channel.send({"close_file": number})
+
+    def changed(self, changes: Mapping[str, object]) -> None:
+        """What the next daemon shall be told, in place of what was said before."""
+        self._channel.send({"changes": changes})
 
     def alive(self) -> None:
         """The loop turns."""

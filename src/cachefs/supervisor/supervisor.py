@@ -76,6 +76,7 @@ class Supervisor:
         self._restarts = 0
         self._restarted_at: float | None = None
         self._last_end: str | None = None
+        self._changes: Message = {}
         self._watchdog_at_s = 0.0
         self._terminal = next((fd for fd in (0, 2) if os.isatty(fd)), None)
 
@@ -215,6 +216,8 @@ class Supervisor:
                 self._mount.set_file(number, fds.pop(), waits)
             case {"close_file": number}:
                 self._mount.close_file(number)
+            case {"changes": dict(changes)}:
+                self._changes = changes
             case {"ready": _}:
                 self._note_ready(child, message.get("warnings", []))
             case {"error": text, "code": code}:
@@ -244,7 +247,12 @@ class Supervisor:
 
     def _tell_to_start(self, child: Child) -> None:
         start = Start(
-            self._task.config, os.getpid(), self._restarts, self._restarted_at, self._last_end
+            self._task.config,
+            os.getpid(),
+            self._restarts,
+            self._restarted_at,
+            self._last_end,
+            self._changes,
         )
         child.start(asdict(start), self._mount.table_fd)
 
