@@ -35,7 +35,7 @@ def test_what_is_asked_is_logged_while_it_is_on(site: Site, tmp_path: Path) -> N
     assert (site.mountpoint / "before").read_text() == ""
     log = tmp_path / "access"
     said = site.cli("set", site.mountpoint, f"access-log={log}").stdout
-    assert said == f"access-log was off and is {log} until the daemon ends\n"
+    assert said == f"access-log was off and is {log} until the mount ends\n"
     assert log.stat().st_mode & 0o777 == 0o600
 
     file = site.mountpoint / "dir/file"

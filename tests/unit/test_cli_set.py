@@ -78,7 +78,7 @@ def test_the_access_log_is_named_as_seen_from_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = run("/mnt", "access-log=file").stdout
-    assert said == f"access-log was off and is {tmp_path}/file until the daemon ends\n"
+    assert said == f"access-log was off and is {tmp_path}/file until the mount ends\n"
     run("/mnt", "access-log=off")
     assert asked == [{"access_log": f"{tmp_path}/file"}, {"access_log": "off"}]
 

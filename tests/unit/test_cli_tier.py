@@ -67,7 +67,7 @@ def error_of(*args: str, code: int) -> str:
 def test_resize_says_what_was_and_what_is(daemon: Daemon) -> None:
     daemon.answer = {"before": {"quota_bytes": 1 << 30}, "after": {"quota_bytes": 512 * MIB}}
     line = line_of("resize", "/mnt/a", "/ssd/../ssd/c", "512MiB")
-    assert line.startswith("/ssd/c: the quota was 1 GiB and is 512 MiB until the daemon ends; ")
+    assert line.startswith("/ssd/c: the quota was 1 GiB and is 512 MiB until the mount ends; ")
     assert "[[tier]]" in line
     assert daemon.asked == [(api.TIER_RESIZE, {"path": "/ssd/c", "quota_bytes": 512 * MIB})]
 
@@ -79,7 +79,7 @@ def test_add_sends_what_was_given(
     daemon.answer = {"after": after}
     options = ["--medium", "hdd", "--high", "90%", "--free-space-ratio", "0", "--pin-limit", "1"]
     line = line_of("add", "/mnt/a", "/new", "--size", "1GiB", *options)
-    assert line.startswith("/new: added as HDD tier of 1 GiB, until the daemon ends; ")
+    assert line.startswith("/new: added as HDD tier of 1 GiB, until the mount ends; ")
     ratios = {"high": 0.9, "free_space_ratio": 0.0, "pin_limit": 1.0}
     given = {"medium": "HDD", "path": "/new", "quota_bytes": 1 << 30, **ratios}
     assert daemon.asked == [(api.TIER_ADD, given)]
@@ -93,7 +93,7 @@ def test_add_sends_what_was_given(
 def test_remove_says_that_the_directory_stays(daemon: Daemon) -> None:
     daemon.answer = {"before": {"path": "/ssd"}}
     line = line_of("remove", "/mnt/a", "/ssd")
-    assert line.startswith("/ssd: taken out of the cache until the daemon ends; ")
+    assert line.startswith("/ssd: taken out of the cache until the mount ends; ")
     assert line.endswith("its directory is left there")
     assert daemon.asked == [(api.TIER_REMOVE, {"path": "/ssd"})]
 

@@ -12,7 +12,7 @@ from cachefs.mounts import canonical, find_entry, socket_path
 from cachefs.units import format_bytes
 
 _TIMEOUT_S = 10.0
-_KEEP = "until the daemon ends; to keep it so, change the mount's options too"
+_KEEP = "until the mount ends; to keep it so, change the mount's options too"
 _HERE_ONLY = {"access_log"}
 """What is no option of `cachefs mount`."""
 
@@ -22,7 +22,7 @@ _HERE_ONLY = {"access_log"}
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
-    """Change limits of the mount on MOUNTPOINT, or log its requests, until its daemon ends.
+    """Change limits of the mount on MOUNTPOINT, or log its requests, until it ends.
 
     \b
       max-downloads=N            most requests to the origin at one time
@@ -70,7 +70,7 @@ def _describe(asked: dict[str, Any], before: dict[str, Any], after: dict[str, An
     lines = []
     for field, value in asked.items():
         name = field.replace("_", "-")
-        keep = "until the daemon ends" if field in _HERE_ONLY else _KEEP
+        keep = "until the mount ends" if field in _HERE_ONLY else _KEEP
         if field == "limit_uid":
             for uid in map(str, value):
                 was, is_ = (_rate(state[field].get(uid, 0)) for state in (before, after))

@@ -17,7 +17,7 @@ from cachefs.units import format_bytes, parse_ratio, parse_size
 CHANGE_TIMEOUT_S = 120.0
 """A slow disk may have to write what is pending first."""
 
-_KEEP = "until the daemon ends; to keep it so, change the mount's options or [[tier]] too"
+_KEEP = "until the mount ends; to keep it so, change the mount's options or [[tier]] too"
 
 
 def _parsed(parse: Callable[[str], float]) -> Callable[..., float | None]:
