@@ -52,12 +52,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def shown_while_mounted(site: Site) -> dict[str, bytes]:
     """All that others can see, by where it was seen."""
     root = site.mountpoint
-    daemon = Path(f"/proc/{site.pid()}")
+    of_mount = [Path(f"/proc/{pid}") for pid in (site.pid(), site.daemon_pid())]
     seen = {
         "mounts": Path("/proc/mounts").read_bytes(),
         "mountinfo": Path("/proc/self/mountinfo").read_bytes(),
-        "cmdline": (daemon / "cmdline").read_bytes(),
-        "title": (daemon / "comm").read_bytes(),
+        "cmdline": b"".join((process / "cmdline").read_bytes() for process in of_mount),
+        "title": b"".join((process / "comm").read_bytes() for process in of_mount),
         "status": site.cli("status").stdout.encode(),
         "status of one": site.cli("status", root).stdout.encode(),
         "status --json": site.cli("status", root, "--json").stdout.encode(),

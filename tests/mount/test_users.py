@@ -1,5 +1,6 @@
 """Users other than root: mounting through fusermount3, and reading what another has mounted."""
 
+import json
 import pwd
 import shutil
 import subprocess
@@ -90,6 +91,20 @@ def test_a_user_mounts_reads_and_unmounts(machine: Machine) -> None:
     assert machine.user("stat", "-c", "%u", machine.mountpoint / "file") == f"{USER}\n"
     assert "denied" in machine.root("cat", machine.mountpoint / "file", code=1)
     assert list((machine.home / ".cache/cachefs").iterdir())
+
+
+def test_a_users_mount_outlives_its_daemon(machine: Machine) -> None:
+    """fusermount3 passes /dev/fuse to the supervisor."""
+    machine.mount("--data-path", "relay")
+    assert machine.user("cat", machine.mountpoint / "file") == "content"
+    daemon = json.loads(machine.user(CACHEFS, "status", "--json"))[0]["pid"]
+    machine.user("kill", "-KILL", daemon)
+    (machine.files / "new").write_text("more")
+    assert machine.user("cat", machine.mountpoint / "new") == "more"
+    assert "serves instead of" in machine.user(CACHEFS, "upgrade", machine.mountpoint)
+    said = machine.user(CACHEFS, "status", machine.mountpoint)
+    assert "relay, supervised by process" in said
+    assert "2 restarts" in said
 
 
 def test_allow_other_needs_a_line_in_fuse_conf(machine: Machine) -> None:

@@ -138,7 +138,8 @@ def _print_one(row: dict[str, Any]) -> None:
     for title, cell in zip(_TITLES, _cells(row), strict=True):
         console.print(f"{title:<14} {cell}", soft_wrap=True)
     if row["state"] == SERVING:
-        console.print(f"{'DATA PATH':<14} {_data_path(row)}", soft_wrap=True)
+        if "data_path" in row:
+            console.print(f"{'DATA PATH':<14} {_data_path(row)}", soft_wrap=True)
         console.print(f"{'EVICTION':<14} {row['policy']}")
         if row.get("metrics"):
             console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)

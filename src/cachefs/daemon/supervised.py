@@ -22,7 +22,7 @@ from cachefs.supervisor.link import Link
 
 _MOST_WARNINGS = 5
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("cachefs.daemon.supervised")  # else it is "__main__"
 
 
 def main() -> NoReturn:
