@@ -185,7 +185,7 @@ def test_detached_jobs_can_be_followed(site: Site, content: dict[str, bytes]) ->
 
 
 def test_cancelled_jobs_can_be_resumed(site: Site, content: dict[str, bytes]) -> None:
-    site.mount("--download-limit", "2MiB")
+    site.mount("--download-limit", "1MiB")
     job_id = load(site, site.mountpoint, "--detach", "--jobs", "4").strip()
     eventually(lambda: site.origin()["gets"] >= 5)
     assert "cancelled" in site.cli("jobs", "cancel", job_id).stdout
