@@ -82,6 +82,25 @@ async def test_changes_are_seen_when_the_list_ttl_ends(
         assert f"late{number}" in await kernel.names()
 
 
+async def test_who_lists_a_fresh_directory_has_the_kernel_read_it_when_its_names_expire(
+    tree: Tree, origin: ScriptedOrigin, clock: WallClock, kernel: Kernel
+) -> None:
+    """Reading renews all names at once; without it each would have to be looked up."""
+    names = fill(origin, 5)
+    assert await kernel.names() == names
+    mtime_ns = kernel.mtime_ns()
+    clock.advance(50)
+    await tree.namespace.listed_since(ROOT_INO, clock.now_ns())
+    kernel.take_messages()
+    assert await kernel.names() == names
+    assert kernel.take_messages() == []
+    clock.advance(51)
+    assert await kernel.names() == names
+    assert kernel.take_messages() == ["getattr", "readdir"]
+    assert kernel.mtime_ns() == mtime_ns + 1
+    assert origin.take_requests() == LIST * 2
+
+
 async def test_a_stale_directory_shows_another_mtime_once_per_ttl(
     tree: Tree, origin: ScriptedOrigin, clock: WallClock, kernel: Kernel
 ) -> None:

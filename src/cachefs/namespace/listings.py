@@ -288,7 +288,7 @@ class Listings:
             if knew_names or self._table.found_count != found_before:
                 changed |= await self._sweep(ino, began_ns, seen)
             is_whole = self._mtime_ns(ino) == mtime_before_ns
-            self._stamps.keep(ino)
+            self._stamps.renew(ino)
             self._table.finish_listing(ino, Listing(began_ns, len(seen)))
         finally:
             # What a failed listing has found is shown, too. Names that the first complete listing

@@ -10,6 +10,9 @@ for other names than those that were read under it.
   origin doesn't stay.
 - A listing that finds nothing new makes the stamp the inode's mtime: what the kernel has just read
   under it is good for as long as the listing is.
+- If there was no stamp, as the listing before was still fresh, the mtime moves by a nanosecond:
+  when its time is over the kernel shall read the directory, which renews all that it knows of the
+  names in it, rather than look up each name that has expired.
 - A first listing that only adds names moves nothing: nobody has read a whole directory before.
 
 The kernel must not believe an mtime for longer than what it reads under it is good, so each comes
@@ -96,14 +99,17 @@ class Stamps:
             shown_ns, _ = self.of(ino, inode.mtime_ns)
             self._table.touch(ino, max(self._clock.now_ns(), shown_ns + 1))
 
-    def keep(self, ino: int) -> None:
-        """The directory is about to be fresh again: it goes on being shown with what it is shown
-        with now."""
+    def renew(self, ino: int) -> None:
+        """The directory has been listed, and its row is about to be put: it goes on being shown
+        with the stamp that it is shown with now."""
         inode = self._table.get(ino)
-        if inode is not None:
-            shown_ns, _ = self.of(ino, inode.mtime_ns)
-            if shown_ns > inode.mtime_ns:
-                self._table.touch(ino, shown_ns)
+        if inode is None or not self.are_shown or math.isinf(self._list_ttl_ns):
+            return
+        shown_ns, _ = self.of(ino, inode.mtime_ns)
+        if shown_ns > inode.mtime_ns:
+            self._table.touch(ino, shown_ns)
+        elif self._table.listing(ino) is not None:
+            self._table.touch(ino, inode.mtime_ns + 1)
 
     def forget(self, ino: int) -> None:
         """The kernel is about to read what it may not keep for as long as it believes the mtime:

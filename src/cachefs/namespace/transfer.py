@@ -249,7 +249,7 @@ class Takeover:
         if ino not in self._fresh and self._sweep(ino, after, None, set(), listed_at_ns):
             self._note_change(ino)
         count = self._fresh.get(ino) or sum(1 for _ in self._table.dirents(ino))
-        self._namespace.stamps.keep(ino)
+        self._namespace.stamps.renew(ino)
         self._table.finish_listing(ino, Listing(listed_at_ns, count))
 
     def _sweep(
