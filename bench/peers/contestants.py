@@ -78,18 +78,26 @@ class JuiceFS(Peer):
         return self._volume.version()
 
     def fill(self, prefix: str) -> None:
-        """Written through a mount; the directories of the many names are alike, so cloned."""
+        """Written through a mount; the directories of the many names are alike, and cloned."""
         self._volume.mount(self.cache_dir(in_memory=False))
         source, target = self.bench.local / prefix, self.path / prefix
         if prefix == "names":
-            first, *others = sorted(source.iterdir())
-            _copy_tree(first, target / first.name)
-            for other in others:
-                self._volume.call("clone", str(target / first.name), str(target / other.name))
+            self._clone(source, target)
         else:
             _copy_tree(source, target)
         self._volume.unmount()
         self.wipe()
+
+    def _clone(self, source: Path, target: Path) -> None:
+        """One directory by writing it, its group by cloning that, and all groups like the first."""
+        first_group, *groups = sorted(source.iterdir())
+        first, *others = sorted(first_group.iterdir())
+        copied = target / first_group.name / first.name
+        _copy_tree(first, copied)
+        for other in others:
+            self._volume.call("clone", str(copied), str(copied.with_name(other.name)))
+        for group in groups:
+            self._volume.call("clone", str(copied.parent), str(target / group.name))
 
     def warm_up(self, prefix: str) -> None:
         self._volume.call("warmup", "-p", "32", str(self.path / prefix))

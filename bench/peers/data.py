@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import rig
 from bench.case import Bench
 
-NAMES_PER_DIRECTORY = 1_000
+NAMES_PER_DIRECTORY, DIRECTORIES_PER_GROUP = 1_000, 10
 VALUE_BYTES = 10_000
 LMDB_NAME = "data.mdb"
 _IMPORTER = Path(__file__).with_name("import_reader.py")
@@ -106,7 +106,8 @@ def _names(bench: Bench, directory: Path) -> None:
     count = bench.scale.names
     bench.say(f"uploading {count:,} small objects (some {count // 1500} s)")
     for first in range(0, count, NAMES_PER_DIRECTORY):
-        below = directory / f"d{first // NAMES_PER_DIRECTORY:04}"
-        below.mkdir()
+        group, place = divmod(first // NAMES_PER_DIRECTORY, DIRECTORIES_PER_GROUP)
+        below = directory / f"g{group:03}" / f"d{place}"
+        below.mkdir(parents=True)
         for number in range(min(NAMES_PER_DIRECTORY, count - first)):
             (below / f"{number:04}.jpg").write_bytes(b"0123456789abcdef")
