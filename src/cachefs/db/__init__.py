@@ -1,6 +1,6 @@
 """LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
 
-from cachefs.db.database import Changes, Database, DatabaseSnapshot
+from cachefs.db.database import Database, DatabaseSnapshot
 from cachefs.db.environment import DamagedDatabaseError
 from cachefs.db.offline import (
     DatabaseBuilder,
@@ -8,6 +8,7 @@ from cachefs.db.offline import (
     database_exists,
     replace_database,
 )
+from cachefs.db.overlay import Changes
 
 __all__ = [
     "Changes",
