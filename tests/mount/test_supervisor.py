@@ -409,6 +409,17 @@ def test_status_while_there_is_no_daemon(relayed: Site) -> None:
     serving(relayed, but_not=daemon)
 
 
+def test_root_needs_no_helpers_to_mount(site: Site, content: dict[str, bytes]) -> None:
+    """Neither fusermount3 nor mount(8), as in a container with nothing in it."""
+    if os.geteuid() != 0:
+        pytest.skip("others than root need fusermount3")
+    site.environment = {"PATH": "/nonexistent"}
+    site.mount("--data-path", "relay")
+    assert (site.mountpoint / "large").read_bytes() == content["large"]
+    site.umount()
+    assert not site.is_mounted()
+
+
 def test_the_default_is_the_relay(site: Site) -> None:
     site.mount()
     wanted = "python" if DATA_PATH == "python" else "relay"

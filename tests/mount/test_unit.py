@@ -14,7 +14,7 @@ import pytest
 
 from cachefs.cli.install_systemd import units
 from cachefs.mounts import Health, find_mount, probe
-from tests.mount.harness import DATA_PATH, Site, crash
+from tests.mount.harness import DATA_PATH, Site, children_of, crash
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
@@ -25,12 +25,12 @@ def _value(text: str, key: str) -> str:
     return found[1]
 
 
-def _start(text: str) -> list[str]:
-    """The command of a unit with the privileges that are left to it."""
+def _start(text: str, key: str = "ExecStart") -> list[str]:
+    """A command of a unit with the privileges that are left to it."""
     kept = _value(text, "CapabilityBoundingSet").lower().replace("cap_", "+").split()
     limits = ["setpriv", f"--bounding-set={','.join(['-all', *kept])}", "--no-new-privs"]
     assert _value(text, "NoNewPrivileges") == "yes"
-    return [*limits, *shlex.split(_value(text, "ExecStart"))]
+    return [*limits, *shlex.split(_value(text, key))]
 
 
 class Unit:
@@ -126,6 +126,22 @@ def test_a_killed_daemon_leaves_no_dead_mount(unit: Unit) -> None:
         with unit.started():  # takes over
             assert probe(site.mountpoint) is Health.ALIVE
     site.expected_trouble += ("which a dead cachefs had left",)
+
+
+def test_reload_replaces_the_daemon(unit: Unit) -> None:
+    with unit.started() as process:
+        children = children_of(process.pid)
+        done = subprocess.run(
+            _start(unit.text, "ExecReload"), check=False, capture_output=True, text=True, timeout=60
+        )
+        if DATA_PATH == "python":
+            assert "has no supervisor" in done.stderr
+            return
+        assert (done.returncode, done.stderr) == (0, "")
+        (daemon,) = children
+        assert f"serves instead of {daemon}" in done.stdout
+        assert children_of(process.pid) != [daemon]
+        assert probe(unit.site.mountpoint) is Health.ALIVE
 
 
 def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Unit) -> None:

@@ -123,14 +123,21 @@ def _fusectl() -> Iterator[Path]:
         yield usual
         return
     with tempfile.TemporaryDirectory(prefix="cachefs-") as private:
-        command = ["mount", "-t", "fusectl", "fusectl", private]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        if not _has_worked("mount", "-t", "fusectl", "fusectl", private):
             yield usual
             return
         try:
             yield Path(private)
         finally:
-            subprocess.run(["umount", private], capture_output=True, check=False)
+            _has_worked("umount", private)
+
+
+def _has_worked(*command: str) -> bool:
+    """Where there is no such command, it has not."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _write_setting(file: Path, value: int) -> None:
