@@ -1,8 +1,8 @@
 """Fetching what a job wants, many requests at a time, and out of the way of readers.
 
-The blocks come by the same flights as a reader's, so nothing is fetched twice. Small
-files are asked for several at a time, while no readers are near: a way to a thread and back for
-each costs as much as the file itself.
+The blocks come by the same flights as a reader's, so nothing is fetched twice. While no readers are
+near, small files are asked for several at a time: to go to a thread and back for each costs about
+as much as the file itself.
 """
 
 from collections import deque
