@@ -28,6 +28,8 @@ from cachefs.systemd_notify import NOBODY, ServiceManager
 
 SILENCE_S = 60.0
 """A daemon that hasn't been heard of for so long hangs."""
+START_SILENCE_S = 180.0
+"""The same before it is ready: a slow disk may keep its loop for a while then."""
 STOP_S = 25.0
 """For a daemon to store what was fetched."""
 _ABORT_S = 5.0
@@ -122,7 +124,7 @@ class Supervisor:
             if child.ends_by_s is not None:
                 times.append(child.ends_by_s)
             elif child.owes_signs_of_life:
-                times.append(child.heard_s + SILENCE_S)
+                times.append(child.heard_s + _patience_s(child))
         if self._manager.sign_interval_s is not None:
             times.append(self._watchdog_at_s)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -141,10 +143,10 @@ class Supervisor:
                 if now_s >= child.ends_by_s:
                     child.kill()
                     child.ends_by_s = now_s + STOP_S
-            elif child.owes_signs_of_life and now_s >= child.heard_s + SILENCE_S:
+            elif child.owes_signs_of_life and now_s >= child.heard_s + _patience_s(child):
                 _logger.error(
                     "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
-                    *(child.pid, SILENCE_S),
+                    *(child.pid, _patience_s(child)),
                 )
                 child.abort(_ABORT_S)
 
@@ -406,3 +408,7 @@ class Supervisor:
             child.reap()
         self._selector.close()
         os.close(self._mount.table_fd)
+
+
+def _patience_s(child: Child) -> float:
+    return SILENCE_S if child.is_ready else START_SILENCE_S
