@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import trio
 
-from cachefs.control.cache_routes import CacheRoutes
 from cachefs.control.api import Handler
+from cachefs.control.cache_routes import CacheRoutes
 from cachefs.errors import CacheDirError, OriginUnavailableError, UsageError
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.types import BLOCK_BYTES
