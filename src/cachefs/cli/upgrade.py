@@ -56,7 +56,7 @@ def command(mountpoint: str | None, config_file: str | None, debug: bool) -> Non
 
 def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
     """The status of the daemon that is to be replaced; its supervisor has been told."""
-    status = _status(place)
+    status = ask(socket_path(place), timeout_s=_BETWEEN_TWO_S)
     supervisor_pid = status.get("supervisor_pid")
     if supervisor_pid is None:
         reason = (status.get("data_path") or {}).get("reason") or "of an earlier version"
@@ -77,19 +77,6 @@ def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
     finally:
         os.close(pidfd)
     return {**status, "failed_at": entry.upgrade_failed_at}
-
-
-def _status(place: Path) -> dict[str, Any]:
-    """Of the present daemon; if there is none at this moment, of the next."""
-    deadline = time.monotonic() + _BETWEEN_TWO_S
-    while True:
-        try:
-            return ask(socket_path(place))
-        except CachefsError:
-            entry = find_entry(place)
-            if entry is None or not entry.supervised or time.monotonic() > deadline:
-                raise
-        time.sleep(_LOOK_S)
 
 
 def _await_another(place: Path, before: dict[str, Any]) -> dict[str, Any]:

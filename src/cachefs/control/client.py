@@ -17,11 +17,14 @@ from urllib.parse import urlencode
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.errors import CachefsError
+from cachefs.mounts.runtime import read_entry
 
 TIMEOUT_S = 2.0
 
 SILENCE_S = 30.0
 """A stream has a line, if only a blank one, every few seconds."""
+
+_LOOK_S = 0.05
 
 MAX_REPLY_BYTES = 1 << 24
 _PIECE_BYTES = 1 << 16
@@ -36,7 +39,8 @@ def ask(
     """What the daemon that listens on `path` answers; to `api.STATUS` a `report.StatusReport`.
 
     Takes no longer than `timeout_s`. Raises `CachefsError` if nobody answers in that time, not
-    with a JSON object, or with an error, whose text it then has.
+    with a JSON object, or with an error, whose text it then has. Where a supervisor starts another
+    daemon, that one is waited for, within the time.
     """
     deadline = time.monotonic() + timeout_s
     reply = bytearray()
@@ -82,13 +86,36 @@ def _opened(
     elif given:
         target += "?" + urlencode(given, errors="surrogateescape")
     connection = http.client.HTTPConnection("cachefs")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(timeout_s)
-        sock.connect(str(path))
+    with _connected(path, timeout_s) as sock:
         connection.sock = sock
         connection.request(route.method, target, body, {"Connection": "close"})
         with connection.getresponse() as answer:
             yield sock, answer
+
+
+def _connected(path: Path, timeout_s: float) -> socket.socket:
+    """Raises `OSError`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(str(path))
+            return sock
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            if time.monotonic() + _LOOK_S > deadline or not _comes_another(path):
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        time.sleep(_LOOK_S)
+
+
+def _comes_another(path: Path) -> bool:
+    """Whether the daemon that should listen has a supervisor."""
+    entry = read_entry(path.with_suffix(".json"))
+    return entry is not None and entry.alive and entry.supervised
 
 
 @contextmanager
