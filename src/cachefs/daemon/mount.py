@@ -242,6 +242,8 @@ class Mount:
             ttls,
             on_unbound=session.forget_entry,
             on_changed=session.forget_attributes,
+            # Where /run is memory, nothing that the disk does holds the loop back.
+            journal=socket_path(config.mountpoint).with_suffix(".journal"),
         )
         if self._failure is not None:
             namespace.begin_outage(self._failure)
@@ -250,7 +252,9 @@ class Mount:
         else:
             await namespace.observe_root()
         self._state.namespace = namespace
-        namespace.table.purge_orphans()
+        if not self._state.data_path.restarts:
+            # Else the kernel has files open whose names are gone.
+            namespace.table.purge_orphans()
         # Inode numbers may be handed out only when their reservation is on disk.
         await self._db.commit()
         return namespace

@@ -175,6 +175,15 @@ class Listings:
         if directory.ino not in self._running:
             self._begin(directory, None).max_pages = max_pages
 
+    async def end_of_probe(self, ino: int, patience_s: float) -> bool:
+        """Wait for a probe of one page, if one is under way. False if there was none."""
+        snapshot = self._running.get(ino)
+        if snapshot is None or snapshot.max_pages != 1:
+            return False
+        with trio.move_on_after(patience_s):
+            await snapshot.wait_for_end()
+        return True
+
     def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
         as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
         snapshot = self._new_snapshot(as_of_ns)

@@ -45,6 +45,8 @@ _HEADS_PER_LIST = 8
 """What a LIST of a page may cost in HEADs. S3 charges 12.5 times as much; a page answers up to
 1,000 of them."""
 _HEAD_COUNTS = 100_000
+_PROBE_S = 0.5
+"""How long a look-up waits for a page that may answer it: a HEAD takes some 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class Namespace:
         known = self._known(parent, name)
         if known is None and self._outage.is_on:
             known = self._stale(parent, name)
+        if known is None and await self._listings.end_of_probe(parent, _PROBE_S):
+            known = self._known(parent, name)
         if known is not None:
             return known
         try:
@@ -346,6 +350,7 @@ class Namespace:
                 meta = await self._origin.stat(join(self.table.path(directory), name))
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
+            self._list_if_absent(directory)
             raise
         ino, changed = self.table.bind(parent, name, meta, observed_ns)
         if ino is None:
@@ -383,6 +388,18 @@ class Namespace:
                 self._listings.refresh(directory)
         elif asked % _HEADS_PER_LIST == 0 and _is_power_of_four(asked // _HEADS_PER_LIST):
             self._listings.probe(directory, asked // _HEADS_PER_LIST)
+
+    def _list_if_absent(self, directory: Inode) -> None:
+        """Finding that a name is absent costs a LIST, too. Whoever looks for one such name often
+        goes on to others (Python, for each suffix that a module may have): after the first one in
+        a directory a page is tried, which mostly is all of it."""
+        ino = directory.ino
+        asked = self._heads_since_listing.get(ino, 0)
+        if self._origin.lists_by_stat or asked >= _HEADS_PER_LIST:
+            return
+        if self.table.listing(ino) is None:
+            self._heads_since_listing[ino] = _HEADS_PER_LIST
+            self._listings.probe(directory, 1)
 
     # -- directories ---------------------------------------------------------------------------
 
