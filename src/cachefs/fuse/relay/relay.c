@@ -38,6 +38,8 @@
 #define PATIENCE_NS 250000000ull
 #define LOOK_NS 50000000ull
 #define SPIN_NS 50000ull
+#define SEQUENTIAL_BYTES (512u << 10)
+#define AHEAD_BLOCKS 4
 #define QUICK_NS 200000ull
 
 enum { IDLE, WAITING, HANDED_OVER };
@@ -250,6 +252,23 @@ static bool read_waiting(struct relay *relay, const struct piece *pieces, int co
     return true;
 }
 
+/* The kernel reads ahead of a sequential reader in large pieces, and knows one file; its blocks lie
+ * here and there in slabs. So the disk is told which come next: all of them at first, and then one
+ * more each time. */
+static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool has_waited) {
+    uint64_t block = offset >> RT_BLOCK_SHIFT;
+    for (unsigned ahead = has_waited ? 1 : AHEAD_BLOCKS; ahead <= AHEAD_BLOCKS; ahead++) {
+        struct rt_found found;
+        bool blocks;
+        if (block + ahead > UINT32_MAX ||
+            !rt_find(&relay->table, ino, (uint32_t)(block + ahead), &found))
+            return;
+        int fd = fd_of(relay, found.file, &blocks);
+        if (fd >= 0 && blocks)
+            posix_fadvise(fd, (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
+    }
+}
+
 static void account(struct relay *relay, const struct piece *pieces, int count, size_t bytes,
                     uint32_t user, uint64_t began_ns) {
     struct rt_header *h = relay->table.header;
@@ -316,6 +335,8 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
 
     bool is_read = read_now(relay, pieces, count, worker->data);
     bool waited = !is_read;
+    if (read_in->size >= SEQUENTIAL_BYTES)
+        read_ahead(relay, in->nodeid, read_in->offset, waited);
     if (waited) is_read = read_slowly(worker, pieces, count, request, length);
     for (int i = 0; i < count && is_read; i++) {
         if (!rt_still(&relay->table, &pieces[i].found)) {
