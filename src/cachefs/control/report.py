@@ -88,8 +88,8 @@ class DataPathStatus(TypedDict):
 
 class RelayStatus(TypedDict):
     """What the relay has done since the mount began: READs answered (`hits`), of these after a wait
-    for a disk (`waited`); requests given to the daemon (`forwarded`), of these READs (`missed`),
-    of these after too long a wait (`late`), or because the block had to go meanwhile (`changed`)."""
+    for a disk (`waited`); requests given to the daemon (`forwarded`), of these READs (`missed`), of
+    these after too long a wait (`late`), or because the block had to go meanwhile (`changed`)."""
 
     hits: int
     hit_bytes: int
