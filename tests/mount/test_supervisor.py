@@ -423,3 +423,16 @@ def test_the_default_is_the_relay(site: Site) -> None:
     site.mount()
     wanted = "python" if DATA_PATH == "python" else "relay"
     assert site.status()["data_path"]["name"] == wanted
+
+
+def test_a_supervisor_that_is_killed_while_a_daemon_begins_leaves_nothing(relayed: Site) -> None:
+    relayed.expected_trouble = ("the supervisor is gone", "what is cached is served on")
+    supervisor = relayed.pid()
+    (daemon,) = children_of(supervisor)
+    os.kill(daemon, signal.SIGKILL)
+    eventually(lambda: children_of(supervisor) not in ([], [daemon]))
+    (successor,) = children_of(supervisor)
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: not is_running(successor))
+    relayed.cli("umount", "--stale", relayed.mountpoint)  # it may not have known of the mount yet
+    assert not relayed.is_mounted()

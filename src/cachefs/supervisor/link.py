@@ -37,6 +37,8 @@ class Start:
     restarted_at: float | None = None
     last_end: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
+    mounted: tuple[str, str] | None = None
+    """Mountpoint and device of the mount, if there is one: to be removed by an orphan."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Start":
@@ -84,6 +86,9 @@ class Link:
         message, fds = self._answers.get(timeout=timeout_s)
         (self.table_fd,) = fds
         start = Start.of(message["start"])
+        if start.mounted is not None:
+            mountpoint, device = start.mounted
+            self._mount = KernelMount(Path(mountpoint), -1, device)
         self.changes = start.changes
         return start
 

@@ -85,6 +85,11 @@ class RelayedMount:
         """A daemon has asked for it, and it was not taken away."""
         return self._mount is not None
 
+    @property
+    def name(self) -> tuple[str, str] | None:
+        """Mountpoint and device, once it is made."""
+        return (str(self._mount.mountpoint), self._mount.device) if self._mount else None
+
     def is_there(self) -> bool:
         """Whether it is still what is seen at its mountpoint."""
         return self._mount is not None and self._mount.is_there()

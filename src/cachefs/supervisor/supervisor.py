@@ -255,6 +255,7 @@ class Supervisor:
             self._restarted_at,
             self._last_end,
             self._changes,
+            self._mount.name,
         )
         child.start(asdict(start), self._mount.table_fd)
 
