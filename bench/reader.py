@@ -1,11 +1,13 @@
 """Reads files as a training job's worker would, in a process of its own. Run as a script:
 
-    python -S reader.py ROOT LIST PASSES FIRST STEP WHOLE|CHUNKS
+    python -S reader.py ROOT LIST PASSES FIRST STEP WHOLE|PYTHON|CHUNKS
 
 LIST holds paths below ROOT, one per line; this reader takes every STEP-th from FIRST on. It says
 "ready", waits for a line on stdin, and then says "at FILES BYTES" now and then and, at the end,
 "done FILES BYTES BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). WHOLE reads each
-file with one read(); CHUNKS reads it in pieces of 1 MiB, as one reads a file that is too large.
+file with open(2), fstat(2) and one read(2), as libraries in C do; PYTHON with Python's open(), which
+also asks of every file whether it is a terminal (an ioctl, and so a request on any FUSE file
+system). CHUNKS reads it in pieces of 1 MiB, as one reads a file that is too large.
 
 Standard library only and few imports, so that 64 of them start quickly.
 """
@@ -26,7 +28,7 @@ def main() -> None:
     paths = [os.path.join(root, name) for name in names]
     _say("ready")
     sys.stdin.readline()
-    read = _read_whole if how == "WHOLE" else _read_chunks
+    read = {"WHOLE": _read_whole, "PYTHON": _read_by_python, "CHUNKS": _read_chunks}[how]
     began = reported = time.monotonic()
     files = total_bytes = 0
     for _ in range(int(passes)):
@@ -40,6 +42,21 @@ def main() -> None:
 
 
 def _read_whole(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        got_bytes = len(os.read(fd, size_bytes))
+        while 0 < got_bytes < size_bytes:
+            piece = os.read(fd, size_bytes - got_bytes)
+            if not piece:
+                break
+            got_bytes += len(piece)
+        return got_bytes
+    finally:
+        os.close(fd)
+
+
+def _read_by_python(path: str) -> int:
     with open(path, "rb") as file:
         return len(file.read())
 

@@ -225,6 +225,7 @@ def read_files(
     *,
     passes: int = 1,
     chunks: bool = False,
+    by_python: bool = False,
     everyone_all: bool = False,
     list_file: Path,
     timeout_s: float = 300,
@@ -233,9 +234,9 @@ def read_files(
 ) -> Reading:
     """Read `names` below `root` with `readers` processes, which share them out (or, with
     `everyone_all`, read them all each). They start and load `list_file`, which is written anew,
-    before the clock; `before_go` is called just before it."""
+    before the clock; `before_go` is called just before it. How they read, reader.py tells."""
     list_file.write_text("\n".join(names) + "\n", encoding="utf-8")
-    how = "CHUNKS" if chunks else "WHOLE"
+    how = "CHUNKS" if chunks else "PYTHON" if by_python else "WHOLE"
     processes = []
     try:
         for number in range(readers):

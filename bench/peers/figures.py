@@ -45,6 +45,7 @@ SECTIONS = (
             Figure("cold.16", "cold", "cold, 16 readers", "files/s"),
             Figure("cached.warm.1", "cached", "warm, 1 reader", "files/s"),
             Figure("cached.warm.4", "cached", "warm, 4 readers", "files/s"),
+            Figure("cached.warm.python", "cached", "warm, 1 reader, Python's open()", "files/s"),
             Figure("cached.dropped.1", "cached", "dropped, cache on SSD, 1 reader", "files/s"),
             Figure("cached.dropped.4", "cached", "dropped, cache on SSD, 4 readers", "files/s"),
             Figure("memory.dropped.1", "memory", "dropped, cache on tmpfs, 1 reader", "files/s"),

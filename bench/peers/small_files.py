@@ -76,6 +76,8 @@ def _warm(lab: Lab, peer: Peer, order: list[str]) -> None:
     for readers in (1, 4):
         reading = lab.read(peer, "small", order, readers, passes=passes)
         lab.measures.add(f"cached.warm.{readers}", peer.name, reading.files_s)
+    reading = lab.read(peer, "small", order, 1, passes=passes, by_python=True)
+    lab.measures.add("cached.warm.python", peer.name, reading.files_s)
     if peer.bucket:
         lab.measures.add("rss.cached", peer.name, peer.usage().rss_bytes / 1e6)
 
