@@ -44,9 +44,15 @@ def main() -> None:
     root, count, seed, drop = sys.argv[1], *map(int, sys.argv[2:])
     chance = random.Random(seed)
     stopped = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+
+    def await_end() -> None:
+        sys.stdin.read()
+        stopped.set()
+
+    threading.Thread(target=await_end, daemon=True).start()
     times: list[tuple[float, float]] = []
-    wrong, errors = [], {}
+    wrong: list[int] = []
+    errors: dict[str, int] = {}
     print("ready", flush=True)
     while not stopped.is_set():
         # Most reads go to a tenth of the files.

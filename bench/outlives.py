@@ -61,7 +61,8 @@ class Readers:
 
     def stop(self) -> Seen:
         """Raises `RuntimeError` if one of them failed."""
-        times, wrong, errors = [], 0, {}
+        times: list[tuple[float, float]] = []
+        wrong, errors = 0, dict[str, int]()
         for process in self._processes:
             said, _ = process.communicate("", timeout=120)
             if process.returncode:

@@ -5,8 +5,8 @@
 LIST holds paths below ROOT, one per line; this reader takes every STEP-th from FIRST on. It says
 "ready", waits for a line on stdin, and then says "at FILES BYTES" now and then and, at the end,
 "done FILES BYTES BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). WHOLE reads each
-file with open(2), fstat(2) and one read(2), as libraries in C do; PYTHON with Python's open(), which
-also asks of every file whether it is a terminal (an ioctl, and so a request on any FUSE file
+file with open(2), fstat(2) and one read(2), as libraries in C do; PYTHON with Python's open(),
+which also asks of every file whether it is a terminal (an ioctl, and so a request on any FUSE file
 system). CHUNKS reads it in pieces of 1 MiB, as one reads a file that is too large.
 
 Standard library only and few imports, so that 64 of them start quickly.

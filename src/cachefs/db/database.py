@@ -226,7 +226,7 @@ class Database:
     def _journalled(self) -> tuple[int, int]:
         """This database's identity, and the number of the last change that was committed."""
         row = self.get(*self._journal_row)
-        return _JOURNAL_ROW.unpack(row) if row else (0, 0)
+        return _JOURNAL_ROW.unpack(row) if row and len(row) == _JOURNAL_ROW.size else (0, 0)
 
     def _put_journalled(self, identity: int, number: int) -> None:
         table, key = self._journal_row

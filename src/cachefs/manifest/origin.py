@@ -192,6 +192,15 @@ class UnlistedOrigin(Origin):
             self._note_changed(path, error)
             raise
 
+    @property
+    def reads_many(self) -> bool:
+        """`inner`'s."""
+        return self._inner.reads_many
+
+    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
+        """`inner`'s; what is missing is read alone, and then said."""
+        return await self._inner.read_many(wanted)
+
     def _note_changed(self, path: str, error: OriginError) -> None:
         self._changed_count += 1
         now = trio.current_time()
