@@ -174,6 +174,8 @@ async def test_known_absence_stays_and_what_is_unknown_is_an_error(
     stale: Tree, origin: ScriptedOrigin, autojump_clock: trio.testing.MockClock, clock: WallClock
 ) -> None:
     origin.put("listed/a", b"x")
+    for number in range(1_001):  # more than a page, so that it is never known as a whole
+        origin.put(f"other/{number}", b"")
     origin.put("other/a", b"x")
     listed, other = await stale.find("listed"), await stale.find("other")
     await stale.names(listed.ino)

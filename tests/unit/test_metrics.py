@@ -24,7 +24,7 @@ from cachefs.fuse.uid_limits import INO_BITS, UidLimits
 from cachefs.metrics import BOUNDS_S, METRICS, Histogram
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
-from cachefs.types import Medium
+from cachefs.types import DataPath, DataPathName, Medium
 
 DOCS = Path(__file__).parents[2] / "docs"
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
@@ -50,7 +50,8 @@ class House:
         self.cache: Any = FakeCache()
         self.origin = origin
         verb = SetVerb(origin, self.limits, AccessLog(), config.mountpoint)
-        self.state = MountState(config, origin, self.cache, self.limits, verb)
+        path = DataPath(DataPathName.PYTHON)
+        self.state = MountState(config, origin, self.cache, self.limits, verb, path)
 
     def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
         """By name and values of the labels."""

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _KEPT_NAMES = 500_000
 """Names kept in finished snapshots, about 25 MB; the least recently read go first."""
+_KEPT_OF_ONE = 8
+"""Snapshots kept of one directory, for readers who are in the middle of an older one."""
 _SNAPSHOT_COST = 16
 """What an empty snapshot counts for, in names."""
 _FILL_CHUNK = 2_000
@@ -78,7 +80,8 @@ class Listings:
         self._stale: dict[int, Snapshot] = {}
         """Filled from the table during an outage, beside a listing that may be running."""
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
-        self._newest: dict[int, int] = {}
+        self._generations: dict[int, list[int]] = {}
+        """Of the kept snapshots of each directory, the newest last."""
         self._kept_names = 0
         # A reader may go on with a position that he got from the daemon before this one.
         self._next_generation = random.getrandbits(_GENERATION_BITS)
@@ -140,7 +143,8 @@ class Listings:
 
     def _kept_of(self, directory: Inode, listing: Listing) -> Snapshot | None:
         """The finished snapshot of this listing, if no look-up has found another name since."""
-        key = (directory.ino, self._newest.get(directory.ino, 0))
+        generations = self._generations.get(directory.ino, [0])
+        key = (directory.ino, generations[-1])
         kept = self._kept.get(key)
         if kept is None or kept.as_of_ns != listing.listed_at_ns:
             return None
@@ -357,10 +361,17 @@ class Listings:
 
     def _keep(self, ino: int, snapshot: Snapshot) -> None:
         self._kept[(ino, snapshot.generation)] = snapshot
-        self._newest[ino] = snapshot.generation
         self._kept_names += len(snapshot) + _SNAPSHOT_COST
+        generations = self._generations.setdefault(ino, [])
+        generations.append(snapshot.generation)
+        if len(generations) > _KEPT_OF_ONE:
+            self._drop(ino, generations[0])
         while self._kept_names > _KEPT_NAMES and len(self._kept) > 1:
-            (old_ino, generation), old = self._kept.popitem(last=False)
-            self._kept_names -= len(old) + _SNAPSHOT_COST
-            if self._newest.get(old_ino) == generation:
-                del self._newest[old_ino]
+            self._drop(*next(iter(self._kept)))
+
+    def _drop(self, ino: int, generation: int) -> None:
+        self._kept_names -= len(self._kept.pop((ino, generation))) + _SNAPSHOT_COST
+        generations = self._generations[ino]
+        generations.remove(generation)
+        if not generations:
+            del self._generations[ino]
