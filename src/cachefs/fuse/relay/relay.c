@@ -273,7 +273,7 @@ static void account(struct relay *relay, const struct piece *pieces, int count, 
                     uint32_t user, uint64_t began_ns) {
     struct rt_header *h = relay->table.header;
     uint64_t lasted_ns = now_ns() - began_ns, rest = lasted_ns >> 13;
-    for (int i = 0; i < count; i++) 
+    for (int i = 0; i < count; i++)
         rt_note_hit(&relay->table, &pieces[i].found, pieces[i].length);
     ADD(h->hits, 1);
     ADD(h->hit_bytes, bytes);
