@@ -66,11 +66,17 @@ async def wanted_of(origin: Origin, objects: dict[str, bytes]) -> list[tuple[str
     return list(zip(objects, metas, strict=True))  # type: ignore[arg-type]
 
 
+async def read_many(
+    origin: Origin, wanted: list[tuple[str, ObjectMeta]], at_a_time: int = 8
+) -> list[memoryview | None]:
+    return await origin.read_many(wanted, at_a_time, lambda: False)
+
+
 async def test_each_is_asked_for_once(filled) -> None:
     origin, objects, _, _ = filled
     wanted = await wanted_of(origin, objects)
     for round_number in range(1, 4):
-        found = await origin.read_many(wanted)
+        found = await read_many(origin, wanted)
         assert [bytes(data) for data in found] == list(objects.values())
         assert origin.counters.gets == round_number * len(objects)
         assert origin.reads_many
@@ -83,7 +89,7 @@ async def test_replaced_and_gone_are_left_out_and_spoil_nothing(filled) -> None:
     wanted = await wanted_of(origin, objects)
     weed.put(bucket, "one", b"2")
     wanted.insert(1, ("never there", ObjectMeta(3, 0, '"abc"')))
-    found = await origin.read_many(wanted)
+    found = await read_many(origin, wanted)
     assert [data and len(data) for data in found] == [3, None, None, 250_000, 9000]
     assert origin.reads_many
 
@@ -93,7 +99,7 @@ async def test_a_refusal_is_left_to_read(filled, monkeypatch) -> None:
     wanted = await wanted_of(origin, objects)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     stranger = open_origin(f"s3://{bucket}")
-    assert await stranger.read_many(wanted) == [None] * len(wanted)
+    assert await read_many(stranger, wanted) == [None] * len(wanted)
     assert not stranger.reads_many
     await stranger.aclose()
 
@@ -101,9 +107,9 @@ async def test_a_refusal_is_left_to_read(filled, monkeypatch) -> None:
 async def test_idle_connections_are_not_used_for_ever(filled, monkeypatch) -> None:
     origin, objects, _, _ = filled
     wanted = await wanted_of(origin, objects)
-    assert None not in await origin.read_many(wanted)
+    assert None not in await read_many(origin, wanted)
     monkeypatch.setattr(s3_direct, "_REUSED_S", -1.0)
-    assert None not in await origin.read_many(wanted)
+    assert None not in await read_many(origin, wanted)
     assert len(origin._direct._idle) == len(wanted)
 
 
@@ -188,7 +194,7 @@ def wanted_from(fake: type[Fake]) -> list[tuple[str, ObjectMeta]]:
 async def missing(origin: Origin, fake: type[Fake]) -> list[str]:
     """What doesn't come; the rest must be right."""
     wanted = wanted_from(fake)
-    found = await origin.read_many(wanted)
+    found = await read_many(origin, wanted)
     for (key, _), data in zip(wanted, found, strict=True):
         assert data is None or bytes(data) == fake.bodies[key]
     return [key for (key, _), data in zip(wanted, found, strict=True) if data is None]
@@ -226,8 +232,24 @@ async def test_wrong_bytes_never_come_through(fake, origin) -> None:
     wanted = wanted_from(fake)
     fake.bodies["f3"] = b"?" + good[1:]
     fake.headers_of = {"f3": {"ETag": _e_tag(good)}}
-    found = await origin.read_many(wanted)
+    found = await read_many(origin, wanted)
     assert [data is None for data in found] == [False, False, False, True, False, False]
+
+
+async def test_so_many_at_a_time(fake, origin) -> None:
+    wanted = wanted_from(fake)
+    found = await read_many(origin, wanted, at_a_time=2)
+    assert [bytes(data) for data in found] == list(fake.bodies.values())
+    assert fake.connections == 2
+
+
+async def test_no_more_are_asked_for_once_stopped(fake, origin) -> None:
+    wanted = wanted_from(fake)
+    answers = iter([False, False, True])
+    found = await origin.read_many(wanted, 2, lambda: next(answers, True))
+    assert [data is not None for data in found] == [True] * 4 + [False] * 2
+    assert origin.counters.gets == 4
+    assert origin.reads_many, "that is no failure"
 
 
 @pytest.mark.parametrize("status", [403, 429, 500, 503, 206])
@@ -255,10 +277,10 @@ async def test_one_silence_costs_the_others_nothing(fake, origin) -> None:
 
 async def test_e_tags_that_cant_be_asked_for(fake, origin) -> None:
     meta = ObjectMeta(1000, 0, f"W/{_e_tag(fake.bodies['f0'])}")
-    assert await origin.read_many([("f0", meta)]) == [None]
+    assert await read_many(origin, [("f0", meta)]) == [None]
     assert fake.connections == 0
     broken = ObjectMeta(1000, 0, '"a\r\nX-Evil: 1"')
-    assert await origin.read_many([("f0", broken)]) == [None]
+    assert await read_many(origin, [("f0", broken)]) == [None]
 
 
 async def test_nobody_listens() -> None:
@@ -266,7 +288,7 @@ async def test_nobody_listens() -> None:
         sock.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{sock.getsockname()[1]}"
         origin = open_origin("s3://b", OriginOptions(endpoint=endpoint, anonymous=True))
-        assert await origin.read_many([("f", ObjectMeta(1, 0, '"a"'))]) == [None]
+        assert await read_many(origin, [("f", ObjectMeta(1, 0, '"a"'))]) == [None]
         assert not origin.reads_many
         await origin.aclose()
 
@@ -302,7 +324,7 @@ async def test_tls(fake, certificate, monkeypatch) -> None:
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     options = OriginOptions(endpoint=f"https://127.0.0.1:{server.server_port}", anonymous=True)
     stranger = open_origin("s3://b", options)
-    assert await stranger.read_many(wanted_from(fake)) == [None] * 6
+    assert await read_many(stranger, wanted_from(fake)) == [None] * 6
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     origin = open_origin("s3://b", options)
     for _ in range(2):

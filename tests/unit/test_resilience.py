@@ -331,17 +331,25 @@ async def test_many_at_a_time_take_a_slot_each(autojump_clock: MockClock) -> Non
     assert not origin.reads_many
     store.reads_many = True
     assert origin.reads_many
-    found = await origin.read_many(wanted)
-    assert [data is not None for data in found] == [True] * 5 + [False] * 3, "the rest: alone"
-    assert store.requests == 5
+    most = 0
+
+    async def look(path: str, offset: int, length: int) -> None:
+        nonlocal most
+        most = max(most, origin.health()["in_flight"])
+
+    store.on_read = look
+    found = await origin.read_many(wanted, 8, lambda: False)
+    assert None not in found
+    assert store.requests == 8
+    assert most == 5
     assert origin.health()["in_flight"] == 0
     store.fail_next(2, DOWN)
-    found = await origin.read_many(wanted[:4])
+    found = await origin.read_many(wanted[:4], 8, lambda: False)
     assert found.count(None) == 2
     assert origin.health()["retries"] == 0
     store.state = store.be_silent
     began_at = trio.current_time()
-    assert await origin.read_many(wanted[:2]) == [None, None]
+    assert await origin.read_many(wanted[:2], 8, lambda: False) == [None, None]
     assert trio.current_time() - began_at < 5
     assert origin.health()["in_flight"] == 0
 
@@ -353,12 +361,12 @@ async def test_many_at_a_time_within_the_download_limit(autojump_clock: MockCloc
     origin = resilient(store, download_limit=1000.0)
     began_at = trio.current_time()
     for _ in range(5):
-        await origin.read_many(wanted)
+        await origin.read_many(wanted, 8, lambda: False)
     assert 15.5 < trio.current_time() - began_at < 17
     store.fail_next(4, DOWN)
-    await origin.read_many(wanted)
+    await origin.read_many(wanted, 8, lambda: False)
     began_at = trio.current_time()
-    await origin.read_many(wanted)
+    await origin.read_many(wanted, 8, lambda: False)
     assert trio.current_time() - began_at < 0.1, "what did not come costs nothing"
 
 

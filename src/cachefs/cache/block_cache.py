@@ -187,13 +187,19 @@ class BlockCache:
         end = min(first_block + block_count, ref.block_count)
         await self._fetches.fetched(ref, range(first_block, end))
 
-    async def fetch_together(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
-        """Fetch different files of one block each in one call of the origin; returns those that
+    async def fetch_together(self, refs: Sequence[ObjectRef], at_a_time: int) -> list[ObjectRef]:
+        """Fetch different files of one block each in one call of the origin, so many `at_a_time`,
+        as long as no reader waits; returns those that
         must be fetched one by one, or waited for. Raises `OriginError` at shutdown only."""
         known = [self.is_cached_or_inflight(BlockKey(ref.object_id, 0)) for ref in refs]
         left = list(compress(refs, known))
         unknown = [ref for ref, is_known in zip(refs, known, strict=True) if not is_known]
-        return left + await self._fetches.together(unknown) if unknown else left
+        if unknown:
+            left += await self._fetches.together(unknown, at_a_time, self._has_waiting_readers)
+        return left
+
+    def _has_waiting_readers(self) -> bool:
+        return self.waiting_readers > 0
 
     @property
     def fetching_count(self) -> int:

@@ -154,9 +154,11 @@ class Fetches:
 
     # -- small files together ------------------------------------------------------------------
 
-    async def together(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
-        """Fetch files of one block each, which must not be under way; returns those that must be
-        fetched alone. Atomic with the caller's look at `flights`."""
+    async def together(
+        self, refs: Sequence[ObjectRef], at_a_time: int, stopped: Callable[[], bool]
+    ) -> list[ObjectRef]:
+        """Fetch files of one block each, which must not be under way, until `stopped()`; returns
+        those that must be fetched alone. Atomic with the caller's look at `flights`."""
         if sum(ref.meta.size_bytes for ref in refs) > self._buffer_bytes:
             return list(refs)
         nursery = self._open_nursery()
@@ -165,12 +167,14 @@ class Fetches:
             (key,) = flight.keys
             assert key not in self.flights
             self.flights[key] = flight
-        nursery.start_soon(self._fly_together, flights)
+        nursery.start_soon(self._fly_together, flights, at_a_time, stopped)
         for flight in flights:
             await flight.done.wait()
         return [flight.ref for flight in flights if flight.data is None]
 
-    async def _fly_together(self, flights: list[Flight]) -> None:
+    async def _fly_together(
+        self, flights: list[Flight], at_a_time: int, stopped: Callable[[], bool]
+    ) -> None:
         size_bytes = sum(flight.length for flight in flights)
         found: list[memoryview | None] = [None] * len(flights)
         reserved = shut_down = False
@@ -180,7 +184,7 @@ class Fetches:
             for flight in flights:
                 flight.has_room = True
             wanted = [(flight.ref.path, flight.ref.meta) for flight in flights]
-            found = await self._origin.read_many(wanted)
+            found = await self._origin.read_many(wanted, at_a_time, stopped)
         except OriginError:
             pass  # those who ask alone are told
         except Exception:

@@ -22,7 +22,11 @@ from cachefs.types import ObjectRef
 
 _EXTENT_BLOCKS = 8
 _SMALL_BYTES = 256 << 10
-_TOGETHER = 8
+_TOGETHER = 32
+"""Per call. What a job does beside the requests weighs less the more they are: .70x of obstore's
+speed with 8, .77x with 16, .79x with 24, .83x with 32."""
+_AT_A_TIME = 8
+"""Of one call: it has requests under way while it looks at answers."""
 _WAIT_S = 1.0
 _TRIES = 3
 _PINNED_AT_A_TIME = 4096
@@ -47,6 +51,7 @@ class _Room:
     """For so many requests at a time. First come, first served."""
 
     def __init__(self, requests: int) -> None:
+        self.requests = requests
         self._free = requests
         self._turn = trio.Lock()
         self._freed = trio.Event()
@@ -95,7 +100,7 @@ class Fetcher:
         room = _Room(requests)
 
         async def work() -> None:
-            while taken := self._take(extents, min(requests, _TOGETHER)):
+            while taken := self._take(extents, _TOGETHER if requests > 1 else 1):
                 for extent in await self._fetch_together(taken, room):
                     async with room.of(1):
                         await self._fetch(extent)
@@ -147,16 +152,17 @@ class Fetcher:
         if len(small) < 2:
             return extents
         size_bytes = sum(ref.meta.size_bytes for ref in small.values())
-        async with room.of(len(small)):
-            await self._courtesy.begin(size_bytes, len(small))
+        at_a_time = min(len(small), room.requests, _AT_A_TIME)
+        async with room.of(at_a_time):
+            await self._courtesy.begin(size_bytes, at_a_time)
             try:
                 if self._courtesy.is_pressed:
                     return extents
-                left = await self._cache.fetch_together(list(small.values()))
+                left = await self._cache.fetch_together(list(small.values()), at_a_time)
             except CachefsError:
                 return extents
             finally:
-                self._courtesy.end(size_bytes, len(small))
+                self._courtesy.end(size_bytes, at_a_time)
         for ref in left:
             del small[ref.object_id]
         for extent in extents:

@@ -7,7 +7,7 @@ mounts that have no manifest, or another.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -197,9 +197,14 @@ class UnlistedOrigin(Origin):
         """`inner`'s."""
         return self._inner.reads_many
 
-    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
         """`inner`'s; what is missing is read alone, and then said."""
-        return await self._inner.read_many(wanted)
+        return await self._inner.read_many(wanted, at_a_time, stopped)
 
     def _note_changed(self, path: str, error: OriginError) -> None:
         self._changed_count += 1

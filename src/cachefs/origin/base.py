@@ -5,7 +5,7 @@ trailing slash. They are `str`; bytes that are not UTF-8 are carried as surrogat
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
@@ -102,9 +102,15 @@ class Origin(ABC):
         """`read_many` is worth a try just now."""
         return False
 
-    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
-        """Small objects as a whole, as `read` gives them, a request for each at the same time, but
-        together at less cost. None for what can't be had so: `read` has it, or says why not."""
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
+        """Small objects as a whole, as `read` gives them, by a request for each, but together at
+        less cost. Once `stopped()`, which any thread may call, no more are asked for. None for
+        what can't be had so: `read` has it, or says why not."""
         return [None] * len(wanted)
 
     @abstractmethod

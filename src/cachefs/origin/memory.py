@@ -162,13 +162,22 @@ class MemoryOrigin(Origin):
         self.counters.get_bytes += length
         return _slice(found, offset, offset + length)
 
-    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
         """See `Origin.read_many`."""
         found: list[memoryview | None] = [None] * len(wanted)
+        turn = trio.Semaphore(at_a_time)
 
         async def read(number: int, path: str, meta: ObjectMeta) -> None:
-            with suppress(OriginError):
-                found[number] = memoryview(await self.read(path, meta, 0, meta.size_bytes))
+            async with turn:
+                if stopped():
+                    return
+                with suppress(OriginError):
+                    found[number] = memoryview(await self.read(path, meta, 0, meta.size_bytes))
 
         async with trio.open_nursery() as nursery:
             for number, (path, meta) in enumerate(wanted):

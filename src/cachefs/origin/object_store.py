@@ -148,7 +148,12 @@ class ObjectStoreOrigin(Origin):
         """See `Origin.reads_many`."""
         return self._direct.is_usable
 
-    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
         """One GET for each; see `Origin.read_many`."""
         if not all(_is_strong(meta.version) for _, meta in wanted):
             return [None] * len(wanted)
@@ -159,7 +164,7 @@ class ObjectStoreOrigin(Origin):
         given_up = False
         try:
             found, requests = await self._in_thread(
-                wanted[0][0], partial(self._direct.get, items, lambda: given_up)
+                wanted[0][0], partial(self._direct.get, items, at_a_time, stopped, lambda: given_up)
             )
         finally:
             given_up = True

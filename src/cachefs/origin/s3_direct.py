@@ -16,6 +16,7 @@ import io
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPSConnection
@@ -82,20 +83,33 @@ class DirectReader:
         """Whether it is worth a try."""
         return not (self._has_proxy or self._closed) and time.monotonic() >= self._rests_until
 
-    def get(self, wanted: Sequence[Wanted], given_up: Callable[[], bool]) -> Answers:
-        """Whatever can be had of them; nothing more once `given_up()`."""
+    def get(
+        self,
+        wanted: Sequence[Wanted],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        given_up: Callable[[], bool],
+    ) -> Answers:
+        """Whatever can be had of them. No more are asked for once `stopped()`; no answer is waited
+        for once `given_up()`."""
         found: list[memoryview | None] = [None] * len(wanted)
-        asked: list[_Connection] = []
+        left = deque(enumerate(wanted))
+        asked: deque[tuple[int, _Connection]] = deque()
+        requests = 0
         failed = False
-        try:
-            keys = self._credentials.current()
-            for item in wanted:
-                request = self._request(item, keys)
-                asked.append(self._connection())
-                asked[-1].ask(request)
-        except Exception:  # `ObjectStoreOrigin.read` finds out what it is, and says so
-            failed = True
-        for number, connection in enumerate(asked):
+        while left or asked:
+            try:
+                while left and len(asked) < at_a_time:
+                    number, item = left.popleft()
+                    asked.append((number, self._ask(item)))
+                    requests += 1
+            except Exception:  # `ObjectStoreOrigin.read` finds out what it is, and says so
+                failed = True
+            if failed or stopped() or given_up():
+                left.clear()
+            if not asked:
+                break
+            number, connection = asked.popleft()
             try:
                 if failed:  # there was time enough already
                     connection.set_timeout(_LITTLE_S)
@@ -103,13 +117,20 @@ class DirectReader:
                     found[number] = connection.answer(wanted[number])
             except Exception:  # as above
                 failed = True
-            if failed:
-                connection.close()
-            else:
-                self._give_back(connection)
+            self._give_back(connection)
         if failed:
             self._rests_until = time.monotonic() + _REST_S
-        return Answers(found, len(asked))
+        return Answers(found, requests)
+
+    def _ask(self, item: Wanted) -> "_Connection":
+        request = self._request(item, self._credentials.current())
+        connection = self._connection()
+        try:
+            connection.ask(request)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def close(self) -> None:
         """Drop idle connections, and those in use as they are given back."""

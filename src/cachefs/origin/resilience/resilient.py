@@ -176,10 +176,15 @@ class ResilientOrigin(Origin):
         """`inner`'s."""
         return self._inner.reads_many
 
-    async def read_many(self, wanted: Sequence[tuple[str, ObjectMeta]]) -> list[memoryview | None]:
-        """`Origin.read_many` of as many as there are slots for. Nothing is tried again, and no
-        failure is noted: `read` will be asked for what is missing. Raises `OriginUnavailableError`
-        when there is no slot in time."""
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
+        """`Origin.read_many`, as many at a time as there are slots for. Nothing is tried again, and
+        no failure is noted: `read` will be asked for what is missing. Raises
+        `OriginUnavailableError` when there is no slot in time."""
         self._refuse_if_down()
         size_bytes = sum(meta.size_bytes for _, meta in wanted)
         if self._bucket.bytes_per_s:
@@ -192,11 +197,11 @@ class ResilientOrigin(Origin):
         slots = 1
         found: list[memoryview | None] = [None] * len(wanted)
         try:
-            while slots < len(wanted) and self._slots.try_take():
+            while slots < min(at_a_time, len(wanted)) and self._slots.try_take():
                 slots += 1
             # Silence of one request still leaves time to take the answers of the others.
             with trio.move_on_after(2 * self._settings.request_timeout_s + extra_s):
-                found[:slots] = await self._inner.read_many(wanted[:slots])
+                found = await self._inner.read_many(wanted, slots, stopped)
             for data in found:
                 if data is not None:
                     self._note_answer()
