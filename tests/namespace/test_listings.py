@@ -433,8 +433,80 @@ async def test_probing_a_huge_directory_is_given_up_in_time(
         await tree.find(name)
         await trio.testing.wait_all_tasks_blocked()
     kinds = [kind for kind, _ in origin.take_requests()]
-    assert (kinds.count("stat"), kinds.count("list")) == (200, 3)
-    assert pages <= (1 + 1) + (4 + 1) + (16 + 1)
+    assert (kinds.count("stat"), kinds.count("list")) == (200, 1)
+    assert pages == 16 + 1
+
+
+async def paused_probe(tree: Tree, origin: ScriptedOrigin) -> list[str]:
+    """50 names of which a probe has seen a page."""
+    names = fill(origin, 50)
+    for name in reversed(names[-8:]):
+        await tree.find(name)
+    await trio.testing.wait_all_tasks_blocked()
+    assert origin.take_requests().count(("list", "")) == 1
+    return names
+
+
+async def test_a_listing_goes_on_where_a_probe_has_paused(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    names = await paused_probe(tree, origin)
+    origin.delete(names[0])  # it is seen for as long as what the probe has found is good
+    assert await tree.names() == names
+    assert origin.take_requests() == []
+    for name in names[:-9]:
+        await tree.find(name)
+    assert origin.take_requests() == [], "all is known now"
+
+
+async def test_what_a_look_up_finds_while_a_probe_is_paused(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    """Its listing is right for the moment when it began; the name is not lost with its end."""
+    names = await paused_probe(tree, origin)
+    origin.put("000", b"new")
+    await tree.find("000")
+    await tree.names()
+    assert origin.take_requests() == [("stat", "000")]
+    assert await tree.names() == ["000", *names]
+
+
+async def test_a_probe_that_paused_long_ago_is_not_gone_on_with(
+    tree: Tree, origin: ScriptedOrigin, clock: WallClock
+) -> None:
+    names = await paused_probe(tree, origin)
+    origin.delete(names[0])
+    clock.advance(31)
+    assert await tree.names() == names[1:]
+    assert origin.take_requests() == [("list", "")]
+
+
+async def test_who_wants_a_new_listing_does_not_get_a_paused_one(
+    tree: Tree, origin: ScriptedOrigin, clock: WallClock
+) -> None:
+    names = await paused_probe(tree, origin)
+    origin.delete(names[0])
+    clock.advance(1)
+    snapshot = await tree.namespace.listed_since(ROOT_INO, tree.namespace.now_ns())
+    assert len(snapshot) == 49
+    assert origin.take_requests() == [("list", "")]
+
+
+async def test_many_paused_probes(tree: Tree, origin: ScriptedOrigin) -> None:
+    """Only the latest are kept."""
+    for directory in range(20):
+        names = fill(origin, 50, f"d{directory}/")
+    for directory in range(20):
+        ino = (await tree.find(f"d{directory}")).ino
+        for name in reversed(names[-8:]):
+            await tree.namespace.lookup(ino, name.encode())
+        await trio.testing.wait_all_tasks_blocked()
+    origin.take_requests()
+    for directory in range(20):
+        ino = (await tree.find(f"d{directory}")).ino
+        assert len(await tree.names(ino)) == 50
+    lists = [path for kind, path in origin.take_requests() if kind == "list"]
+    assert lists == [f"d{directory}" for directory in range(5)], "the root's is one of 16, too"
 
 
 async def test_a_reader_who_joins_a_probe_gets_all_of_it(

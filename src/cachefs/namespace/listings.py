@@ -12,6 +12,7 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from itertools import islice
 
 import trio
@@ -25,7 +26,7 @@ from cachefs.errors import (
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
-from cachefs.namespace.outage import Outage
+from cachefs.namespace.outage import NS, Outage
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
@@ -52,8 +53,32 @@ _SWEEP_CHUNK = 500
 """Names looked through after a listing without letting the loop run: some 1 ms."""
 
 
+_PAUSED = 16
+"""Probes kept that may go on."""
+_PAUSED_NS = 30 * NS
+"""For how long one may: what it has seen is as old as its beginning."""
+
+
 class _TooLongError(Exception):
-    """A probe has cost what it may."""
+    """A probe has cost what it may for now."""
+
+
+@dataclass(slots=True)
+class _FromOrigin:
+    """A listing from the origin as far as it has come, and what the table said as it began."""
+
+    snapshot: Snapshot
+    pages: AsyncIterator[list[Entry]]
+    was_known: bool
+    knew_names: bool
+    found_before: int
+    unbound_before: int
+    mtime_before_ns: int
+    seen: set[bytes] = field(default_factory=set)
+    page_count: int = 0
+    page: list[Entry] | None = None
+    """The next one, if it has come already."""
+    changed: bool = False
 
 
 class Listings:
@@ -79,6 +104,8 @@ class Listings:
         self._running: dict[int, Snapshot] = {}
         self._stale: dict[int, Snapshot] = {}
         """Filled from the table during an outage, beside a listing that may be running."""
+        self._paused: OrderedDict[int, _FromOrigin] = OrderedDict()
+        """Probes that gave up, and go on from there if more is wanted soon."""
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
         self._generations: dict[int, list[int]] = {}
         """Of the kept snapshots of each directory, the newest last."""
@@ -118,16 +145,17 @@ class Listings:
                 break
             if running.as_of_ns >= since_ns:
                 return running.joined()
-            await running.wait_for_end()
+            await self._has_left(ino, running)
         listing = self._table.listing(ino)
         if listing is not None and listing.listed_at_ns >= since_ns:
             kept = self._kept_of(directory, listing)
             return kept or self._begin(directory, listing).joined()
-        return self._begin(directory, None).joined()
+        return self._begin(directory, None, since_ns).joined()
 
     def note_change(self, ino: int) -> None:
         """A name has changed outside a listing: what readers were shown is no longer right."""
-        if ino in self._running or self._table.listing(ino) is not None:
+        under_way = ino in self._running or ino in self._paused
+        if under_way or self._table.listing(ino) is not None:
             self._stamps.touch(ino)
 
     def _may_show(self, ino: int, listing: Listing) -> bool:
@@ -174,8 +202,9 @@ class Listings:
             self._begin(directory, None)
 
     def probe(self, directory: Inode, max_pages: int) -> None:
-        """List the directory in the background, but give up if it has more than `max_pages`
-        pages, unless a reader has joined. The names seen are known then all the same."""
+        """List the directory in the background, but pause after `max_pages` pages, those of an
+        earlier probe included, unless a reader has joined. The names seen are known then all the
+        same."""
         if directory.ino not in self._running:
             self._begin(directory, None).max_pages = max_pages
 
@@ -185,16 +214,34 @@ class Listings:
         if snapshot is None or snapshot.max_pages != 1:
             return False
         with trio.move_on_after(patience_s):
-            await snapshot.wait_for_end()
+            await self._has_left(ino, snapshot)
         return True
 
-    def _begin(self, directory: Inode, fresh: Listing | None) -> Snapshot:
-        as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
-        snapshot = self._new_snapshot(as_of_ns)
-        self._running[directory.ino] = snapshot
-        self._stamps.begin(directory.ino, as_of_ns)
-        self._nursery.start_soon(self._run, directory, fresh, snapshot, self._running)
+    async def _has_left(self, ino: int, snapshot: Snapshot) -> None:
+        """Wait until it is no longer running: it has ended, or it is a probe that has paused."""
+        while self._running.get(ino) is snapshot:
+            await snapshot.progress()
+
+    def _begin(self, directory: Inode, fresh: Listing | None, since_ns: int = 0) -> Snapshot:
+        """From what the table knows if that is `fresh`; else from the origin, and not from what a
+        probe has found before `since_ns`."""
+        ino = directory.ino
+        paused = self._paused.pop(ino, None)
+        if fresh is None and paused is not None and self._may_go_on(paused, since_ns):
+            snapshot = paused.snapshot
+        else:
+            paused = None
+            as_of_ns = self._clock.now_ns() if fresh is None else fresh.listed_at_ns
+            snapshot = self._new_snapshot(as_of_ns)
+        self._running[ino] = snapshot
+        self._stamps.begin(ino, snapshot.as_of_ns)
+        self._nursery.start_soon(self._run, directory, fresh, snapshot, self._running, paused)
         return snapshot
+
+    def _may_go_on(self, paused: _FromOrigin, since_ns: int) -> bool:
+        as_of_ns = paused.snapshot.as_of_ns
+        for_ns = min(_PAUSED_NS, self._list_ttl_ns)
+        return as_of_ns >= since_ns and self._clock.remaining_ns(as_of_ns, for_ns) > 0
 
     def _begin_stale(self, directory: Inode, listing: Listing) -> Snapshot:
         if directory.ino not in self._stale:
@@ -214,19 +261,20 @@ class Listings:
         known: Listing | None,
         snapshot: Snapshot,
         under_way: dict[int, Snapshot],
+        paused: _FromOrigin | None = None,
     ) -> None:
-        """Fill the snapshot, from the table if the directory is `known`. Until it has ended it
-        stands in `under_way`."""
+        """Fill the snapshot, from the table if the directory is `known`, or go on with a probe.
+        Until it has ended it stands in `under_way`."""
         ino = directory.ino
         try:
             if known is not None:
                 await self._fill(ino, snapshot)
             else:
-                await self._list_or_show_stale(directory, snapshot)
+                await self._list_or_show_stale(directory, snapshot, paused)
             snapshot.end()
             self._keep(ino, snapshot)
         except _TooLongError:
-            snapshot.end()
+            pass
         except CachefsError as error:
             snapshot.end(error)
         except Exception:
@@ -237,12 +285,16 @@ class Listings:
             del under_way[ino]
             if under_way is self._running:
                 self._stamps.end(ino)
-            if not snapshot.ended:
+            if ino in self._paused:
+                snapshot.wake()
+            elif not snapshot.ended:
                 snapshot.end(OriginError("the mount is shutting down"))
 
-    async def _list_or_show_stale(self, directory: Inode, snapshot: Snapshot) -> None:
+    async def _list_or_show_stale(
+        self, directory: Inode, snapshot: Snapshot, paused: _FromOrigin | None
+    ) -> None:
         try:
-            await self._list(directory, snapshot)
+            await self._list(directory.ino, paused or self._from_origin(directory, snapshot))
         except OriginUnavailableError:
             listing = self._table.listing(directory.ino)
             if listing is None or not snapshot.has_readers:
@@ -273,43 +325,62 @@ class Listings:
             snapshot.wake()
             await trio.lowlevel.checkpoint()
 
-    async def _list(self, directory: Inode, snapshot: Snapshot) -> None:
-        ino = directory.ino
-        began_ns = snapshot.as_of_ns
-        seen: set[bytes] = set()
-        changed = False
-        found_before = self._table.found_count
-        mtime_before_ns = self._mtime_ns(ino)
-        unbound_before = self._table.unbound_count
-        was_known = self._table.listing(ino) is not None
-        knew_names = next(self._table.dirents(ino), None) is not None
-        pages = self._origin.list_dir(self._table.path(directory))
-        page_count = 0
-        if ino == ROOT_INO:
+    def _from_origin(self, directory: Inode, snapshot: Snapshot) -> _FromOrigin:
+        table, ino = self._table, directory.ino
+        return _FromOrigin(
+            snapshot,
+            self._origin.list_dir(table.path(directory)),
+            was_known=table.listing(ino) is not None,
+            knew_names=next(table.dirents(ino), None) is not None,
+            found_before=table.found_count,
+            unbound_before=table.unbound_count,
+            mtime_before_ns=self._mtime_ns(ino),
+        )
+
+    async def _list(self, ino: int, listing: _FromOrigin) -> None:
+        snapshot = listing.snapshot
+        if ino == ROOT_INO and not listing.page_count:
             await self.observe_root()
         try:
-            while (page := await self._next_page(ino, pages)) is not None:
-                if snapshot.max_pages is not None and page_count >= snapshot.max_pages:
-                    raise _TooLongError
-                page_count += 1
-                for first in range(0, len(page), _BIND_CHUNK):
-                    chunk = page[first : first + _BIND_CHUNK]
-                    changed |= self._bind_page(ino, chunk, began_ns, snapshot, seen)
-                    await trio.lowlevel.checkpoint()
-                snapshot.wake()
+            await self._take_pages(ino, listing)
             # The first listing of a large directory need not look through all of it again.
-            if knew_names or self._table.found_count != found_before:
-                changed |= await self._sweep(ino, began_ns, seen)
-            is_whole = self._mtime_ns(ino) == mtime_before_ns
+            if listing.knew_names or self._table.found_count != listing.found_before:
+                listing.changed |= await self._sweep(ino, snapshot.as_of_ns, listing.seen)
+            is_whole = self._mtime_ns(ino) == listing.mtime_before_ns
             self._stamps.renew(ino)
-            self._table.finish_listing(ino, Listing(began_ns, len(seen)))
+            self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
         finally:
             # What a failed listing has found is shown, too. Names that the first complete listing
             # adds are no change: nobody was shown a whole directory before.
-            if changed and (was_known or self._table.unbound_count != unbound_before):
+            was_shown = listing.was_known or self._table.unbound_count != listing.unbound_before
+            if listing.changed and was_shown:
                 self._stamps.touch(ino)
         if is_whole:
             snapshot.mtime_ns = self._mtime_ns(ino)
+
+    async def _take_pages(self, ino: int, listing: _FromOrigin) -> None:
+        """Raises `_TooLongError` for a probe that shall pause; it has been noted then."""
+        snapshot = listing.snapshot
+        while True:
+            page = listing.page or await self._next_page(ino, listing.pages)
+            if page is None:
+                return
+            most = snapshot.max_pages  # a reader may have joined while the page came
+            listing.page = page
+            if most is not None and listing.page_count >= most:
+                self._pause(ino, listing)
+                raise _TooLongError
+            for first in range(0, len(page), _BIND_CHUNK):
+                self._bind(ino, page[first : first + _BIND_CHUNK], listing)
+                await trio.lowlevel.checkpoint()
+            listing.page = None
+            listing.page_count += 1
+            snapshot.wake()
+
+    def _pause(self, ino: int, listing: _FromOrigin) -> None:
+        self._paused[ino] = listing
+        if len(self._paused) > _PAUSED:
+            self._paused.popitem(last=False)
 
     def _mtime_ns(self, ino: int) -> int:
         stat = self._table.stat(ino)
@@ -331,17 +402,14 @@ class Listings:
                     raise
                 return None
 
-    def _bind_page(
-        self, ino: int, page: list[Entry], began_ns: int, snapshot: Snapshot, seen: set[bytes]
-    ) -> bool:
-        changed = False
-        for text, meta in page:
+    def _bind(self, ino: int, entries: list[Entry], listing: _FromOrigin) -> None:
+        snapshot = listing.snapshot
+        for text, meta in entries:
             name = text.encode("utf-8", "surrogateescape")
-            child, is_new = self._table.bind_listed(ino, name, meta, began_ns)
-            changed |= is_new
-            seen.add(name)
+            child, is_new = self._table.bind_listed(ino, name, meta, snapshot.as_of_ns)
+            listing.changed |= is_new
+            listing.seen.add(name)
             snapshot.append(name, child)
-        return changed
 
     async def _sweep(self, ino: int, began_ns: int, seen: set[bytes]) -> bool:
         """Unbind what the listing didn't show, but for names that a look-up has found since it

@@ -372,8 +372,8 @@ class Namespace:
         that way as listing it, list it.
 
         How long a new directory's listing is, nobody knows: after 8 look-ups one page is tried,
-        after 32 four pages, and so on. So those who read whole directories by name soon need no
-        HEADs, and those who pick a few files out of huge ones pay about a fifth in LISTs on top.
+        after 32 three more, and so on. So those who read whole directories by name soon need no
+        HEADs, and those who pick a few files out of huge ones pay about an eighth in LISTs on top.
         """
         if self._origin.lists_by_stat:
             return

@@ -76,6 +76,10 @@ class Snapshot:
         self.error = error
         self.wake()
 
+    async def progress(self) -> None:
+        """Wait for the next `wake`."""
+        await self._progress.wait()
+
     async def wait_for_end(self) -> None:
         while not self.ended:
             await self._progress.wait()
