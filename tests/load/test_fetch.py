@@ -142,6 +142,57 @@ async def test_a_reader_joins_what_is_fetched_together(tmp_path: Path) -> None:
         assert r.memory.counters.gets == 8
 
 
+async def test_while_a_reader_waits_no_more_are_asked_for_together(tmp_path: Path) -> None:
+    """What is left of a call comes one by one, a few at a time."""
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        refs = put_many(r.memory, 60, 10_000)
+        most = 0
+
+        async def look(path: str, offset: int, length: int) -> None:
+            nonlocal most
+            if path == "f0":
+                await gate.wait()
+            elif gate.is_set():
+                most = max(most, r.cache.fetching_count)
+
+        gate = trio.Event()
+        r.memory.on_read = look
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_whole, r.cache, refs[0])
+            await until(lambda: r.cache.waiting_readers == 1)
+            nursery.start_soon(r.fetcher().run, iter(refs), 8)
+            await until(lambda: r.memory.counters.gets >= 20)
+            assert r.cache.fetching_count <= 1 + 2
+            gate.set()
+        assert r.progress.fetched_files == 60
+        assert most <= 1 + 2
+
+
+async def test_a_call_stops_asking_when_a_reader_comes(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        refs = put_many(r.memory, 20, 10_000)
+        others, last = trio.Event(), trio.Event()
+        left: list[str] = []
+
+        async def wait(path: str, offset: int, length: int) -> None:
+            await (last if path == "f19" else others).wait()
+
+        async def fetch() -> None:
+            left.extend(ref.path for ref in await r.cache.fetch_together(refs[:19], 2))
+
+        r.memory.on_read = wait
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            await until(lambda: r.memory.counters.gets == 2)
+            nursery.start_soon(read_whole, r.cache, refs[19])
+            await until(lambda: r.cache.waiting_readers == 1)
+            others.set()
+            await until(lambda: len(left) == 17)
+            last.set()
+
+
 async def test_a_reader_who_joined_is_not_left_alone(tmp_path: Path) -> None:
     """What he waits for doesn't come together with the others, and the job is cancelled."""
     async with rig(tmp_path) as r:

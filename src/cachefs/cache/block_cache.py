@@ -32,6 +32,8 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRe
 
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
+_GIVE_WAY_S = 0.004
+"""About what a read from an origin near by takes."""
 
 
 class BlockCache:
@@ -145,6 +147,15 @@ class BlockCache:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()
         return flight.block(key.block_index)
+
+    async def give_way(self) -> None:
+        """To be awaited between two pieces of work on the loop that can wait: lets it run, for
+        longer while readers wait for the origin. Their reads take some ten turns of the loop, and
+        would have such a piece before each."""
+        if self.waiting_readers:
+            await trio.sleep(_GIVE_WAY_S)
+        else:
+            await trio.lowlevel.checkpoint()
 
     # -- others who read blocks (`sharing.py`) -------------------------------------------------
 

@@ -143,7 +143,7 @@ class Refresher:
         self.found.checked += len(snapshot)
         for position in range(len(snapshot)):
             if position % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
-                await trio.lowlevel.checkpoint()
+                await self._namespace.give_way()
             name, child = snapshot.entry(position)
             if child >= self._first_new:
                 self._note_fresh(ino, name)

@@ -242,6 +242,7 @@ class Mount:
             ttls,
             on_unbound=session.forget_entry,
             on_changed=session.forget_attributes,
+            give_way=self._cache.give_way,
             # Where /run is memory, nothing that the disk does holds the loop back.
             journal=socket_path(config.mountpoint).with_suffix(".journal"),
         )

@@ -2,7 +2,8 @@
 
 A reader who waits for the origin has before him whatever is under way already: at full speed that
 is some ten times what his own request takes. So it is not enough to give way when he comes; while
-readers come at all, jobs keep few requests under way.
+readers come at all, jobs keep few requests under way: 2 to an origin near by, up to 16 to one that
+takes its time.
 """
 
 import trio
@@ -11,8 +12,10 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.origin.resilience import ResilientOrigin
 
 _WHILE_READERS_WAIT = 2
-_NEAR_READERS = 4
+_MOST_NEAR_READERS = 16
 _NEAR_S = 1.0
+_REQUEST_CPU_S = 0.002
+"""What a small request costs of this machine's time, roughly; origins near by are on it, too."""
 _LOOK_S = 0.002
 
 
@@ -60,5 +63,12 @@ class Courtesy:
         if self._cache.waiting_readers or self._origin.queued:
             return _WHILE_READERS_WAIT
         if trio.current_time() - self._cache.reader_waited_at < _NEAR_S:
-            return _NEAR_READERS
+            return self._most_near_readers()
         return float("inf")
+
+    def _most_near_readers(self) -> int:
+        """So many that about one of them at a time is being worked on, while the others are on
+        their way to an origin that is far and back."""
+        away_s = self._origin.unhindered_s or 0.0
+        requests = int(away_s / _REQUEST_CPU_S)
+        return min(max(requests, _WHILE_READERS_WAIT), _MOST_NEAR_READERS)

@@ -149,7 +149,7 @@ class Job:
     async def _compare(self) -> None:
         """Which files are missing. Empty ones never are."""
         progress, cache = self._progress, self._around.cache
-        async for ino in _in_turns(self._inos):
+        async for ino in self._in_turns(self._inos):
             ref = self._ref(ino)
             if ref is None:
                 continue
@@ -160,6 +160,13 @@ class Job:
                 self._missing.append(ino)
                 progress.wanted_files += 1
                 progress.wanted_bytes += ref.meta.size_bytes
+
+    async def _in_turns(self, inos: "array[int]") -> AsyncIterator[int]:
+        """Let the loop run now and then."""
+        for number, ino in enumerate(inos):
+            if number % _FILES_PER_TURN == 0:
+                await self._around.namespace.give_way()
+            yield ino
 
     def _ref(self, ino: int) -> ObjectRef | None:
         """None if the file was replaced since the job began; that is counted as a failure."""
@@ -186,7 +193,7 @@ class Job:
         """Slots that the files take which are cached, and those which are missing."""
         is_missing = _Subsequence(self._missing)
         cached_bytes = wanted_bytes = 0
-        async for ino in _in_turns(self._inos):
+        async for ino in self._in_turns(self._inos):
             missing = is_missing.takes(ino)
             stat = self._around.namespace.table.stat(ino)
             if stat is None:
@@ -201,7 +208,7 @@ class Job:
         """Keep of the missing files, in their order, what there is room for. To fetch more would
         only drive out what was just fetched."""
         fitting = array("Q")
-        async for ino in _in_turns(self._missing):
+        async for ino in self._in_turns(self._missing):
             stat = self._around.namespace.table.stat(ino)
             size_bytes = 0 if stat is None else stat[1]
             charge = charge_bytes(size_bytes)
@@ -247,7 +254,7 @@ class Job:
             stored = [ref for ino in batch if (ref := self._verified(ino, is_excess.takes(ino)))]
             if self.report.spec.pin and self.report.spec.mode == "load":
                 await self._pin(stored)
-            await trio.lowlevel.checkpoint()
+            await self._around.namespace.give_way()
             await self._write_failures_if_many()
 
     def _verified(self, ino: int, is_excess: bool) -> ObjectRef | None:
@@ -295,14 +302,6 @@ class Job:
         if failures:
             journal = self._around.journal
             await trio.to_thread.run_sync(journal.append_failures, self.report.id, failures)
-
-
-async def _in_turns(inos: "array[int]") -> AsyncIterator[int]:
-    """Let the loop run now and then."""
-    for number, ino in enumerate(inos):
-        if number % _FILES_PER_TURN == 0:
-            await trio.lowlevel.checkpoint()
-        yield ino
 
 
 class _Subsequence:

@@ -152,7 +152,7 @@ class Walk:
         prefix = self._path_of(ino)
         for position in range(len(snapshot)):
             if position % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
-                await trio.lowlevel.checkpoint()
+                await namespace.give_way()
             name, child = snapshot.entry(position)
             stat = namespace.table.stat(child)
             if stat is None:

@@ -11,7 +11,7 @@ known; a listing that fails goes on with the names that are known and have not c
 import logging
 import random
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -93,7 +93,9 @@ class Listings:
         list_ttl_ns: float,
         outage: Outage,
         stamps: Stamps,
+        give_way: Callable[[], Awaitable[None]],
     ) -> None:
+        """`give_way` is awaited between two pieces of work for which no request waits."""
         self._table = table
         self._origin = origin
         self._nursery = nursery
@@ -101,6 +103,7 @@ class Listings:
         self._list_ttl_ns = list_ttl_ns
         self._outage = outage
         self._stamps = stamps
+        self._give_way = give_way
         self._running: dict[int, Snapshot] = {}
         self._stale: dict[int, Snapshot] = {}
         """Filled from the table during an outage, beside a listing that may be running."""
@@ -137,20 +140,20 @@ class Listings:
         return self._begin(directory, listing if fresh else None).joined()
 
     async def open_since(self, directory: Inode, since_ns: int) -> Snapshot:
-        """The same for one who wants a listing that was begun at `since_ns` or later."""
+        """The same for a job that wants a listing which was begun at `since_ns` or later."""
         ino = directory.ino
         while True:
             running = self._running.get(ino)
             if running is None:
                 break
             if running.as_of_ns >= since_ns:
-                return running.joined()
+                return running.joined_by_job()
             await self._has_left(ino, running)
         listing = self._table.listing(ino)
         if listing is not None and listing.listed_at_ns >= since_ns:
             kept = self._kept_of(directory, listing)
-            return kept or self._begin(directory, listing).joined()
-        return self._begin(directory, None, since_ns).joined()
+            return kept or self._begin(directory, listing).joined_by_job()
+        return self._begin(directory, None, since_ns).joined_by_job()
 
     def note_change(self, ino: int) -> None:
         """A name has changed outside a listing: what readers were shown is no longer right."""
@@ -213,6 +216,7 @@ class Listings:
         snapshot = self._running.get(ino)
         if snapshot is None or snapshot.max_pages != 1:
             return False
+        snapshot.is_awaited = True
         with trio.move_on_after(patience_s):
             await self._has_left(ino, snapshot)
         return True
@@ -372,7 +376,7 @@ class Listings:
                 raise _TooLongError
             for first in range(0, len(page), _BIND_CHUNK):
                 self._bind(ino, page[first : first + _BIND_CHUNK], listing)
-                await trio.lowlevel.checkpoint()
+                await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()
             listing.page = None
             listing.page_count += 1
             snapshot.wake()

@@ -9,7 +9,7 @@ known goes on being shown (`outage.py`).
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +87,13 @@ class Namespace:
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
         journal: Path | None = None,
+        give_way: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
         `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
         be told; they must not call back. `journal` is where what was told to the kernel is kept
         (see `outlive`), less an ending; by default beside the database. A tmpfs is best.
+        `give_way` is awaited between two pieces of work for which no request of the kernel waits.
 
         Raises `CacheDirError` when the database is of another format or another source."""
         self._db = db
@@ -106,8 +108,16 @@ class Namespace:
         list_ttl_ns = ttls.list_s * NS
         self.stamps = Stamps(self.table, self._clock, list_ttl_ns, self._outage, on_changed)
         self._listings = Listings(
-            self.table, origin, nursery, self._clock, list_ttl_ns, self._outage, self.stamps
+            self.table,
+            origin,
+            nursery,
+            self._clock,
+            list_ttl_ns,
+            self._outage,
+            self.stamps,
+            give_way,
         )
+        self.give_way = give_way
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._heads_since_listing: dict[int, int] = {}

@@ -24,6 +24,7 @@ class Snapshot:
         "error",
         "generation",
         "has_readers",
+        "is_awaited",
         "max_pages",
         "mtime_ns",
         "unbound_count",
@@ -36,6 +37,8 @@ class Snapshot:
         self.max_pages: int | None = None
         """How many pages the listing may cost before it is given up; None once it has readers."""
         self.has_readers = False
+        self.is_awaited = False
+        """A request of the kernel waits for it."""
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
         self.mtime_ns: int | None = None
@@ -51,7 +54,12 @@ class Snapshot:
         return len(self._inos)
 
     def joined(self) -> "Snapshot":
-        """Note that it has a reader."""
+        """Note that it has a reader, for a request of the kernel."""
+        self.is_awaited = True
+        return self.joined_by_job()
+
+    def joined_by_job(self) -> "Snapshot":
+        """Note that it has a reader who has time."""
         self.max_pages = None
         self.has_readers = True
         return self

@@ -23,6 +23,8 @@ class Pace:
         self._latencies_s: deque[float] = deque(maxlen=_SAMPLES)
         self._since_renewal = 0
         self._straggler_s: float | None = None
+        self.unhindered_s: float | None = None
+        """What a small read takes when nothing is in its way; None if nobody knows."""
 
     def note(self, size_bytes: int, took_s: float) -> None:
         """A read of `size_bytes` has succeeded."""
@@ -38,6 +40,7 @@ class Pace:
             # Where all are alike, the slowest twentieth is no slower than the others.
             twice_median_s = 2 * ordered[len(ordered) // 2]
             slow_s = ordered[int(len(ordered) * _QUANTILE)]
+            self.unhindered_s = ordered[int(len(ordered) * (1 - _QUANTILE))]
             self._straggler_s = max(_LEAST_DELAY_S, slow_s, twice_median_s)
 
     def allowance_s(self, size_bytes: int) -> float:

@@ -96,6 +96,11 @@ class ResilientOrigin(Origin):
         return self._slots.queued
 
     @property
+    def unhindered_s(self) -> float | None:
+        """What a small read takes when nothing is in its way; None if nobody knows."""
+        return self._pace.unhindered_s
+
+    @property
     def max_downloads(self) -> int:
         return self._slots.limit.most
 
