@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test lint format bench bench-peers lock clean
+.PHONY: help bootstrap demo test test-python-path lint format bench bench-peers lock clean
 
 WORKERS ?= 2
 PYTHONS := src tests $(wildcard bench demo)
@@ -21,6 +21,9 @@ lint: bootstrap ## style, types and import contracts
 
 test: lint ## all checks and all tests
 	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile --durations=10
+
+test-python-path: bootstrap ## the tests of mounts again, without the relay
+	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount
 
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)

@@ -471,6 +471,18 @@ async def test_what_a_look_up_finds_while_a_probe_is_paused(
     assert await tree.names() == ["000", *names]
 
 
+async def test_what_is_gone_does_not_come_back_with_a_paused_probe(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    names = await paused_probe(tree, origin)
+    origin.delete(names[20])  # stands on the page that has come and was not taken in
+    with pytest.raises(NotFoundError):
+        await tree.find(names[20])
+    assert names[20] not in await tree.names()
+    with pytest.raises(NotFoundError):
+        await tree.find(names[20])
+
+
 async def test_a_probe_that_paused_long_ago_is_not_gone_on_with(
     tree: Tree, origin: ScriptedOrigin, clock: WallClock
 ) -> None:

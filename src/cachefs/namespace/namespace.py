@@ -373,6 +373,7 @@ class Namespace:
     def _note_absent(self, parent: int, name: bytes, observed_ns: int) -> None:
         if self.table.unbind(parent, name, observed_ns):
             self._listings.note_change(parent)
+        self._listings.note_absence(parent)
         self._negatives[(parent, name)] = observed_ns
         if len(self._negatives) > _NEGATIVES:
             self._negatives.popitem(last=False)
