@@ -20,7 +20,7 @@ from cachefs.control.api import Route
 from cachefs.control.client import ask
 from cachefs.metrics import METRICS
 from cachefs.mounts import socket_path
-from tests.mount.harness import MIB, Site, drop_pages, eventually
+from tests.mount.harness import DATA_PATH, MIB, Site, drop_pages, eventually
 from tests.mount.outage import SHORT_TTLS, TROUBLE
 from tests.servers.fault_proxy import Fault, FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
@@ -190,7 +190,8 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
     watch.look()
     moved = watch.moved()
     everything = {metric.name for metric in METRICS}
-    assert everything - moved - STILL == set(), "these never moved"
+    still = STILL | {name for name in everything if "_relay_" in name and DATA_PATH == "python"}
+    assert everything - moved - still == set(), "these never moved"
     assert watch.values.keys() == everything
 
 
