@@ -25,6 +25,8 @@ _SMALL_BYTES = 256 << 10
 _TOGETHER = 32
 """Per call. What a job does beside the requests weighs less the more they are: .70x of obstore's
 speed with 8, .77x with 16, .79x with 24, .83x with 32."""
+_TOGETHER_BYTES = 4 << 20
+"""What is late is given up as a whole: so much comes in time over a slow line, too."""
 _AT_A_TIME = 8
 """Of one call: it has requests under way while it looks at answers."""
 _WAIT_S = 1.0
@@ -138,11 +140,13 @@ class Fetcher:
         if not self._origin.reads_many or self._courtesy.is_pressed:
             most = 1
         taken: list[_Extent] = []
+        size_bytes = 0
         for extent in extents:
             if self._pin:
                 self._note_pinned(extent.ref)
             taken.append(extent)
-            if not extent.is_small or len(taken) >= most:
+            size_bytes += extent.ref.meta.size_bytes
+            if not extent.is_small or len(taken) >= most or size_bytes >= _TOGETHER_BYTES:
                 break
         return taken
 
