@@ -200,8 +200,8 @@ class BlockCache:
 
     async def fetch_together(self, refs: Sequence[ObjectRef], at_a_time: int) -> list[ObjectRef]:
         """Fetch different files of one block each in one call of the origin, so many `at_a_time`,
-        as long as no reader waits; returns those that
-        must be fetched one by one, or waited for. Raises `OriginError` at shutdown only."""
+        as long as no reader waits; returns those that must be fetched one by one, or waited for.
+        Raises `OriginError` at shutdown only."""
         known = [self.is_cached_or_inflight(BlockKey(ref.object_id, 0)) for ref in refs]
         left = list(compress(refs, known))
         unknown = [ref for ref, is_known in zip(refs, known, strict=True) if not is_known]

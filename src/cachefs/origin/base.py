@@ -108,8 +108,8 @@ class Origin(ABC):
         at_a_time: int,
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
-        """Small objects as a whole, as `read` gives them, by a request for each, but together at
-        less cost. Once `stopped()`, which any thread may call, no more are asked for. None for
+        """Small objects as a whole, as `read` gives them, by a request for each, so many
+        `at_a_time`, but together at less cost. Once `stopped()`, which any thread may call, no more are asked for. None for
         what can't be had so: `read` has it, or says why not."""
         return [None] * len(wanted)
 

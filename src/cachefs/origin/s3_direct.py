@@ -117,7 +117,10 @@ class DirectReader:
                     found[number] = connection.answer(wanted[number])
             except Exception:  # as above
                 failed = True
-            self._give_back(connection)
+            if failed:  # it may have another time-out now
+                connection.close()
+            else:
+                self._give_back(connection)
         if failed:
             self._rests_until = time.monotonic() + _REST_S
         return Answers(found, requests)
