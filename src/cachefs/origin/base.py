@@ -109,8 +109,8 @@ class Origin(ABC):
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
         """Small objects as a whole, as `read` gives them, by a request for each, so many
-        `at_a_time`, but together at less cost. Once `stopped()`, which any thread may call, no more are asked for. None for
-        what can't be had so: `read` has it, or says why not."""
+        `at_a_time`, but together at less cost. Once `stopped()`, which any thread may call, no
+        more are asked for. None for what can't be had so: `read` has it, or says why not."""
         return [None] * len(wanted)
 
     @abstractmethod
