@@ -68,7 +68,9 @@ class BenchOrigin(Origin):
         raise NotImplementedError
 
     @override
-    def list_dir(self, path: str) -> AsyncIterator[list[Entry]]:
+    def list_dir(
+        self, path: str, below: dict[str, list[Entry]] | None = None
+    ) -> AsyncIterator[list[Entry]]:
         raise NotImplementedError
 
     @override

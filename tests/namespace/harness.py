@@ -71,9 +71,9 @@ class ScriptedOrigin(MemoryOrigin):
             if self.after_stat is not None:
                 await self.after_stat(path)
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         self.requests.append(("list", path))
-        pages = super().list_dir(path)
+        pages = super().list_dir(path, below)
         number = 0
 
         async def next_page() -> list[Entry] | None:

@@ -57,7 +57,7 @@ class ManifestOrigin(Origin):
             raise NotFoundError(f"{join(self.url, path)} is not in the manifest") from None
         return await self._complete(path, row)
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`. Listed files that the origin doesn't have are left out, where
         it has to be asked."""
         after: bytes | None = None
@@ -180,7 +180,7 @@ class UnlistedOrigin(Origin):
             return None
         return await self._inner.stat_unlisted(path)
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """Never."""
         raise AssertionError("a LIST, on a mount with a manifest")
 

@@ -6,17 +6,20 @@ table says that it is complete.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import trio
 
 from cachefs.errors import NotFoundError
 from cachefs.format.inode_record import Inode, Listing
+from cachefs.namespace.foreseen import Seen
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
 from cachefs.namespace.outage import Outage
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
+from cachefs.origin.names import Pages
 from cachefs.types import Entry
 
 _BIND_CHUNK = 50
@@ -45,6 +48,8 @@ class Begun:
     page: list[Entry] | None = None
     """The next one, if it has come already."""
     changed: bool = False
+    below: dict[str, list[Entry]] = field(default_factory=dict)
+    """Directories further below that were seen whole on the way."""
 
 
 class Lister:
@@ -65,12 +70,18 @@ class Lister:
         self._stamps = stamps
         self._give_way = give_way
 
-    def begin(self, directory: Inode, snapshot: Snapshot) -> Begun:
-        """Sends nothing yet."""
+    def begin(self, directory: Inode, snapshot: Snapshot, seen: Seen | None = None) -> Begun:
+        """Sends nothing yet, and nothing later if all of it was `seen`."""
         table, ino = self._table, directory.ino
+        below: dict[str, list[Entry]] = {}
+        if seen is None:
+            pages = self._origin.list_dir(table.path(directory), below)
+        else:
+            pages = Pages(partial(_pop, [seen.entries]))
         return Begun(
             snapshot,
-            self._origin.list_dir(table.path(directory)),
+            aiter(pages),
+            below=below,
             was_known=table.listing(ino) is not None,
             knew_names=next(table.dirents(ino), None) is not None,
             found_before=table.found_count,
@@ -163,3 +174,8 @@ class Lister:
                 return changed
             after = names[-1]
             await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+async def _pop(pages: list[list[Entry]]) -> list[Entry] | None:
+    await trio.lowlevel.checkpoint()
+    return pages.pop() if pages else None

@@ -22,6 +22,7 @@ from cachefs.errors import (
 )
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
+from cachefs.namespace.foreseen import Foreseen, Seen
 from cachefs.namespace.inodes import InodeTable
 from cachefs.namespace.lister import Begun, Lister, TooLongError
 from cachefs.namespace.outage import NS, Outage
@@ -45,6 +46,9 @@ _PAUSED = 16
 """Probes kept that may go on."""
 _PAUSED_NS = 30 * NS
 """For how long one may: what it has seen is as old as its beginning."""
+_FORESEEN_NS = 60 * NS
+"""For how long a listing may be taken from what one above it has shown. It is as old as that one,
+and its TTL runs from then."""
 
 
 class Listings:
@@ -74,6 +78,7 @@ class Listings:
         """Filled from the table during an outage, beside a listing that may be running."""
         self._paused: OrderedDict[int, Begun] = OrderedDict()
         """Probes that gave up, and go on from there if more is wanted soon."""
+        self._foreseen = Foreseen(clock, min(_FORESEEN_NS, list_ttl_ns))
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
         self._generations: dict[int, list[int]] = {}
         """Of the kept snapshots of each directory, the newest last."""
@@ -129,6 +134,9 @@ class Listings:
     def note_absence(self, ino: int) -> None:
         """A look-up found that a name is gone, which a probe may have seen before."""
         self._paused.pop(ino, None)
+        directory = self._table.get(ino) if self._foreseen else None
+        if directory is not None:
+            self._foreseen.drop(self._table.path(directory))
 
     def _may_show(self, ino: int, listing: Listing) -> bool:
         """Whether it stands in for one that can't be had, and notes it if it is stale."""
@@ -185,7 +193,12 @@ class Listings:
         await self._lister.observe_root()
 
     async def end_of_probe(self, ino: int, patience_s: float) -> bool:
-        """Wait for a probe of one page, if one is under way. False if there was none."""
+        """Wait for a probe of one page, if one is under way, or what it would find is known.
+        False if there was none."""
+        if self._foreseen and ino not in self._running:
+            directory = self._table.get(ino)
+            if directory is not None and self._foreseen.knows(self._table.path(directory)):
+                self.probe(directory, 1)
         snapshot = self._running.get(ino)
         if snapshot is None or snapshot.max_pages != 1:
             return False
@@ -201,7 +214,7 @@ class Listings:
 
     def _begin(self, directory: Inode, fresh: Listing | None, since_ns: int = 0) -> Snapshot:
         """From what the table knows if that is `fresh`; else from the origin, and not from what a
-        probe has found before `since_ns`."""
+        probe has found, or a listing above has shown, before `since_ns`."""
         ino = directory.ino
         begun = self._paused.pop(ino, None)
         if fresh is not None:
@@ -209,12 +222,20 @@ class Listings:
         elif begun is not None and self._may_go_on(begun, since_ns):
             snapshot = begun.snapshot
         else:
-            snapshot = self._new_snapshot(self._clock.now_ns())
-            begun = self._lister.begin(directory, snapshot)
+            seen = self._seen(directory, since_ns)
+            snapshot = self._new_snapshot(seen.as_of_ns if seen else self._clock.now_ns())
+            begun = self._lister.begin(directory, snapshot, seen)
         self._running[ino] = snapshot
         self._stamps.begin(ino, snapshot.as_of_ns)
         self._nursery.start_soon(self._run, ino, snapshot, self._running, begun)
         return snapshot
+
+    def _seen(self, directory: Inode, since_ns: int) -> Seen | None:
+        """What a listing above has shown of it, unless it was listed itself since then."""
+        listing = self._table.listing(directory.ino)
+        if listing is not None:
+            since_ns = max(since_ns, listing.listed_at_ns + 1)
+        return self._foreseen.take(self._table.path(directory), since_ns)
 
     def _may_go_on(self, paused: Begun, since_ns: int) -> bool:
         as_of_ns = paused.snapshot.as_of_ns
@@ -255,6 +276,8 @@ class Listings:
             log.exception("bug while listing inode %d", ino)
             snapshot.end(OriginError("internal error; see the log"))
         finally:
+            if begun is not None:
+                self._foreseen.add(begun.below, snapshot.as_of_ns)
             del under_way[ino]
             if under_way is self._running:
                 self._stamps.end(ino)

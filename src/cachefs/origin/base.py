@@ -77,8 +77,14 @@ class Origin(ABC):
         return await self.stat(path)
 
     @abstractmethod
-    def list_dir(self, path: str) -> AsyncIterator[list[Entry]]:
+    def list_dir(
+        self, path: str, below: dict[str, list[Entry]] | None = None
+    ) -> AsyncIterator[list[Entry]]:
         """The entries directly below `path`, page by page, each name once.
+
+        Whoever gives a dictionary as `below` finds in it, when the pages have come, all entries of
+        such directories further below as were seen on the way, by path. An origin that sees such
+        things at no cost may ask in that way first.
 
         Keys that are not names are left out and counted in `counters.skipped_keys`; the rule
         for a key that is both object and prefix is that of `stat`. Raises `NotFoundError` when

@@ -185,7 +185,7 @@ class FsspecOrigin(Origin):
             raise NotFoundError(f"{self._subject(path)} is neither a file nor a directory")
         return meta
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`."""
         pages: list[list[Entry]] | None = None
 

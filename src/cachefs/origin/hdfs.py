@@ -131,7 +131,7 @@ class HdfsOrigin(Origin):
         self.counters.heads += 1
         return await self._call(path, _stat, full)
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """One request, and one more per 1,000 entries; the next page is under way while this one
         is used."""
         return Pages(_Listing(self, path).next_page)

@@ -42,9 +42,11 @@ class _Object:
 class MemoryOrigin(Origin):
     """Objects by key. `delay_s` is slept (on trio's clock) in every request; `on_read`, if set,
     is awaited in `read` after the version was checked and before the bytes are taken. Objects are
-    read several together while `reads_many` is set."""
+    read several together while `reads_many` is set, and a listing shows what fits into one page of
+    the directories below while `shows_trees` is."""
 
     reads_many = False
+    shows_trees = False
 
     def __init__(self, name: str = "test", page_size: int = 1000, delay_s: float = 0) -> None:
         self.url = f"fake://{name}"
@@ -127,7 +129,7 @@ class MemoryOrigin(Origin):
             return self._dirs.get(path)
         raise NotFoundError(f"{self.url}/{path} does not exist")
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`; a listing is a snapshot taken at its first page."""
         pages: list[list[Entry]] | None = None
 
@@ -139,6 +141,8 @@ class MemoryOrigin(Origin):
                 await self._request()
                 pages = list(chunked(self._entries(path), self.page_size))
                 pages.reverse()
+                if below is not None and self.shows_trees:
+                    below.update(self._below(path))
             elif pages:
                 self.counters.lists += 1
                 await self._request()
@@ -230,6 +234,19 @@ class MemoryOrigin(Origin):
                 raise NotADirError(f"{self.url}/{path} is an object, not a directory")
             raise NotFoundError(f"{self.url}/{path} does not exist")
         return resolve_twins(entry for entry in found.values() if entry)
+
+    def _below(self, path: str) -> dict[str, list[Entry]]:
+        """The directories below `path`, if all of them have no more keys than a page."""
+        prefix = path + "/" if path else ""
+        keys = [key for key in self._objects if key.startswith(prefix)]
+        if len(keys) > self.page_size:
+            return {}
+        below = {above for key in keys for above in _directories_above(key[len(prefix) :])}
+        return {prefix + directory: self._entries(prefix + directory) for directory in below}
+
+
+def _directories_above(path: str) -> list[str]:
+    return [path[:end] for end, letter in enumerate(path) if letter == "/"]
 
 
 def _slice(found: _Object, start: int, end: int) -> bytes:

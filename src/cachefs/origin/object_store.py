@@ -25,21 +25,15 @@ from cachefs.errors import (
 from cachefs.origin import digest, s3_errors
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.credential_files import choose_source
-from cachefs.origin.names import Pages, TwinMerger, is_key_name
+from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.oss import oss_credentials, resolve_oss
 from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolve_target
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
 from cachefs.origin.s3_direct import DirectReader, Wanted
-from cachefs.origin.s3_listing import (
-    PAGE_KEYS,
-    Page,
-    S3Lister,
-    next_token,
-    parse_page,
-    version_of,
-)
+from cachefs.origin.s3_listing import PageRequest, S3Lister, parse_page, version_of
+from cachefs.origin.s3_pages import PagedListing
 from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
 
@@ -78,6 +72,8 @@ class ObjectStoreOrigin(Origin):
         self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
+        self.deep_paths: set[str] = set()
+        """Directories with more below them than one LIST shows."""
         self._direct = DirectReader(target, credentials, options)
 
     async def check(self) -> None:
@@ -94,7 +90,7 @@ class ObjectStoreOrigin(Origin):
         """One HEAD for an object, one LIST of one key more for anything else."""
         if not path:
             return None
-        below = self._checked_key(path) + "/"
+        below = self.checked_key(path) + "/"
         try:
             meta = await self._head(path)
         except NotFoundError as error:
@@ -109,13 +105,14 @@ class ObjectStoreOrigin(Origin):
         """One HEAD."""
         return await self._head(path) if path else None
 
-    def list_dir(self, path: str) -> Pages:
-        """One LIST per 1,000 keys, the next page under way while this one is used."""
-        return Pages(_Listing(self, path).next_page)
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
+        """One LIST per 1,000 keys, the next page under way while this one is used; see
+        `PagedListing` for `below`."""
+        return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """One GET; see `Origin.read`. The buffer is obstore's own, not copied."""
-        key = self._checked_key(path)
+        key = self.checked_key(path)
         options: dict[str, Any] = {}
         if _is_strong(meta.version):
             options["if_match"] = meta.version
@@ -158,7 +155,7 @@ class ObjectStoreOrigin(Origin):
         if not all(_is_strong(meta.version) for _, meta in wanted):
             return [None] * len(wanted)
         items = [
-            Wanted(self._checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
+            Wanted(self.checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
             for path, meta in wanted
         ]
         given_up = False
@@ -201,7 +198,7 @@ class ObjectStoreOrigin(Origin):
     def _subject(self, path: str) -> str:
         return self._target.subject(path)
 
-    def _checked_key(self, path: str) -> str:
+    def checked_key(self, path: str) -> str:
         """The key of `path`. Raises `NotFoundError`, without a request, if no key can be so."""
         key = self._key(path)
         fits = all(is_key_name(part) for part in path.split("/"))
@@ -209,8 +206,12 @@ class ObjectStoreOrigin(Origin):
             raise NotFoundError(f"{self._subject(path)!r} can't be a key")
         return key
 
+    def dir_prefix(self, path: str) -> str:
+        """What the keys below a directory begin with. Raises `NotFoundError`, see above."""
+        return self.checked_key(path) + "/" if path else self._target.prefix
+
     async def _head(self, path: str) -> ObjectMeta:
-        key = self._checked_key(path)
+        key = self.checked_key(path)
         self.counters.heads += 1
         return _meta_from(await self._in_thread(path, partial(_head, self._store, key)))
 
@@ -236,15 +237,13 @@ class ObjectStoreOrigin(Origin):
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`: one LIST of one key."""
-        body = await self.fetch_page(self.start_page(prefix, None, 1, ""))
+        body = await self.fetch_page(self.start_page(PageRequest(prefix, max_keys=1)))
         return parse_page(body, prefix).keys > 0
 
-    def start_page(
-        self, prefix: str, token: str | None, max_keys: int, delimiter: str
-    ) -> Prefetch[bytes]:
+    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
         """Send one LIST now."""
         self.counters.lists += 1
-        return Prefetch(partial(self._lister.fetch, prefix, token, max_keys, delimiter))
+        return Prefetch(partial(self._lister.fetch, request))
 
     async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
         """The answer to a LIST. Raises `OriginError`."""
@@ -263,62 +262,6 @@ class ObjectStoreOrigin(Origin):
         except NotFoundError as error:
             return error
         return NotADirError(f"{self._subject(path)} is an object, not a directory")
-
-
-class _Listing:
-    """The state of one `list_dir`: the next page is on its way while this one is parsed. A page
-    that fails, or is given up, is asked for again by the next call."""
-
-    def __init__(self, origin: ObjectStoreOrigin, path: str) -> None:
-        self._origin = origin
-        self._path = path
-        self._prefix = ""
-        self._token: str | None = None
-        self._started: Prefetch[bytes] | None = None
-        self._merger = TwinMerger()
-        self._keys = 0
-        self._fetched_all = False
-        self._ended = False
-
-    async def next_page(self) -> list[Entry] | None:
-        """Decided entries of the next page that has any, or None at the end."""
-        if self._path:
-            self._prefix = self._origin._checked_key(self._path) + "/"
-        else:
-            self._prefix = self._origin._target.prefix
-        while not self._ended:
-            entries: list[Entry] = []
-            if not self._fetched_all:
-                entries = await self._next_fetched()
-            if self._fetched_all:
-                if not self._keys and self._path:
-                    raise await self._origin.no_such_dir(self._path)
-                self._ended = True
-                entries += self._merger.finish()
-            if entries:
-                return entries
-        return None
-
-    async def _next_fetched(self) -> list[Entry]:
-        """The entries of the next page. Changes nothing but `_started` unless it succeeds."""
-        started, self._started = self._started or self._start(), None
-        body = await self._origin.fetch_page(started)
-        token = next_token(body)
-        # Asked for before this page is parsed, and given up if it turns out to be no listing.
-        following = self._start(token) if token else None
-        page = await self._parse(body)
-        self._started, self._token = following, token
-        self._fetched_all = token is None
-        self._keys += page.keys
-        self._origin.counters.skipped_keys += page.skipped
-        return self._merger.feed(page.entries)
-
-    def _start(self, token: str | None = None) -> Prefetch[bytes]:
-        return self._origin.start_page(self._prefix, token or self._token, PAGE_KEYS, "/")
-
-    async def _parse(self, body: bytes) -> Page:
-        work = partial(parse_page, body, self._prefix)
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def _open_store(target: S3Target, credentials: Credentials, options: OriginOptions) -> S3Store:

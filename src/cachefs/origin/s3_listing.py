@@ -10,6 +10,8 @@ Everything here blocks and is called in worker threads.
 
 import html
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -69,6 +71,26 @@ class Page:
         self.skipped = skipped
 
 
+class Tree(NamedTuple):
+    """A page of a listing without delimiter, as pages of the directories it has keys of."""
+
+    pages: dict[str, Page]
+    """By their paths below the prefix, `""` for the prefix itself."""
+    last_key: str
+    is_whole: bool
+    """Nothing follows. Else the directories that the last key lies in are not complete."""
+
+
+class PageRequest(NamedTuple):
+    """What one LIST asks for."""
+
+    prefix: str
+    delimiter: str = ""
+    token: str | None = None
+    start_after: str = ""
+    max_keys: int = PAGE_KEYS
+
+
 class S3Lister:
     """Sends signed requests for one bucket: listings, and HEADs that show all headers."""
 
@@ -84,19 +106,20 @@ class S3Lister:
             max_pool_connections=options.max_downloads,
         )
 
-    def fetch(self, prefix: str, token: str | None, max_keys: int, delimiter: str) -> bytes:
+    def fetch(self, request: PageRequest) -> bytes:
         """The XML of one page. Raises `OriginError`."""
         query = {
-            "continuation-token": token or "",
-            "delimiter": delimiter,
+            "continuation-token": request.token or "",
+            "delimiter": request.delimiter,
             "encoding-type": "url",
             "list-type": "2",
-            "max-keys": str(max_keys),
-            "prefix": prefix,
+            "max-keys": str(request.max_keys),
+            "prefix": request.prefix,
+            "start-after": request.start_after,
         }
         # In sorted order and strictly quoted, so that what is sent is what is signed.
         text = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in query.items() if v)
-        return self._send("GET", f"{self._url}?{text}", prefix)[1]
+        return self._send("GET", f"{self._url}?{text}", request.prefix)[1]
 
     def head(self, key: str) -> dict[str, str]:
         """All headers of an object, by lower-case names. Raises `OriginError`."""
@@ -136,11 +159,70 @@ def next_token(body: bytes) -> str | None:
 
 def parse_page(body: bytes, prefix: str) -> Page:
     """The entries directly below `prefix`. Raises `BadDataError` for what is no listing."""
+    with _no_listing(prefix):
+        return _page(_columns_of(body), prefix)
+
+
+def parse_tree(body: bytes, prefix: str) -> Tree:
+    """A page that was asked for without a delimiter. Raises `BadDataError`."""
+    with _no_listing(prefix):
+        columns = _columns_of(body)
+        keys = columns.keys
+        if columns.encoded:
+            keys = [_decoded(key) if "%" in key or "+" in key else key for key in keys]
+        rows = _rows_by_directory(keys, prefix)
+        pages = {}
+        for path, directories in _directories_in(rows).items():
+            start = f"{prefix}{path}/" if path else prefix
+            mine = rows.get(path, [])
+            part = _Columns(
+                [keys[row] for row in mine],
+                [columns.sizes[row] for row in mine],
+                [columns.times[row] for row in mine],
+                [columns.e_tags[row] for row in mine],
+                [f"{start}{name}/" for name in directories],
+                encoded=False,
+            )
+            pages[path] = _page(part, start)
+        return Tree(pages, keys[-1] if keys else "", next_token(body) is None)
+
+
+def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    start = len(prefix)
+    for row, key in enumerate(keys):
+        if not key.startswith(prefix):
+            raise ValueError(key)
+        rows.setdefault(key[start:].rpartition("/")[0], []).append(row)
+    return rows
+
+
+def _directories_in(paths: Iterable[str]) -> dict[str, list[str]]:
+    """These and all above them, each with the names of the directories in it."""
+    names: dict[str, list[str]] = {"": []}
+    found: list[tuple[str, str]] = []
+    for leaf in paths:
+        path = leaf
+        while path not in names:
+            names[path] = []
+            above, _, name = path.rpartition("/")
+            found.append((above, name))
+            path = above
+    for above, name in found:
+        names[above].append(name)
+    return names
+
+
+@contextmanager
+def _no_listing(prefix: str) -> Iterator[None]:
     try:
-        columns = _columns_fast(body) or _columns(ElementTree.fromstring(body))
-        return _page(columns, prefix)
+        yield
     except (ElementTree.ParseError, ValueError, TypeError, AttributeError):
         raise BadDataError(f"the listing of {prefix or '/'} is not valid XML of S3") from None
+
+
+def _columns_of(body: bytes) -> "_Columns":
+    return _columns_fast(body) or _columns(ElementTree.fromstring(body))
 
 
 class _Columns(NamedTuple):

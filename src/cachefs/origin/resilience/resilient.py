@@ -162,9 +162,9 @@ class ResilientOrigin(Origin):
         self._known_path = path or self._known_path
         return found
 
-    def list_dir(self, path: str) -> Pages:
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """`Origin.list_dir`; each page has a deadline of its own."""
-        pages = aiter(self._inner.list_dir(path))
+        pages = aiter(self._inner.list_dir(path, below))
         request_s = _WHOLE_LISTING_S if self._inner.lists_in_one_piece else None
         return Pages(partial(self._call, path, partial(_next_page, pages), request_s=request_s))
 

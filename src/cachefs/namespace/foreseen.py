@@ -1,0 +1,72 @@
+"""Directories that were seen whole while one above them was listed, and not asked for yet.
+
+Importing a Python package looks into hundreds of directories of a few names each, one after the
+other. Where the origin shows a tree in one request, their listings need none of their own.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from cachefs.namespace.clock import Clock
+from cachefs.types import Entry
+
+_NAMES = 20_000
+"""Names kept, about 8 MB; those seen first go first."""
+_DIRECTORY_COST = 4
+"""What a directory counts for beside its names."""
+
+
+class Seen(NamedTuple):
+    """All entries of a directory, as a listing saw them that began at `as_of_ns`."""
+
+    as_of_ns: int
+    entries: list[Entry]
+
+
+class Foreseen:
+    """By path. All of it is believed for `for_ns` and dropped when a look-up knows better."""
+
+    def __init__(self, clock: Clock, for_ns: float) -> None:
+        self._clock = clock
+        self._for_ns = for_ns
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._names = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+    def add(self, directories: dict[str, list[Entry]], as_of_ns: int) -> None:
+        """What a listing begun at `as_of_ns` has shown of the directories below."""
+        for path, entries in directories.items():
+            known = self._seen.get(path)
+            if known is None or known.as_of_ns < as_of_ns:
+                self.drop(path)
+                self._seen[path] = Seen(as_of_ns, entries)
+                self._names += len(entries) + _DIRECTORY_COST
+        while self._seen and (self._names > _NAMES or not self._is_fresh(self._oldest())):
+            self.drop(next(iter(self._seen)))
+
+    def knows(self, path: str) -> bool:
+        """Whether the directory can be listed from here."""
+        seen = self._seen.get(path)
+        return seen is not None and self._is_fresh(seen)
+
+    def take(self, path: str, since_ns: int) -> Seen | None:
+        """What was seen of the directory at `since_ns` or later. It is needed but once."""
+        seen = self._seen.get(path)
+        if seen is None or seen.as_of_ns < since_ns or not self._is_fresh(seen):
+            return None
+        self.drop(path)
+        return seen
+
+    def drop(self, path: str) -> None:
+        """Something there has changed since, or it is listed anew."""
+        seen = self._seen.pop(path, None)
+        if seen is not None:
+            self._names -= len(seen.entries) + _DIRECTORY_COST
+
+    def _oldest(self) -> Seen:
+        return next(iter(self._seen.values()))
+
+    def _is_fresh(self, seen: Seen) -> bool:
+        return self._clock.remaining_ns(seen.as_of_ns, self._for_ns) > 0
