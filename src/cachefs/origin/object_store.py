@@ -33,7 +33,7 @@ from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolv
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
 from cachefs.origin.s3_direct import DirectReader, Wanted
 from cachefs.origin.s3_listing import PageRequest, S3Lister, parse_page, version_of
-from cachefs.origin.s3_pages import PagedListing
+from cachefs.origin.s3_pages import PagedListing, TreeShapes
 from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
 
@@ -72,8 +72,7 @@ class ObjectStoreOrigin(Origin):
         self._workers: Workers | None = None
         self._store = _open_store(target, credentials, options)
         self._lister = S3Lister(target, credentials, options)
-        self.deep_paths: set[str] = set()
-        """Directories with more below them than one LIST shows."""
+        self.shapes = TreeShapes()
         self._direct = DirectReader(target, credentials, options)
 
     async def check(self) -> None:

@@ -78,7 +78,10 @@ class Tree(NamedTuple):
     """By their paths below the prefix, `""` for the prefix itself."""
     last_key: str
     is_whole: bool
-    """Nothing follows. Else the directories that the last key lies in are not complete."""
+    """Nothing follows."""
+    is_in_order: bool
+    """What is below a directory stands together: so if something follows, all directories are
+    complete but those that the last key lies in. Buckets without an order exist (S3 Express)."""
 
 
 class PageRequest(NamedTuple):
@@ -184,7 +187,14 @@ def parse_tree(body: bytes, prefix: str) -> Tree:
                 encoded=False,
             )
             pages[path] = _page(part, start)
-        return Tree(pages, keys[-1] if keys else "", next_token(body) is None)
+        is_whole = next_token(body) is None
+        return Tree(pages, keys[-1] if keys else "", is_whole, _is_in_order(keys))
+
+
+def _is_in_order(keys: list[str]) -> bool:
+    """Whether keys come as S3 says, by their bytes, or as a file system has them (SeaweedFS)."""
+    in_bytes, by_part = keys, [key.replace("/", "\0") for key in keys]
+    return in_bytes == sorted(in_bytes) or by_part == sorted(by_part)
 
 
 def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from cachefs.origin.names import TwinMerger, resolve_twins
-from cachefs.origin.s3_listing import Page, PageRequest, next_token, parse_page, parse_tree
+from cachefs.origin.names import TwinMerger, join, resolve_twins
+from cachefs.origin.s3_listing import Page, PageRequest, Tree, next_token, parse_page, parse_tree
 from cachefs.types import Entry
 
 if TYPE_CHECKING:
@@ -18,8 +18,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DEEP_PATHS = 10_000
-"""Directories remembered as having more below them than one LIST shows."""
+_DIRECTORIES = 10_000
+"""Directories that something is remembered of."""
+_LISTS_PER_WIDE = 8
+"""So many directories of one parent are listed alone before more than one is asked for."""
+
+
+class TreeShapes:
+    """What the listings of a bucket have shown of its directories: which way suits them."""
+
+    def __init__(self) -> None:
+        self._deep: set[str] = set()
+        self._listed_in: dict[str, int] = {}
+
+    def is_deep(self, path: str) -> bool:
+        """There is more below than one LIST shows."""
+        return path in self._deep
+
+    def note_deep(self, path: str) -> None:
+        if len(self._deep) >= _DIRECTORIES:
+            self._deep.clear()
+        self._deep.add(path)
+
+    def note_listed(self, path: str) -> bool:
+        """That a directory is listed. True if so many beside it were that what follows it is
+        likely to be asked for, too, and worth a longer page."""
+        if not path:
+            return False
+        parent = path.rpartition("/")[0]
+        if len(self._listed_in) >= _DIRECTORIES:
+            self._listed_in.clear()
+        listed = self._listed_in[parent] = self._listed_in.get(parent, 0) + 1
+        return listed % _LISTS_PER_WIDE == 0
 
 
 class PagedListing:
@@ -29,7 +59,8 @@ class PagedListing:
     If the caller takes what lies `below`, the first LIST has no delimiter. So one request shows a
     tree of up to 1,000 keys with all its directories. Of a larger one it shows the beginning; then
     the directory is listed from there if it has only files so far, else anew, by delimiter, and so
-    from then on.
+    from then on. Every eighth time that a directory of the same parent is listed, the page goes on
+    with the directories that follow it.
     """
 
     def __init__(
@@ -38,7 +69,8 @@ class PagedListing:
         self._origin = origin
         self._path = path
         self._below = below
-        self._seeks_below = below is not None and path not in origin.deep_paths
+        self._seeks_below = below is not None and not origin.shapes.is_deep(path)
+        self._is_wide = self._seeks_below and origin.shapes.note_listed(path)
         self._next = PageRequest("")
         self._started: Prefetch[bytes] | None = None
         self._merger = TwinMerger()
@@ -49,12 +81,11 @@ class PagedListing:
     async def next_page(self) -> list[Entry] | None:
         """Decided entries of the next page that has any, or None at the end."""
         if not self._next.prefix:
-            prefix = self._origin.dir_prefix(self._path)
-            self._next = PageRequest(prefix, "" if self._seeks_below else "/")
+            self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
         while not self._ended:
             entries: list[Entry] = []
             if not self._fetched_all:
-                page = await (self._first_keys() if self._seeks_below else self._next_fetched())
+                page = await (self._tree_page() if self._seeks_below else self._next_fetched())
                 self._keys += page.keys
                 self._origin.counters.skipped_keys += page.skipped
                 entries = self._merger.feed(page.entries)
@@ -67,36 +98,51 @@ class PagedListing:
                 return entries
         return None
 
-    async def _first_keys(self) -> Page:
+    async def _tree_page(self) -> Page:
         """The first LIST, without a delimiter. The page is empty if it has to be done again."""
-        prefix = self._next.prefix
-        body = await self._origin.fetch_page(self._origin.start_page(self._next))
-        tree = await _in_thread(partial(parse_tree, body, prefix))
-        page = tree.pages.pop("", None) or Page([], 0, 0)
-        assert self._below is not None
-        for path, part in tree.pages.items():
-            if tree.is_whole or not tree.last_key.startswith(f"{prefix}{path}/"):
-                full = f"{self._path}/{path}" if self._path else path
-                self._below[full] = resolve_twins(part.entries)
-        self._seeks_below = False
-        self._fetched_all = tree.is_whole
-        if tree.is_whole:
+        own_prefix = self._next.prefix
+        if self._is_wide:
+            top = self._path.rpartition("/")[0]
+            request = PageRequest(self._origin.dir_prefix(top), start_after=own_prefix)
+        else:
+            top = self._path
+            request = PageRequest(own_prefix)
+        body = await self._origin.fetch_page(self._origin.start_page(request))
+        tree = await _in_thread(partial(parse_tree, body, request.prefix))
+        is_whole = tree.is_whole or (tree.is_in_order and not tree.last_key.startswith(own_prefix))
+        pages = {join(top, path): page for path, page in tree.pages.items()}
+        page = pages.pop(self._path, None) or Page([], 0, 0)
+        self._take_below(pages, tree, request.prefix.removesuffix(top and top + "/"))
+        if self._is_wide and not page.keys:  # perhaps there is nothing but its own marker
+            self._is_wide = False
             return page
-        if tree.pages:
-            if len(self._origin.deep_paths) >= _DEEP_PATHS:
-                self._origin.deep_paths.clear()
-            self._origin.deep_paths.add(self._path)
-            self._next = PageRequest(prefix, "/")
-            return Page([], 0, 0)
-        self._next = PageRequest(prefix, "/", start_after=tree.last_key)
-        return page
+        self._seeks_below = False
+        self._fetched_all = is_whole
+        if is_whole or (tree.is_in_order and not self._has_directories(pages)):
+            self._next = self._next._replace(start_after=tree.last_key)
+            return page
+        self._origin.shapes.note_deep(self._path)
+        return Page([], 0, 0)
+
+    def _take_below(self, pages: dict[str, Page], tree: Tree, root: str) -> None:
+        """Those that are complete; the page may have begun in the middle of those above."""
+        assert self._below is not None
+        for path, page in pages.items():
+            is_above = not path or self._path.startswith(path + "/")
+            goes_on = not tree.is_in_order or tree.last_key.startswith(f"{root}{path}/")
+            if not is_above and (tree.is_whole or not goes_on):
+                self._below[path] = resolve_twins(page.entries)
+
+    def _has_directories(self, pages: dict[str, Page]) -> bool:
+        start = self._path + "/" if self._path else ""
+        return any(path.startswith(start) for path in pages)
 
     async def _next_fetched(self) -> Page:
         """The next page. Changes nothing but `_started` unless it succeeds."""
         asked, self._started = self._started or self._origin.start_page(self._next), None
         body = await self._origin.fetch_page(asked)
         token = next_token(body)
-        following = PageRequest(self._next.prefix, "/", token)
+        following = self._next._replace(token=token, start_after="")
         # Asked for before this page is parsed, and given up if it turns out to be no listing.
         started = self._origin.start_page(following) if token else None
         page = await _in_thread(partial(parse_page, body, self._next.prefix))
