@@ -17,40 +17,26 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPSConnection
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from botocore.credentials import ReadOnlyCredentials
 from botocore.utils import get_environ_proxies
 
 from cachefs.origin import digest
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3_config import S3Target
 from cachefs.origin.s3_credentials import Credentials
-from cachefs.origin.s3_listing import version_of
-from cachefs.origin.s3_sign import signed_headers
+from cachefs.origin.s3_wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
 _REST_S = 10.0
 """Nothing is asked this way for so long after a failure."""
 _LITTLE_S = 0.1
 _REUSED_S = 3.0
 """A connection that was idle for longer may have been closed by the server."""
-_HEAD_LINES = 100
 _LINE_BYTES = 16 << 10
-_REPLACED = (b"404", b"412")
-"""Answers that say something about one object, and nothing about the server."""
-
-
-class Wanted(NamedTuple):
-    """An object; `md5` is what its bytes are compared with."""
-
-    key: str
-    e_tag: str
-    size_bytes: int
-    md5: bytes | None
 
 
 class Answers(NamedTuple):
@@ -58,10 +44,6 @@ class Answers(NamedTuple):
 
     found: list[memoryview | None]
     requests: int
-
-
-class _UnusualError(Exception):
-    """The answer is not what this module was made for."""
 
 
 class DirectReader:
@@ -126,7 +108,7 @@ class DirectReader:
         return Answers(found, requests)
 
     def _ask(self, item: Wanted) -> "_Connection":
-        request = self._request(item, self._credentials.current())
+        request = get_request(self._target, item, self._credentials.current(), time.time())
         connection = self._connection()
         try:
             connection.ask(request)
@@ -140,17 +122,6 @@ class DirectReader:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-
-    def _request(self, item: Wanted, keys: ReadOnlyCredentials | None) -> bytes:
-        host = self._address.netloc
-        path = f"{self._address.path}/{quote(item.key, safe='/-_.~')}"
-        headers = {"Host": host, "If-Match": item.e_tag}
-        if keys is not None:
-            headers |= signed_headers(keys, self._target.region, host, path, time.time())
-        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-        if not all(line.isprintable() for line in lines):
-            raise _UnusualError
-        return "\r\n".join([*lines, "\r\n"]).encode("ascii")
 
     def _connection(self) -> "_Connection":
         now = time.monotonic()
@@ -206,46 +177,30 @@ class _Connection:
         self._socket.sendall(request)
 
     def answer(self, item: Wanted) -> memoryview | None:
-        """The object, or None if it is not there as it is wanted. Raises `_UnusualError`, and
+        """The object, or None if it is not there as it is wanted. Raises `UnusualError`, and
         what sockets raise."""
-        status, headers = self._head()
-        if status in _REPLACED:
-            return None
-        length = headers.get(b"content-length", b"")
-        e_tag = headers.get(b"etag", b"").decode("latin-1")
-        if status != b"200" or b"transfer-encoding" in headers or not length.isdigit():
-            raise _UnusualError
-        if int(length) != item.size_bytes or version_of(e_tag, 0, 0) != item.e_tag:
+        head = read_head(self._lines(), item)
+        if head.status not in (200, *REPLACED) or head.length_bytes is None:
+            raise UnusualError
+        if not head.is_wanted:
             return None
         data = bytearray(item.size_bytes)
         if self._answers.readinto(data) != item.size_bytes:
-            raise _UnusualError
-        self.is_idle = headers.get(b"connection", b"").lower() != b"close"
+            raise UnusualError
+        self.is_idle = head.stays_open
         if item.md5 is not None and not digest.has_md5(data, item.md5):
             return None
         return memoryview(data)
 
-    def _head(self) -> tuple[bytes, dict[bytes, bytes]]:
-        """The status and the headers of an answer, by lower-case names."""
-        version, _, rest = self._line().partition(b" ")
-        if version != b"HTTP/1.1":
-            raise _UnusualError
-        headers: dict[bytes, bytes] = {}
-        for _ in range(_HEAD_LINES):
-            line = self._line()
-            if not line:
-                return rest[:3], headers
-            name, _, value = line.partition(b":")
-            name = name.lower()
-            if name in headers and name in (b"content-length", b"etag"):
-                raise _UnusualError
-            headers[name] = value.strip()
-        raise _UnusualError
+    def _lines(self) -> Iterator[bytes]:
+        """Those of the head."""
+        while line := self._line():
+            yield line
 
     def _line(self) -> bytes:
         line = self._answers.readline(_LINE_BYTES)
         if not line.endswith(b"\r\n"):
-            raise _UnusualError
+            raise UnusualError
         return line[:-2]
 
     def close(self) -> None:
