@@ -104,6 +104,7 @@ class Model:
         ttls: Ttls,
         page_size: int,
         is_outlived: bool = False,
+        shows_trees: bool = False,
     ) -> None:
         """`is_outlived`: the kernel, and what it has open, outlive restarts and crashes."""
         self._is_outlived = is_outlived
@@ -112,6 +113,7 @@ class Model:
         self._ttls = ttls
         self.clock = WallClock()
         self.origin = ScriptedOrigin(page_size=page_size)
+        self.origin.shows_trees = shows_trees
         self.history = History(self.origin, self.clock)
         self.handles: list[Handle] = []
         self.kernel = Kernel(self.clock)
@@ -431,7 +433,11 @@ class Model:
 
 
 def play(
-    operations: list[Operation], ttls: Ttls, page_size: int = 2, is_outlived: bool = False
+    operations: list[Operation],
+    ttls: Ttls,
+    page_size: int = 2,
+    is_outlived: bool = False,
+    shows_trees: bool = False,
 ) -> None:
     """Run all operations on a mount in a directory of its own. Raises what is wrong."""
 
@@ -440,7 +446,9 @@ def play(
         with tempfile.TemporaryDirectory(dir=where) as directory:
             try:
                 async with trio.open_nursery() as nursery:
-                    model = Model(Path(directory), nursery, ttls, page_size, is_outlived)
+                    model = Model(
+                        Path(directory), nursery, ttls, page_size, is_outlived, shows_trees
+                    )
                     await model.run(operations)
                     nursery.cancel_scope.cancel()
             except BaseExceptionGroup as group:

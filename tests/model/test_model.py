@@ -81,6 +81,7 @@ ttls = st.builds(
     ttls=ttls,
     page_size=st.sampled_from([1, 2, 1000]),
     is_outlived=st.booleans(),
+    shows_trees=st.booleans(),
 )
 @settings(
     max_examples=EXAMPLES or 400,
@@ -91,9 +92,9 @@ ttls = st.builds(
 )
 @pytest.mark.timeout(3600 if EXAMPLES else 300)
 def test_random_operations(
-    operations: list[Operation], ttls: Ttls, page_size: int, is_outlived: bool
+    operations: list[Operation], ttls: Ttls, page_size: int, is_outlived: bool, shows_trees: bool
 ) -> None:
-    play(operations, ttls, page_size, is_outlived)
+    play(operations, ttls, page_size, is_outlived, shows_trees)
 
 
 def test_regression_a_listing_joined_late_is_older_than_its_ttl() -> None:

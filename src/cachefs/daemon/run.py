@@ -7,7 +7,7 @@ import trio
 
 from cachefs.config import MountConfig
 from cachefs.daemon.mount import Mount
-from cachefs.daemon.process import calm_garbage_collector, single_error
+from cachefs.daemon.process import bound_malloc_arenas, calm_garbage_collector, single_error
 from cachefs.daemon.settings import origin_options, resilience
 from cachefs.daemon.tiers import close_all, namespace_path, namespace_tier, open_tiers
 from cachefs.db import database_exists
@@ -42,6 +42,7 @@ def run(
     """
     raise_file_limit()
     calm_garbage_collector()
+    bound_malloc_arenas()
     with single_error():
         trio.run(_run, config, on_ready, manager, data_path, link)
 

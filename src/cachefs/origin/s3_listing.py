@@ -203,7 +203,10 @@ def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
     for row, key in enumerate(keys):
         if not key.startswith(prefix):
             raise ValueError(key)
-        rows.setdefault(key[start:].rpartition("/")[0], []).append(row)
+        path = key[start:].rpartition("/")[0]
+        # A part without a name can't be shown, nor what is below it: for `_page` to skip.
+        unfit = f"/{path}/".find("//")
+        rows.setdefault(path[: max(0, unfit - 1)] if unfit >= 0 and path else path, []).append(row)
     return rows
 
 

@@ -81,16 +81,13 @@ class LoopReader:
         server says, as an `OriginError` about the `subject`."""
         try:
             if time.monotonic() >= self._keys_at + _KEYS_S:
-                self._keys = await trio.to_thread.run_sync(
-                    self._credentials.current, abandon_on_cancel=True
-                )
-                self._keys_at = time.monotonic()
+                await self._look_up_keys()
             request = get_request(self._target, item, self._keys, time.time())
             connection = self._idle_one()
             if connection is not None:
                 try:
                     return await self._ask(connection, request, item)
-                except (EOFError, ConnectionError, BrokenPipeError):
+                except (EOFError, ConnectionError):
                     pass  # the server had closed it meanwhile
             return await self._ask(await self._opened(), request, item)
         except _RefusedError as refused:
@@ -102,18 +99,23 @@ class LoopReader:
                 refused.region,
                 refused.retry_after_s,
             ) from None
+        except (OSError, EOFError, trio.TooSlowError):
+            raise s3_errors.unreachable(self._target, subject) from None
         except Exception:  # whoever asks next finds out what it is, and says so
             self._rests_until = time.monotonic() + _REST_S
             return None
 
+    async def _look_up_keys(self) -> None:
+        current = self._credentials.current
+        self._keys = await trio.to_thread.run_sync(current, abandon_on_cancel=True)
+        self._keys_at = time.monotonic()
+
     async def _ask(self, connection: "_Connection", request: bytes, item: Wanted) -> Loaded | None:
-        is_idle = False
         try:
             await connection.send(request)
             found = await connection.answer(item, self._piece)
-            is_idle = connection.is_idle
         finally:
-            if is_idle and not self._closed and len(self._idle) < _IDLE:
+            if connection.is_idle and not self._closed and len(self._idle) < _IDLE:
                 connection.used_at = time.monotonic()
                 self._idle.append(connection)
             else:
@@ -157,6 +159,7 @@ class _Connection:
         """All of the last answer was read, and the server waits for another request."""
 
     async def send(self, request: bytes) -> None:
+        self.is_idle = False
         left = memoryview(request)
         while left:
             try:
@@ -167,7 +170,6 @@ class _Connection:
     async def answer(self, item: Wanted, piece: memoryview) -> bytearray | None:
         """The object, or None if it is not there as it is wanted. `piece` is anybody's between two
         turns. Raises `UnusualError`, `EOFError`, and what sockets raise."""
-        self.is_idle = False
         head, end = b"", -1
         while end < 0:
             if len(head) > len(piece):

@@ -1,0 +1,252 @@
+"""Small objects for readers, asked for on the loop: what comes, what is said, what is left."""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+import pytest
+import trio
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginBusyError,
+    OriginUnavailableError,
+)
+from cachefs.origin import s3_loop
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.types import ObjectMeta
+
+BODY = bytes(range(256)) * 400
+E_TAG = f'"{hashlib.md5(BODY, usedforsecurity=False).hexdigest()}"'
+META = ObjectMeta(len(BODY), 0, E_TAG)
+
+
+def answer(
+    body: bytes = BODY, status: str = "200 OK", headers: str = "", e_tag: str = E_TAG
+) -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\netag: {e_tag}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+class Server:
+    """Answers with what it is told to, in pieces; `None` as a piece ends the connection, a number
+    is a pause in seconds."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes | float | None] = [answer()]
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.port = 0
+
+    async def serve(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            serve = partial(trio.serve_tcp, self._connection, 0, host="127.0.0.1")
+            listeners = await nursery.start(serve)
+            self.port = listeners[0].socket.getsockname()[1]
+            task_status.started()
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        seen = b""
+        try:
+            async for data in stream:
+                seen += data
+                while b"\r\n\r\n" in seen:
+                    request, _, seen = seen.partition(b"\r\n\r\n")
+                    self.requests.append(request)
+                    for piece in self.pieces:
+                        if piece is None:
+                            return
+                        if isinstance(piece, bytes):
+                            await stream.send_all(piece)
+                        else:
+                            await trio.sleep(piece)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+
+@pytest.fixture
+async def server(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.delenv("http_proxy", raising=False)
+    server = Server()
+    await nursery.start(server.serve)
+    yield server
+    nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def origin(server: Server) -> AsyncIterator[Origin]:
+    endpoint = f"http://127.0.0.1:{server.port}"
+    opened = open_origin("s3://b", OriginOptions(endpoint=endpoint, anonymous=True))
+    yield opened
+    await opened.aclose()
+
+
+async def read(origin: Origin) -> bytes:
+    with trio.fail_after(5):
+        return bytes(await origin.read("a b/é", META, 0, len(BODY)))
+
+
+async def test_one_connection_is_enough_for_one_reader(server: Server, origin: Origin) -> None:
+    for _ in range(5):
+        assert await read(origin) == BODY
+    assert server.connections == 1
+    assert server.requests[0].startswith(b"GET /b/a%20b/%C3%A9 HTTP/1.1\r\n")
+    assert f"if-match: {E_TAG}".encode() in server.requests[0]
+    assert (origin.counters.gets, origin.counters.get_bytes) == (5, 5 * len(BODY))
+
+
+async def test_readers_have_connections_of_their_own(server: Server, origin: Origin) -> None:
+    server.pieces = [0.05, answer()]
+
+    async def check() -> None:
+        for _ in range(3):
+            assert await read(origin) == BODY
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(check)
+    assert server.connections == 8
+
+
+@pytest.mark.parametrize("cuts", [[1], [10, 40], [70, 71, 72], [5000, 102_000], [300, 400, 60_000]])
+async def test_an_answer_in_pieces(server: Server, origin: Origin, cuts: list[int]) -> None:
+    whole = answer()
+    server.pieces = []
+    for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        server.pieces += [whole[begin:end], 0.01]
+    for _ in range(2):
+        assert await read(origin) == BODY
+    assert server.connections == 1
+
+
+async def test_a_connection_that_the_server_closed_meanwhile(
+    server: Server, origin: Origin
+) -> None:
+    assert await read(origin) == BODY
+    server.pieces = [answer(), None]
+    assert await read(origin) == BODY
+    await trio.sleep(0.02)
+    for _ in range(3):
+        assert await read(origin) == BODY
+        await trio.sleep(0.02)
+    assert len(server.requests) == origin.counters.gets == 5
+    assert origin._on_loop.is_usable, "that is no failure"
+
+
+async def test_connections_are_not_kept_for_ever(
+    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_loop, "_REUSED_S", -1.0)
+    for _ in range(3):
+        assert await read(origin) == BODY
+    assert server.connections == 3
+    server.pieces = [answer(headers="connection: close\r\n")]
+    assert await read(origin) == BODY
+    assert origin._on_loop._idle == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        ("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>", NotFoundError),
+        ("412 Precondition Failed", b"", ObjectChangedError),
+        ("403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>", AccessDeniedError),
+        ("503 Slow Down", b"<Error><Code>SlowDown</Code></Error>", OriginBusyError),
+        ("500 Oh", b"?", OriginUnavailableError),
+    ],
+)
+async def test_what_the_server_says_is_asked_once(
+    server: Server, origin: Origin, status: str, body: bytes, error: type[Exception]
+) -> None:
+    server.pieces = [answer(body, status, "retry-after: 7\r\n")]
+    with pytest.raises(error) as caught:
+        await read(origin)
+    assert getattr(caught.value, "retry_after_s", 7) == 7
+    assert len(server.requests) == 1
+    server.pieces = [answer()]
+    assert await read(origin) == BODY
+    assert server.connections == 1
+
+
+async def test_an_error_in_chunks(server: Server, origin: Origin) -> None:
+    head = "HTTP/1.1 404 Not Found\r\ntransfer-encoding: chunked\r\n\r\n"
+    server.pieces = [f"{head}25\r\n<Error><Code>NoSuchBucket</Code></Error>\r\n0\r\n\r\n".encode()]
+    with pytest.raises(NotFoundError, match="bucket b does not exist"):
+        await read(origin)
+    assert len(server.requests) == 1
+
+
+def _wrong_bytes() -> list[bytes | float | None]:
+    return [answer(b"?" + BODY[1:])]
+
+
+def _cut_short() -> list[bytes | float | None]:
+    return [answer()[:-1], None]
+
+
+def _too_long() -> list[bytes | float | None]:
+    return [answer(BODY + b"?")]
+
+
+def _another() -> list[bytes | float | None]:
+    return [answer(e_tag='"0123456789abcdef0123456789abcdef"')]
+
+
+def _no_http() -> list[bytes | float | None]:
+    return [b"SSH-2.0-OpenSSH_9.2\r\n\r\n"]
+
+
+def _endless_head() -> list[bytes | float | None]:
+    return [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 90_000]
+
+
+def _two_lengths() -> list[bytes | float | None]:
+    return [answer(headers="Content-Length: 5\r\n")]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [_wrong_bytes, _cut_short, _too_long, _another, _no_http, _endless_head, _two_lengths],
+)
+async def test_nothing_wrong_comes_through(
+    server: Server, origin: Origin, pieces: Callable[[], list[bytes | float | None]]
+) -> None:
+    server.pieces = pieces()
+    with pytest.raises((BadDataError, ObjectChangedError, OriginUnavailableError)):
+        await read(origin)
+
+
+async def test_after_something_unusual_it_rests(
+    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pieces = [b"HTTP/1.0 200 OK\r\n\r\n"]
+    with pytest.raises(OriginUnavailableError):
+        await read(origin)
+    assert not origin._on_loop.is_usable
+    server.pieces = [answer()]
+    assert await read(origin) == BODY, "by obstore"
+    monkeypatch.setattr(origin._on_loop, "_rests_until", 0.0)
+    assert await read(origin) == BODY
+
+
+async def test_who_gives_up_leaves_nothing_behind(server: Server, origin: Origin) -> None:
+    server.pieces = [answer()[:9000], 0.2, answer()[9000:]]
+    with trio.move_on_after(0.05):
+        await read(origin)
+    server.pieces = [answer()]
+    assert await read(origin) == BODY
+    assert server.connections == 2
+    assert origin._on_loop.is_usable
+
+
+async def test_other_ways_are_left_to_obstore(server: Server, origin: Origin) -> None:
+    assert bytes(await origin.read("k", META, 0, len(BODY))) == BODY
+    with pytest.raises((BadDataError, OriginUnavailableError)):  # this server knows no ranges
+        await origin.read("k", META, 0, 5)
+    assert server.connections == 2
+    assert b"range" in server.requests[1].lower()
