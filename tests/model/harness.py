@@ -140,6 +140,8 @@ class Model:
         self.cache = BlockCache(self.origin, [tier])
         await self._nursery.start(self.cache.run)
         self.db = Database.open(str(self._directory / "namespace"), TABLES, 1 << 26)
+        if not self._is_outlived:  # what a kernel has kept goes with its mount
+            self.kernel = Kernel(self.clock)
         self.namespace = Namespace(
             self.db,
             self.origin,
@@ -149,11 +151,11 @@ class Model:
             self._on_unbound,
             self.kernel.forget_attributes,
         )
-        self.kernel.namespace = self.namespace
         if not self._is_outlived:
             self.namespace.table.purge_orphans()
             self.namespace.stamps.are_shown = True
             self.handles = []
+        self.kernel.namespace = self.namespace
         await self.db.commit()
         if self._is_outlived:
             self.namespace.outlive()

@@ -146,6 +146,7 @@ def test_regression_a_kernel_that_keeps_a_directory_whose_first_listing_a_crash_
             (("ls", ""), []),
         ],
         Ttls(attr_s=10, entry_s=10, negative_s=3, list_s=10),
+        is_outlived=True,
     )
 
 
