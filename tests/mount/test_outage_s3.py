@@ -22,6 +22,8 @@ from tests.servers.fault_proxy import Fault, FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
 
 UNSEEN = [f"unseen/{number:02}" for number in range(30)]
+MORE_THAN_A_PAGE = [f"unseen/!/{number:04}" for number in range(1000)]
+"""So that a LIST of those above doesn't show the others."""
 """Directories that nobody has looked into, with one file each."""
 
 OUTAGES = list(Fault)
@@ -39,6 +41,7 @@ def bucket(seaweedfs: SeaweedFS) -> str:
     bucket = seaweedfs.make_bucket("outage")
     seaweedfs.put_many(bucket, objects())
     seaweedfs.put_many(bucket, {f"{name}/file": name.encode() for name in UNSEEN})
+    seaweedfs.put_many(bucket, {name: b"" for name in MORE_THAN_A_PAGE})
     return bucket
 
 
@@ -62,7 +65,7 @@ def mounted(
     outage = Outage(site)
     try:
         outage.prepare()
-        assert outage.ls("unseen") == [os.path.basename(name) for name in UNSEEN]
+        assert outage.ls("unseen") == ["!", *(os.path.basename(name) for name in UNSEEN)]
         yield outage
     finally:
         proxy.clear()
