@@ -100,7 +100,7 @@ async def truth(bucket: Bucket) -> dict[str, list[Entry]]:
 @pytest.mark.parametrize("by_part", [False, True])
 async def test_what_lies_below_is_what_its_own_listing_shows(by_part: bool) -> None:
     from_below = 0
-    for seed in range(250):
+    for seed in range(100):
         rng = random.Random(seed)
         keys = random_keys(rng)
         if by_part:  # a file system has no file and directory of one name
@@ -115,7 +115,7 @@ async def test_what_lies_below_is_what_its_own_listing_shows(by_part: bool) -> N
                     if inner in expected:  # else its name is none that can be shown
                         assert sorted(entries) == expected[inner], (seed, path, inner)
                         from_below += 1
-    assert from_below > 1_000
+    assert from_below > 400
 
 
 async def test_one_list_shows_a_small_tree() -> None:
