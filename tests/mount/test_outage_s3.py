@@ -41,7 +41,7 @@ def bucket(seaweedfs: SeaweedFS) -> str:
     bucket = seaweedfs.make_bucket("outage")
     seaweedfs.put_many(bucket, objects())
     seaweedfs.put_many(bucket, {f"{name}/file": name.encode() for name in UNSEEN})
-    seaweedfs.put_many(bucket, {name: b"" for name in MORE_THAN_A_PAGE})
+    seaweedfs.put_many(bucket, dict.fromkeys(MORE_THAN_A_PAGE, b""))
     return bucket
 
 
