@@ -1,20 +1,17 @@
 """One directory of a bucket, page by page, and on the way what fits of the directories below it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
+from cachefs.errors import OriginError
+from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import TwinMerger, join, resolve_twins
+from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3_listing import Page, PageRequest, Tree, next_token, parse_page, parse_tree
 from cachefs.types import Entry
-
-if TYPE_CHECKING:
-    from cachefs.origin.object_store import ObjectStoreOrigin
-    from cachefs.origin.prefetch import Prefetch
 
 T = TypeVar("T")
 
@@ -52,6 +49,25 @@ class TreeShapes:
         return listed % _LISTS_PER_WIDE == 0
 
 
+class PageSource(Protocol):
+    """What a listing needs of its origin."""
+
+    shapes: TreeShapes
+    counters: OriginCounters
+
+    def dir_prefix(self, path: str) -> str:
+        """What the keys below a directory begin with. Raises `NotFoundError` for no name."""
+
+    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
+        """Send one LIST now."""
+
+    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+        """The answer to a LIST. Raises `OriginError`."""
+
+    async def no_such_dir(self, path: str) -> OriginError:
+        """Why there is not a single key below."""
+
+
 class PagedListing:
     """The state of one `list_dir`: the next page is on its way while this one is parsed. A page
     that fails, or is given up, is asked for again by the next call.
@@ -63,9 +79,7 @@ class PagedListing:
     with the directories that follow it.
     """
 
-    def __init__(
-        self, origin: ObjectStoreOrigin, path: str, below: dict[str, list[Entry]] | None
-    ) -> None:
+    def __init__(self, origin: PageSource, path: str, below: dict[str, list[Entry]] | None) -> None:
         self._origin = origin
         self._path = path
         self._below = below
