@@ -10,7 +10,7 @@ import trio
 
 from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError
 from cachefs.origin.base import Origin
-from cachefs.types import NO_POSIX, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, Entry, ObjectMeta, Posix
 from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
@@ -301,6 +301,25 @@ async def test_many_pages(backend) -> None:
     assert sorted(names) == [f"f{i:05}" for i in range(MANY)]
     if backend.name in ("s3", "oss"):
         assert origin.counters.lists == MANY // 1000
+    await origin.aclose()
+
+
+async def test_what_a_listing_shows_below_is_what_is_there(backend) -> None:
+    for name in ["a/x", "a/y/z", "a/y-/z", "a-/x", *(f"b/{name}/f" for name in odd_names(backend))]:
+        backend.put(name, b"data")
+    sees_below = backend.name in ("s3", "oss")
+    for number in range(1020 if sees_below else 20):
+        backend.put(f"c/d{number % 20}/f{number}", b"")
+    origin = backend.open()
+    shown = 0
+    for path in ("", "a", "b", "c", *(f"c/d{number}" for number in range(20))):
+        below: dict[str, list[Entry]] = {}
+        here = [entry async for page in origin.list_dir(path, below) for entry in page]
+        assert {entry.name: entry for entry in here} == await list_all(origin, path)
+        for inner, entries in below.items():
+            assert {entry.name: entry for entry in entries} == await list_all(origin, inner)
+        shown += len(below)
+    assert shown > 50 or not sees_below
     await origin.aclose()
 
 
