@@ -147,7 +147,20 @@ async def test_connections_are_not_kept_for_ever(
     assert server.connections == 3
     server.pieces = [answer(headers="connection: close\r\n")]
     assert await read(origin) == BODY
-    assert origin._on_loop._idle == []
+    assert not origin._on_loop._idle
+
+
+async def test_connections_that_nobody_needs_any_more_are_closed(
+    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pieces = [0.02, answer()]
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(read, origin)
+    assert len(origin._on_loop._idle) == 5
+    monkeypatch.setattr(s3_loop, "_REUSED_S", 0.01)
+    await read(origin)
+    assert len(origin._on_loop._idle) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ As in `s3_direct` this is for the usual case alone.
 
 import socket
 import time
+from collections import deque
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -66,7 +67,8 @@ class LoopReader:
         self._is_plain = address.scheme == "http" and not get_environ_proxies(target.base_url)
         self._keys: ReadOnlyCredentials | None = None
         self._keys_at = float("-inf")
-        self._idle: list[_Connection] = []
+        self._idle: deque[_Connection] = deque()
+        """The one that was used last is at the end."""
         self._piece = memoryview(bytearray(_PIECE_BYTES))
         self._rests_until = float("-inf")
         self._closed = False
@@ -115,14 +117,20 @@ class LoopReader:
             await connection.send(request)
             found = await connection.answer(item, self._piece)
         finally:
-            if connection.is_idle and not self._closed and len(self._idle) < _IDLE:
-                connection.used_at = time.monotonic()
-                self._idle.append(connection)
-            else:
-                connection.close()
+            self._give_back(connection)
         if found is None:
             return None
         return Loaded(memoryview(found), item.md5 is None or digest.has_md5(found, item.md5))
+
+    def _give_back(self, connection: "_Connection") -> None:
+        now = time.monotonic()
+        if connection.is_idle and not self._closed and len(self._idle) < _IDLE:
+            connection.used_at = now
+            self._idle.append(connection)
+        else:
+            connection.close()
+        while self._idle and now - self._idle[0].used_at > _REUSED_S:
+            self._idle.popleft().close()
 
     def _idle_one(self) -> "_Connection | None":
         now = time.monotonic()
