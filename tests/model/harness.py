@@ -151,11 +151,11 @@ class Model:
             self._on_unbound,
             self.kernel.forget_attributes,
         )
+        self.kernel.namespace = self.namespace
         if not self._is_outlived:
             self.namespace.table.purge_orphans()
             self.namespace.stamps.are_shown = True
             self.handles = []
-        self.kernel.namespace = self.namespace
         await self.db.commit()
         if self._is_outlived:
             self.namespace.outlive()

@@ -22,9 +22,9 @@ from tests.servers.fault_proxy import Fault, FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
 
 UNSEEN = [f"unseen/{number:02}" for number in range(30)]
+"""Directories that nobody has looked into, with one file each."""
 MORE_THAN_A_PAGE = [f"unseen/!/{number:04}" for number in range(1000)]
 """So that a LIST of those above doesn't show the others."""
-"""Directories that nobody has looked into, with one file each."""
 
 OUTAGES = list(Fault)
 AWAY = {Fault.REFUSE, Fault.SILENCE, Fault.ERROR}

@@ -38,6 +38,8 @@ class Begun:
 
     snapshot: Snapshot
     pages: AsyncIterator[list[Entry]]
+    below: dict[str, list[Entry]]
+    """Directories further below that were seen whole on the way."""
     was_known: bool
     knew_names: bool
     found_before: int
@@ -48,8 +50,6 @@ class Begun:
     page: list[Entry] | None = None
     """The next one, if it has come already."""
     changed: bool = False
-    below: dict[str, list[Entry]] = field(default_factory=dict)
-    """Directories further below that were seen whole on the way."""
 
 
 class Lister:
@@ -81,7 +81,7 @@ class Lister:
         return Begun(
             snapshot,
             aiter(pages),
-            below=below,
+            below,
             was_known=table.listing(ino) is not None,
             knew_names=next(table.dirents(ino), None) is not None,
             found_before=table.found_count,

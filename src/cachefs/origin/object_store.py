@@ -116,7 +116,8 @@ class ObjectStoreOrigin(Origin):
         return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """One GET; see `Origin.read`. The buffer is obstore's own, not copied."""
+        """One GET; see `Origin.read`. A small object comes on the loop; of others the
+        buffer is obstore's own, not copied."""
         key = self.checked_key(path)
         if length == meta.size_bytes <= _SMALL_BYTES and self._on_loop.is_usable:
             small = await self._read_small(path, key, meta)

@@ -14,7 +14,7 @@ from cachefs.origin.s3_config import S3Target
 from cachefs.origin.s3_listing import version_of
 from cachefs.origin.s3_sign import signed_headers
 
-HEAD_LINES = 100
+_HEAD_LINES = 100
 REPLACED = (404, 412)
 """Answers that say something about one object, and nothing about the server."""
 
@@ -73,7 +73,7 @@ def read_head(lines: Iterable[bytes], item: Wanted) -> Head:
             continue
         name, _, value = line.partition(b":")
         name = name.lower()
-        if number > HEAD_LINES or (name in headers and name in (b"content-length", b"etag")):
+        if number > _HEAD_LINES or (name in headers and name in (b"content-length", b"etag")):
             raise UnusualError
         headers[name] = value.strip()
     if version != b"HTTP/1.1" or not status.isdigit():
