@@ -24,6 +24,7 @@ from cachefs.types import ObjectRef
 from tests.cache.harness import (
     MIB,
     assert_right,
+    key_of,
     open_tier,
     put_many,
     recount,
@@ -333,6 +334,24 @@ async def test_evicted_and_slots_reused_and_the_new_blocks_lost(scene: Scene) ->
     await scene.find(new + old, gets=20, bad_blocks=20, adopted=20)
 
 
+@pytest.mark.expect_log("a block is not what was stored")
+async def test_slots_reused_and_the_new_entries_lost(scene: Scene) -> None:
+    """The old blocks are adopted, and both are said to be in the slots. Nobody is served the new
+    ones, although their bytes are there: their slots would be freed with the old ones' lengths."""
+    old, new = put_many(scene.origin, 20, 30_000), put_many(scene.origin, 20, 29_000, "new")
+    async with scene.serving() as cache:
+        await scene.read(cache, old)
+        layout = stores(cache)[0].slabs.by_id[0].layout
+        table = TierPaths(scene.path).slab(0).read_bytes()[: layout.data_offset]
+        evict_all(cache)
+        await scene.read(cache, new)
+        await stores(cache)[0].index.commit()
+        scene.disk.snapshot()
+    with scene.slab(0).open("r+b") as file:
+        file.write(table)
+    await scene.find(new + old, gets=40, bad_blocks=40, adopted=20, settled=True)
+
+
 # -- a slab is deleted -----------------------------------------------------------------------------
 
 
@@ -359,6 +378,30 @@ async def test_slab_deleted_index_not_committed(scene: Scene) -> None:
     lost = len(refs) - report.blocks
     assert 0 < lost < len(refs)
     await scene.find(refs, gets=lost, bad_blocks=lost, bad_slabs=1)
+
+
+async def test_a_lost_slabs_number_is_not_given_to_another(scene: Scene) -> None:
+    """Blocks that are said to be in the lost one would be looked for in the new one."""
+    refs = put_many(scene.origin, 300, 30_000)
+    async with scene.serving() as cache:
+        await scene.read(cache, refs)
+        await stores(cache)[0].index.commit()
+        store = stores(cache)[0]
+        last = max(store.slabs.by_id)
+        locations = [store.index.locate(key_of(ref)) for ref in refs]
+        lost = sum(location is not None and location.slab == last for location in locations)
+        scene.disk.snapshot()
+    scene.slab(last).unlink()
+    assert lost > 1
+    for _ in range(2):  # the row of the slab itself goes first
+        async with serving(scene.origin, open_tier(scene.left, QUOTA_BYTES)):
+            pass
+    async with serving(scene.origin, open_tier(scene.left, QUOTA_BYTES)) as cache:
+        for ref in refs:  # stored before the next is looked for
+            await scene.read(cache, [ref])
+        assert cache.status()[0].counters.bad_blocks == lost
+        recount(cache)
+    await scene.find(refs, gets=0)
 
 
 # -- the index -----------------------------------------------------------------------------------

@@ -187,14 +187,14 @@ async def test_a_slot_that_is_being_read_is_not_reused(
         go = trio.Event()
         entered = trio.Event()
         token = trio.lowlevel.current_trio_token()
-        real = store_module._read_and_check
+        real = store_module.read_and_check
 
         def slow(disk, slab, location):
             token.run_sync_soon(entered.set)
             trio.from_thread.run(go.wait, trio_token=token)
             return real(disk, slab, location)
 
-        monkeypatch.setattr(store_module, "_read_and_check", slow)
+        monkeypatch.setattr(store_module, "read_and_check", slow)
         got = []
 
         async def reader() -> None:
@@ -208,7 +208,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
             table = store.tier.read_table(slab.fd, slab.layout)
             store.evict(slab, location.slot, store_module.entry_at(table, location.slot))
             assert not cache.is_cached_or_inflight(key_of(victim))
-            monkeypatch.setattr(store_module, "_read_and_check", real)
+            monkeypatch.setattr(store_module, "read_and_check", real)
             for ref in put_many(origin, 12, 900_000):
                 await cache.read(ref, 0, 0, 1)
                 await cache.drain()

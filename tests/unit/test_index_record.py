@@ -10,11 +10,13 @@ from cachefs.format.index_record import (
     SlabRow,
     decode_block_key,
     decode_location,
+    decode_next_slab,
     decode_recency,
     decode_slab_key,
     decode_slab_row,
     encode_block_key,
     encode_location,
+    encode_next_slab,
     encode_recency,
     encode_slab_key,
     encode_slab_row,
@@ -33,6 +35,12 @@ def test_golden_block() -> None:
     location = BlockLocation(7, 3, 100_000, 0x0123456789ABCDEF)
     assert encode_location(location).hex() == "0700000003000000a0860100efcdab8967452301"
     assert decode_location(encode_location(location)) == location
+
+
+def test_golden_next_slab() -> None:
+    assert encode_next_slab(258).hex() == "02010000"
+    assert decode_next_slab(encode_next_slab(258)) == 258
+    assert decode_next_slab(None) == decode_next_slab(b"\1") == 0
 
 
 def test_golden_slab_row() -> None:

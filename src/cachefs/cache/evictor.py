@@ -239,7 +239,7 @@ class Evictor:
         tier, slabs = self._store.tier, self._slabs
         if len(slabs.by_id) >= slabs.max_slabs or time.monotonic() < self._no_growth_before:
             return False
-        slab_id = slabs.take_id()
+        slab_id = self._store.files.take_id()
         try:
             fd = await self._store.io.write(
                 tier.identity.slab_bytes, self._create_slab, slab_id, class_index

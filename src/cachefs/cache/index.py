@@ -19,6 +19,8 @@ from cachefs.format.index_record import (
     BLOCK_RECORD,
     BLOCKS_TABLE,
     CLEAN_KEY,
+    CRASHED_KEY,
+    NEXT_SLAB_KEY,
     RECENCY_TABLE,
     SLABS_TABLE,
     STATE_TABLE,
@@ -27,11 +29,13 @@ from cachefs.format.index_record import (
     SlabRow,
     decode_block_key,
     decode_location,
+    decode_next_slab,
     decode_recency,
     decode_slab_key,
     decode_slab_row,
     encode_block_key,
     encode_location,
+    encode_next_slab,
     encode_recency,
     encode_slab_key,
     encode_slab_row,
@@ -123,6 +127,14 @@ class Index:
         self._database.delete(SLABS_TABLE, key)
         self._database.delete(RECENCY_TABLE, key)
 
+    @property
+    def next_slab_id(self) -> int:
+        """Above the ids of all slabs that rows may point to, as far as it is known; 0 if not."""
+        return decode_next_slab(self._database.get(STATE_TABLE, NEXT_SLAB_KEY))
+
+    def put_next_slab_id(self, slab_id: int) -> None:
+        self._database.put(STATE_TABLE, NEXT_SLAB_KEY, encode_next_slab(slab_id))
+
     def put_recency(self, slab_id: int, class_index: int, ticks: "array[int]") -> None:
         """The recency of every slot of the slab; `ticks` may change afterwards."""
         value = encode_recency(class_index, ticks)
@@ -144,6 +156,14 @@ class Index:
         if mark is not None:
             self._database.delete(STATE_TABLE, CLEAN_KEY)
         return mark is not None and mark == boot_id()
+
+    def note_crash(self) -> None:
+        """For ever: from now on rows may point to slots that hold another's block."""
+        self._database.put(STATE_TABLE, CRASHED_KEY, b"")
+
+    @property
+    def has_seen_crash(self) -> bool:
+        return self._database.get(STATE_TABLE, CRASHED_KEY) is not None
 
     def put_clean_mark(self) -> None:
         self._database.put(STATE_TABLE, CLEAN_KEY, boot_id())

@@ -24,11 +24,10 @@ import trio
 
 from cachefs.cache.admission import Admission, Candidate
 from cachefs.cache.placement import Resting
-from cachefs.cache.store import Pick, TierStore
-from cachefs.format.slab import checksum_of
+from cachefs.cache.store import Checked, Pick, TierStore, read_and_check
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
-from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _BATCH_BYTES = 8 << 20
 _PROMOTIONS = 256
@@ -179,9 +178,9 @@ class Mover:
             delivery.call_off()
         return delivery.arrived
 
-    async def _read(self, batch: list[_Load]) -> list[tuple[_Load, bytes]]:
-        """Their bytes. A block that turns out to be damaged is dropped and missing here, and one
-        that can't be read is missing."""
+    async def _read(self, batch: list[_Load]) -> list[tuple[_Load, Buffer]]:
+        """Their bytes. A block that turns out to be damaged, or another's, is dropped and missing
+        here, and one that can't be read is missing."""
         store, slabs = self._store, self._store.slabs
         # Some may have gone while an earlier batch was under way.
         batch = [
@@ -204,14 +203,16 @@ class Mover:
         finally:
             for load in batch:
                 slabs.unpin(load.slab, load.location.slot)
-        found = []
-        for load, data in zip(batch, blocks, strict=True):
-            if isinstance(data, bytes):
-                found.append((load, data))
-            elif data is None:
-                store.drop_bad(load.key, load.slab, load.location, None)
-            else:
+        found: list[tuple[_Load, Buffer]] = []
+        for load, block in zip(batch, blocks, strict=True):
+            if isinstance(block, OSError):
                 store.counters.read_errors += 1
+                continue
+            at = (load.key, load.slab, load.location, block.owner)
+            if block.data is None or store.belongs_to_other(*at):
+                store.drop_bad(*at)
+            else:
+                found.append((load, block.data))
         return found
 
 
@@ -288,21 +289,15 @@ def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
         yield batch
 
 
-def _read_all(disk: Disk, batch: list[_Load]) -> list[bytes | OSError | None]:
-    """In a reader thread; the slots are pinned. None for a block that isn't what it should be.
-    Raises if none can be read: one bad sector doesn't cost the others, nor say much about the
-    disk."""
-    blocks: list[bytes | OSError | None] = []
+def _read_all(disk: Disk, batch: list[_Load]) -> list[Checked | OSError]:
+    """In a reader thread; the slots are pinned. Raises if none can be read: one bad sector doesn't
+    cost the others, nor say much about the disk."""
+    blocks: list[Checked | OSError] = []
     for load in batch:
-        location = load.location
-        position = load.slab.layout.slot_offset(location.slot)
         try:
-            data = disk.read(load.slab.fd, location.length, position)
+            blocks.append(read_and_check(disk, load.slab, load.location))
         except OSError as error:
             blocks.append(error)
-            continue
-        right = len(data) == location.length and checksum_of(data) == location.checksum
-        blocks.append(data if right else None)
     errors = [block for block in blocks if isinstance(block, OSError)]
     if len(errors) == len(batch):
         raise errors[-1]

@@ -275,7 +275,7 @@ class CachedObjects:
             if slab is None:
                 known += some
             elif slab.settled or await store.settle_slab(slab):
-                known += await _own(store, slab, some) if store.files.found_unclean else some
+                known += await _own(store, slab, some) if store.files.may_have_stale_rows else some
         return known
 
 

@@ -6,7 +6,8 @@ From then on these hold (without damage for ever: blocks are stored and dropped 
 table entry in step):
 - a used slot's table entry names the one block whose row of the index points back to the slot;
 - `used_bytes` is the sum of those blocks' lengths.
-Other rows may point to the slot too; nobody is served by them (`TierStore.read`).
+Other rows may point to the slot too; nobody is served by them, and no block is moved for them
+(`TierStore.read`, `Mover`): a slot is freed for its own block, with that one's length.
 """
 
 import contextlib
@@ -67,9 +68,15 @@ class SlabFiles:
         index.before_commit(self._put_rows)
         self.must_reconcile = not index.take_clean_mark()
         """The last daemon crashed: index, slot tables and slots may differ."""
-        self.found_unclean = self.must_reconcile
-        """It did, and rows of the index may point to slots that hold another's block."""
         self._load()
+        if self.must_reconcile and self._by_id:
+            index.note_crash()
+
+    @property
+    def may_have_stale_rows(self) -> bool:
+        """A daemon has crashed once: rows of the index may point to slots that hold another's
+        block, until somebody comes for them."""
+        return self._index.has_seen_crash
 
     def _load(self) -> None:
         """From the rows and the names of the files alone, so that starting costs no scan."""
@@ -83,6 +90,7 @@ class SlabFiles:
                 lost.append(slab_id)
         for slab_id in lost:
             self._index.delete_slab(slab_id)
+        self._slabs.skip_ids(self._index.next_slab_id)
         self._counters.bad_slabs += len(lost)
         for slab_id in on_disk:
             self._slabs.add(slab_id)
@@ -91,6 +99,14 @@ class SlabFiles:
 
     def _load_ticks(self, slab: Slab) -> "array[int] | None":
         return self._index.recency(slab.slab_id, slab.class_index, slab.slot_count)
+
+    def take_id(self) -> int:
+        """The id of a slab that is about to be made. None gets that of one before it, which blocks
+        may still be said to be in: a slab may be lost with its blocks, and these are forgotten
+        one by one, as they are asked for."""
+        slab_id = self._slabs.take_id()
+        self._index.put_next_slab_id(slab_id + 1)
+        return slab_id
 
     # -- rows ----------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ _PENDING_CHANGES = 10_000
 transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
 
 
-class _Checked(NamedTuple):
+class Checked(NamedTuple):
     """What a worker thread found in a slot. `data` is None if it wasn't the block; `owner` is what
     the slot table says, None if that makes no sense, or nobody looked."""
 
@@ -93,6 +93,7 @@ class TierStore:
         self._read_now = tier.disk.read_now
         self._arrivals = Arrivals(tier.disk.read_now)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else _PROVE_NOW_BYTES))
+        self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(tier, index, self.io, self.counters, lambda: self.policy.now)
         self.open_slab = self.files.open
         self.settle_slab = self.files.settle
@@ -147,18 +148,24 @@ class TierStore:
     def _read_now_verified(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
-        """The part of the block, if the whole is in memory and right."""
+        """The part of the block, if the whole is in memory, right, and the slot's own: blocks of
+        the same bytes may be said to be in one slot, after a crash, and one of them is dropped
+        with it."""
         length = len(buffer)
         if not self._fits(slab, location, offset + length):
             return None
         block = self._whole_block[: location.length]
-        position = slab.layout.slot_offset(location.slot)
+        position, flags = slab.layout.slot_offset(location.slot), self.tier.read_flags or 0
         try:
-            read = self._read_now(slab.fd, (block,), position, self.tier.read_flags or 0)
+            read = self._read_now(slab.fd, (block,), position, flags)
+            self._read_now(slab.fd, (self._entry,), table_offset(location.slot), flags)
         except OSError:
             return None
         if read != location.length or checksum_of(block) != location.checksum:
             return None  # `read` finds out which
+        owner = entry_at(self._entry, 0)
+        if owner is None or owner.key != key:
+            return None
         self.counters.verified += 1
         slab.proof[location.slot] = location.checksum
         self._hit(key, slab, location.slot, length)
@@ -247,10 +254,10 @@ class TierStore:
             if proven:
                 position = slab.layout.slot_offset(slot) + offset
                 data = await self._read_raw(unpin, slab.fd, length, position)
-                checked = _Checked(data if len(data) == length else None, None)
+                checked = Checked(data if len(data) == length else None, None)
             else:
                 checked = await self.io.read_patiently(
-                    unpin, location.length, _read_and_check, self._disk, slab, location
+                    unpin, location.length, read_and_check, self._disk, slab, location
                 )
                 self.counters.verified += 1
         except OSError as error:
@@ -258,9 +265,9 @@ class TierStore:
             self.files.report(slab, f"read failed: {error.strerror}")
             if not self.io.health.usable:
                 return None  # the disk is sick as a whole: the block may well be right
-            checked = _Checked(None, None)
+            checked = Checked(None, None)
         owner = checked.owner
-        if checked.data is None or self._belongs_to_other(key, slab, location, owner):
+        if checked.data is None or self.belongs_to_other(key, slab, location, owner):
             self.drop_bad(key, slab, location, owner)
             return None
         if self.index.locate(key) == location and slab.holds(slot):  # not evicted meanwhile
@@ -315,7 +322,7 @@ class TierStore:
         self._forget(key, slab)
         if slab is None or not slab.holds(location.slot):
             return
-        if self._belongs_to_other(key, slab, location, owner):
+        if self.belongs_to_other(key, slab, location, owner):
             return
         if slab.keeps(location.slot):
             self.intents.note_lost(key)
@@ -328,9 +335,10 @@ class TierStore:
         if slab is not None:
             self.files.report(slab, "a block is not what was stored; it will be fetched again")
 
-    def _belongs_to_other(
+    def belongs_to_other(
         self, key: BlockKey, slab: Slab, location: BlockLocation, owner: SlotEntry | None
     ) -> bool:
+        """Whether the slot is that of another block, which the slot table names, and the index."""
         if owner is None or owner.key == key:
             return False
         found = self.index.locate(owner.key)
@@ -428,10 +436,11 @@ class TierStore:
         self.tier.close()
 
 
-def _read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> _Checked:
-    """In a worker thread; the slot is pinned, so that neither fd nor layout can change."""
+def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
+    """In a worker thread; the slot is pinned, so that neither fd nor layout can change. Raises
+    `OSError`."""
     data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
     row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
     owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
     right = len(data) == location.length and checksum_of(data) == location.checksum
-    return _Checked(data if right else None, owner)
+    return Checked(data if right else None, owner)

@@ -23,10 +23,17 @@ CLEAN_KEY = b"clean"
 TIER_KEY = b"tier"
 """In the state table: the uuid of the cache directory whose index this is."""
 
+CRASHED_KEY = b"crashed"
+"""In the state table since the directory was first opened after a crash."""
+
+NEXT_SLAB_KEY = b"next_slab"
+"""In the state table since a slab was made: a u32, above the ids of all slabs there ever were."""
+
 BLOCK_RECORD = struct.Struct("<IIIQ")
 """slab, slot, length, checksum."""
 _BLOCK_KEY = struct.Struct(">16sI")
 _SLAB_KEY = struct.Struct(">I")
+_NEXT_SLAB = struct.Struct("<I")
 _SLAB_ROW = struct.Struct("<HHIIIQ")
 """class, flags, slot count, used count, recency tick, bytes of the blocks; then the bitmaps."""
 _HAS_KEPT = 1
@@ -66,6 +73,18 @@ def encode_slab_key(slab_id: int) -> bytes:
 
 def decode_slab_key(data: bytes) -> int:
     slab_id: int = _SLAB_KEY.unpack(data)[0]
+    return slab_id
+
+
+def encode_next_slab(slab_id: int) -> bytes:
+    return _NEXT_SLAB.pack(slab_id)
+
+
+def decode_next_slab(data: bytes | None) -> int:
+    """0 if there is none, or if it makes no sense."""
+    if data is None or len(data) != _NEXT_SLAB.size:
+        return 0
+    slab_id: int = _NEXT_SLAB.unpack(data)[0]
     return slab_id
 
 

@@ -148,7 +148,7 @@ def encode_entry(entry: SlotEntry) -> bytes:
     return SLOT_ENTRY.pack(entry.key.object_id, entry.key.block_index, entry.length, entry.checksum)
 
 
-def entry_at(table: bytes, slot: int) -> SlotEntry | None:
+def entry_at(table: bytes | memoryview, slot: int) -> SlotEntry | None:
     """The entry of `slot`; None if it was never used, or the table is cut off before it."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):

@@ -256,9 +256,13 @@ class SlabSet:
         return len(self.by_id) * self.slab_bytes
 
     def take_id(self) -> int:
-        """An id that no slab has had since the directory was opened."""
+        """An id that no slab has had since the directory was opened, and none below `skip_ids`."""
         self._next_id += 1
         return self._next_id - 1
+
+    def skip_ids(self, next_id: int) -> None:
+        """Give out no id below that one."""
+        self._next_id = max(self._next_id, next_id)
 
     def add(self, slab_id: int, row: SlabRow | None = None) -> Slab:
         """A slab that exists on disk; of no class and no use if the row is missing or wrong."""
@@ -268,7 +272,7 @@ class SlabSet:
             if layout.slot_count == row.slot_count:
                 slab.restore(row, layout)
         self.by_id[slab_id] = slab
-        self._next_id = max(self._next_id, slab_id + 1)
+        self.skip_ids(slab_id + 1)
         self._count(slab, 1)
         self._sort_in(slab)
         return slab
