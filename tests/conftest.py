@@ -8,6 +8,7 @@ then it fails if the record does not come (unless `required=False`).
 import logging
 import os
 import re
+import signal
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,13 @@ from cachefs import log as cachefs_log
 pytest_plugins = ["tests.servers.fixtures"]
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def pytest_configure() -> None:
+    """A shell that runs tests in the background has SIGINT ignored, and so would all that they
+    start. SIGTERM (of `timeout`, or CI) lets fixtures unmount and stop their servers, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @dataclass
