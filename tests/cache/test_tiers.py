@@ -12,6 +12,7 @@ from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers import health
 from cachefs.tiers.disk import Disk
+from cachefs.tiers.slabs import Slab
 from cachefs.types import Medium
 from tests.cache.harness import (
     MIB,
@@ -243,3 +244,32 @@ async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: 
             await assert_right(cache, origin, held)
             recount(cache)
     assert origin.counters.gets == gets
+
+
+async def test_a_tier_goes_while_blocks_are_dropped_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash slot tables are asked whose a block is. Nobody can be asked any more: what the
+    other tiers hold is dropped all the same."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 10, 50_000)
+    async with serving(origin, open_tier(tmp_path / "a"), crash=True) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        await stores(cache)[0].index.commit()
+    async with serving(origin, open_tier(tmp_path / "a"), open_tier(tmp_path / "b")) as cache:
+        store = stores(cache)[0]
+        assert store.files.may_have_stale_rows
+        settle_slab = store.settle_slab
+
+        async def remove_first(slab: Slab) -> bool:
+            is_settled = await settle_slab(slab)
+            await cache.remove_tier(tmp_path / "a")
+            return is_settled
+
+        await until(lambda: cache.is_settled)
+        for slab in store.slabs.by_id.values():
+            slab.settled = False
+        monkeypatch.setattr(store, "settle_slab", remove_first)
+        assert (await cache.objects.evict(refs)).blocks == 0
+        assert len(cache.status()) == 1

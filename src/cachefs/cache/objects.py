@@ -19,6 +19,7 @@ from cachefs.cache.active_tier import ActiveTier
 from cachefs.cache.index import Index
 from cachefs.cache.intents import Intents
 from cachefs.cache.store import TierStore
+from cachefs.errors import OriginUnavailableError
 from cachefs.format.slab import entry_at
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
@@ -249,7 +250,12 @@ class CachedObjects:
         how many could not be told, because the disk doesn't answer."""
         stuck = 0
         for places in _steps(store, refs):
-            known = await self._settled(store, places)
+            try:
+                known = await self._settled(store, places)
+            except OriginUnavailableError:
+                if not store.retired:
+                    raise
+                break  # the tier is being removed, and its threads have ended
             stuck += len(places) - len(known)
             if store.retired:
                 break
@@ -274,7 +280,7 @@ class CachedObjects:
             slab = store.slabs.by_id.get(slab_id)
             if slab is None:
                 known += some
-            elif slab.settled or await store.settle_slab(slab):
+            elif (slab.settled or await store.settle_slab(slab)) and not store.retired:
                 known += await _own(store, slab, some) if store.files.may_have_stale_rows else some
         return known
 

@@ -71,12 +71,9 @@ class SlabFiles:
         self._load()
         if self.must_reconcile and self._by_id:
             index.note_crash()
-
-    @property
-    def may_have_stale_rows(self) -> bool:
+        self.may_have_stale_rows = index.has_seen_crash
         """A daemon has crashed once: rows of the index may point to slots that hold another's
         block, until somebody comes for them."""
-        return self._index.has_seen_crash
 
     def _load(self) -> None:
         """From the rows and the names of the files alone, so that starting costs no scan."""
