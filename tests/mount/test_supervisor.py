@@ -1,5 +1,7 @@
 """The relay's data path as a user meets it: the mount outlives its daemon, and nothing is left."""
 
+import concurrent.futures
+import errno
 import json
 import os
 import random
@@ -144,6 +146,50 @@ def test_twenty_kills_under_eight_readers(relayed: Site, content: dict[str, byte
     assert "the daemon was killed by SIGKILL" in said
     relayed.umount()
     assert not is_running(supervisor)
+
+
+def test_a_kernel_that_can_not_send_requests_again(
+    site: Site, content: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Before Linux 6.9. What the dead daemon had not answered fails at once; all else works. The
+    kernel asks once more for pages that it wanted ahead of a reader, who notices nothing."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from cachefs.fuse.relay import _relay\n"
+        "make = _relay.Relay\n"
+        "def pretending(*args):\n"
+        "    made = make(*args)\n"
+        "    made.pretend_no_resend()\n"
+        "    return made\n"
+        "_relay.Relay = pretending\n"
+    )
+    site.environment = {"PYTHONPATH": str(tmp_path)}
+    site.expected_trouble = (
+        "was killed by SIGKILL; what is cached is served on",
+        "this kernel can't send requests again (Linux 6.9 can): those that the daemon before had "
+        "not answered have failed with EIO",
+    )
+    site.mount("--data-path", "relay")
+    known = sorted(content)[:5]
+    unknown = [f"{name}-other" for name in known]
+    for name in known:
+        assert (site.mountpoint / name).stat().st_size == len(content[name])
+    os.kill(site.daemon_pid(), signal.SIGSTOP)
+    with concurrent.futures.ThreadPoolExecutor(len(known + unknown)) as pool:
+        reads = [pool.submit((site.mountpoint / name).read_bytes) for name in known]
+        looks = [pool.submit(os.stat, site.mountpoint / name) for name in unknown]
+        time.sleep(0.5)
+        assert not any(waiting.done() for waiting in reads + looks)
+        began = time.monotonic()
+        kill_daemon(site)
+        errors = [look.exception(10) for look in looks]
+        assert time.monotonic() - began < LONGEST_PAUSE_S
+        assert [getattr(error, "errno", None) for error in errors] == [errno.EIO] * len(unknown)
+        assert [read.result(10) for read in reads] == [content[name] for name in known]
+    kill_daemon(site)  # with nothing under way
+    for name in content:
+        drop_pages(site.mountpoint / name)
+        assert (site.mountpoint / name).read_bytes() == content[name]
+    assert not any((site.mountpoint / name).exists() for name in unknown)
 
 
 def test_an_upgrade_under_readers(relayed: Site, content: dict[str, bytes]) -> None:

@@ -19,12 +19,30 @@
 
 static int wanted_requests_fd = -1, device_fd = -1;
 static bool connected;
+static uint64_t init_unique; /* of an INIT that is to be answered */
+
+static void note_init(const struct fuse_in_header *in) {
+    if (in->opcode == FUSE_INIT) init_unique = in->unique;
+}
+
+/* Look-ups of different names in one directory go on side by side. The kernel sends one at a time to
+ * whoever doesn't ask for that: pyfuse3 doesn't, and libfuse before 3.17 can't (libfuse #861). */
+static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
+    const struct fuse_out_header *out = parts[0].iov_base;
+    if (init_unique == 0 || out->unique != init_unique) return;
+    init_unique = 0;
+    if (out->error == 0 && count > 1 && parts[1].iov_len >= FUSE_COMPAT_22_INIT_OUT_SIZE)
+        ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
+}
 
 /* EAGAIN would end the caller's loop, and EINTR means: look again when there is something. */
 static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
     ssize_t got = recv(fd, buffer, length, MSG_DONTWAIT);
-    if (got > 0) return got;
+    if (got > 0) {
+        note_init(buffer);
+        return got;
+    }
     if (got == 0 || (errno != EAGAIN && errno != EINTR))
         errno = ENODEV; /* the relay is gone, or has seen the mount's end */
     else
@@ -37,7 +55,22 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
     (void)unused;
     const struct fuse_out_header *out = parts[0].iov_base;
     if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to the INIT that was played */
+    ask_for_parallel_lookups(parts, count);
     return writev(device_fd, parts, count);
+}
+
+/* The same without a relay: both go to /dev/fuse. */
+static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
+    (void)unused;
+    ssize_t got = read(fd, buffer, length);
+    if (got > 0) note_init(buffer);
+    return got;
+}
+
+static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unused) {
+    (void)unused;
+    ask_for_parallel_lookups(parts, count);
+    return writev(fd, parts, count);
 }
 
 /* pyfuse3 has the session to itself. But it finds this function where it looks for libfuse's, for
@@ -45,6 +78,7 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
 __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session,
                                                               const char *mountpoint) {
     static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};
+    static const struct fuse_custom_io plain = {.writev = write_plainly, .read = read_plainly};
     if (wanted_requests_fd >= 0) {
         int fd = wanted_requests_fd;
         wanted_requests_fd = -1;
@@ -59,7 +93,9 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
         *(void **)&real = dlsym(libfuse, "fuse_session_mount");
         dlclose(libfuse); /* it stays: this module needs it */
     }
-    return real == NULL ? -1 : real(session, mountpoint);
+    int result = real == NULL ? -1 : real(session, mountpoint);
+    if (result == 0) fuse_session_custom_io(session, &plain, fuse_session_fd(session));
+    return result;
 }
 
 static PyObject *connect_session(PyObject *module, PyObject *args) {

@@ -84,7 +84,7 @@ struct relay {
     pthread_mutex_t lock;           /* of what follows */
     pthread_cond_t has_queue;
     int requests_fd;                /* -1: no daemon */
-    bool can_resend;
+    bool can_resend, pretends_not;
     struct message *init;           /* as the kernel sent it */
     struct message *first, **last;  /* what the socket had no room for */
     uint64_t uniques[UNIQUES];      /* of the latest forwarded requests; for kernels that can't */
@@ -391,7 +391,7 @@ static void keep_init(struct relay *relay, const char *request, size_t length) {
     free(relay->init);
     relay->init = message_of(request, length);
     if (length >= sizeof *in + 5 * sizeof *fields && (fields[3] & INIT_EXT))
-        relay->can_resend = (fields[4] & HAS_RESEND_HIGH) != 0;
+        relay->can_resend = (fields[4] & HAS_RESEND_HIGH) != 0 && !relay->pretends_not;
     pthread_mutex_unlock(&relay->lock);
 }
 
@@ -626,6 +626,7 @@ void relay_stop(struct relay *relay) {
 
 void relay_pretend_no_resend(struct relay *relay) {
     pthread_mutex_lock(&relay->lock);
+    relay->pretends_not = true;
     relay->can_resend = false;
     pthread_mutex_unlock(&relay->lock);
 }
