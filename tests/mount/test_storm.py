@@ -1,15 +1,17 @@
 """Many readers at once against a server that can't have it."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import Site, eventually
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
 
@@ -82,3 +84,38 @@ def test_a_storm_of_readers_is_served_without_a_storm_of_requests(
     assert not any(failures), failures
     assert all(reader.returncode == 0 for reader in readers)
     assert sent <= 1.3 * FILES
+
+
+@pytest.fixture
+def connections(tmp_path: Path) -> Iterator[Path]:
+    """What the kernel tells root about its FUSE mounts."""
+    place = tmp_path / "connections"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "fusectl", "fusectl", place], check=True)
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees what the kernel waits for")
+def test_look_ups_in_one_directory_do_not_wait_for_each_other(
+    site: Site, connections: Path
+) -> None:
+    """The kernel would send one at a time to a daemon that doesn't say that it can take more."""
+    (site.files / "d").mkdir()
+    site.mount()
+    names = [site.mountpoint / "d" / f"{number}" for number in range(READERS)]
+    assert not names[0].exists()
+    connection = connections / str(os.minor(os.stat(site.mountpoint).st_dev))
+    eventually(lambda: int((connection / "congestion_threshold").read_text()) == 192)
+    assert int((connection / "max_background").read_text()) == 256
+    looks = [threading.Thread(target=name.exists) for name in names[1:]]
+    daemon = site.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        for look in looks:
+            look.start()
+        eventually(lambda: int((connection / "waiting").read_text()) >= len(looks))
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    for look in looks:
+        look.join(10)

@@ -3,9 +3,7 @@
 import logging
 import os
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pyfuse3
@@ -32,6 +30,8 @@ nothing."""
 _MAX_BACKGROUND = 256
 """The kernel's default is 12. With 9 read-aheads in flight it counts the mount as congested, gives
 up reading ahead and asks for single pages: 16 readers of small files sent 2.4 READs a file."""
+
+_CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bool) -> str:
@@ -106,38 +106,33 @@ def forget_attributes(ino: int) -> None:
 
 def tune(device: str) -> None:
     """Raise the kernel's read-ahead and request limits for the mount that the mount table calls
-    `device`; root only, best effort. Blocks for commands."""
+    `device`; root only, best effort. Blocks for a command."""
     _write_setting(Path(f"/sys/class/bdi/{device}/read_ahead_kb"), _READ_AHEAD_KB)
-    with _fusectl() as connections:
-        connection = connections / device.partition(":")[2]
-        _write_setting(connection / "max_background", _MAX_BACKGROUND)
-        _write_setting(connection / "congestion_threshold", _MAX_BACKGROUND * 3 // 4)
-
-
-@contextmanager
-def _fusectl() -> Iterator[Path]:
-    """The directory of FUSE connections. systemd mounts it; where nobody has, it is mounted for
-    the moment in a private place, so that nothing is left behind."""
-    usual = Path("/sys/fs/fuse/connections")
-    if os.geteuid() != 0 or os.path.ismount(usual):
-        yield usual
+    connection = _CONNECTIONS / device.partition(":")[2]
+    settings = {
+        "max_background": _MAX_BACKGROUND,
+        "congestion_threshold": _MAX_BACKGROUND * 3 // 4,
+    }
+    if os.geteuid() == 0 and not os.path.ismount(_CONNECTIONS):
+        _set_unseen(connection, settings)
         return
-    with tempfile.TemporaryDirectory(prefix="cachefs-") as private:
-        if not _has_worked("mount", "-t", "fusectl", "fusectl", private):
-            yield usual
-            return
-        try:
-            yield Path(private)
-        finally:
-            _has_worked("umount", private)
+    for name, value in settings.items():
+        _write_setting(connection / name, value)
 
 
-def _has_worked(*command: str) -> bool:
-    """Where there is no such command, it has not."""
+def _set_unseen(connection: Path, settings: dict[str, int]) -> None:
+    """systemd mounts the directory of connections. Where nobody has, it is mounted in a mount
+    namespace that ends with the command: nothing is left behind, whatever becomes of us."""
+    script = ['mount -t fusectl fusectl "$0"', 'cd "$1"']
+    script += [f"echo {value} > {name}" for name, value in settings.items()]
+    command = ["unshare", "-m", "sh", "-ec", "\n".join(script)]
     try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
+        places = (str(_CONNECTIONS), str(connection))
+        subprocess.run([*command, *places], capture_output=True, check=True, text=True)
+    except subprocess.CalledProcessError as error:
+        log.debug("can't tune %s: %s", connection, error.stderr)
+    except OSError as error:
+        log.debug("can't tune %s: %s", connection, error)
 
 
 def _write_setting(file: Path, value: int) -> None:
