@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo test test-python-path lint format bench bench-peers lock clean
 
-WORKERS ?= 2
+WORKERS ?= 3
 PYTHONS := src tests $(wildcard bench demo)
 
 help: ## list the targets
