@@ -125,10 +125,9 @@ def _set_unseen(connection: Path, settings: dict[str, int]) -> None:
     namespace that ends with the command: nothing is left behind, whatever becomes of us."""
     script = ['mount -t fusectl fusectl "$0"', 'cd "$1"']
     script += [f"echo {value} > {name}" for name, value in settings.items()]
-    command = ["unshare", "-m", "sh", "-ec", "\n".join(script)]
+    command = ["unshare", "-m", "sh", "-ec", "\n".join(script), str(_CONNECTIONS), str(connection)]
     try:
-        places = (str(_CONNECTIONS), str(connection))
-        subprocess.run([*command, *places], capture_output=True, check=True, text=True)
+        subprocess.run(command, capture_output=True, check=True, text=True)
     except subprocess.CalledProcessError as error:
         log.debug("can't tune %s: %s", connection, error.stderr)
     except OSError as error:
