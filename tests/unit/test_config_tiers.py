@@ -167,3 +167,18 @@ def test_a_tier_for_a_running_mount(file: Path) -> None:
         with pytest.raises(UsageError) as caught:
             load_tier(config, table)
         assert str(caught.value).startswith(said) or said in str(caught.value)
+
+
+def test_a_high_mark_alone_moves_the_low_one(file: Path) -> None:
+    (own,) = load(file, tier(high="0.9")).tiers
+    assert (own.high, own.low) == (0.9, 0.8536)
+    assert (
+        load_tier(load(file), {"medium": "SSD", "path": "/b", "quota": GIB, "high": "50%"}).low
+        < 0.5
+    )
+    assert load(file, tier(high="0.5"), cache_low="0.4").tiers[0].low == 0.4
+    assert load(file, tier(high="0.5"), cache_high="0.8").tiers[0].low == 0.4742
+    assert load(file, cache_high="0.9").tiers[0].low == 0.8536
+    assert load(file).tiers[0].low == 0.92
+    assert "below high" in error_of(file, tier(high="0.9", low="0.92"))
+    assert "nonsense" in error_of(file, tier(high='"nonsense"'))

@@ -35,7 +35,7 @@ _MOUNT_FAILURE = 32
     help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other; and "
     "config=FILE.",
 )
-def _command(
+def command(
     source: str,
     mountpoint: str,
     fake: bool,
@@ -73,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """The console script. Exits with 0, 1 for wrong usage, 32 for a failure."""
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        code = _command.main(argv, _PROGRAM, standalone_mode=False) or 0
+        code = command.main(argv, _PROGRAM, standalone_mode=False) or 0
     except BaseException as error:
         code = _USAGE if explain(error, _PROGRAM) == 2 else _MOUNT_FAILURE
     sys.exit(code)

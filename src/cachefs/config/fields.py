@@ -120,7 +120,8 @@ def _check_duration(value: object) -> float:
     return seconds
 
 
-def _check_ratio(value: object) -> float:
+def check_ratio(value: object) -> float:
+    """A number from 0 to 1."""
     wanted = f"a ratio; write {units.RATIO_FORMS}"
     ratio = float(_parsed(units.parse_ratio, value, wanted))
     if not 0 <= ratio <= 1:
@@ -270,7 +271,7 @@ MAX_DOWNLOADS = count(1, 4096)
 RATE = BeforeValidator(_check_rate)
 LIMITS = BeforeValidator(_check_limits)
 DURATION = BeforeValidator(_check_duration)
-RATIO = BeforeValidator(_check_ratio)
+RATIO = BeforeValidator(check_ratio)
 MODE = BeforeValidator(_check_mode)
 SWITCH = BeforeValidator(_check_switch)
 TEXT = BeforeValidator(_check_text)

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -31,6 +32,7 @@ from cachefs.config.fields import (
     TEXT,
     Flag,
     Group,
+    check_ratio,
     choice,
     count,
     default_cache_dirs,
@@ -44,6 +46,8 @@ from cachefs.types import Medium
 
 _SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
 """Options that describe tiers where no `[[tier]]` does."""
+
+_HIGH, _LOW = 0.97, 0.92
 
 _RATIOS = {
     "high": "cache_high",
@@ -200,10 +204,20 @@ class MountConfig(BaseModel):
     ] = Field(0.1, description="Share of each cache file system to leave free.")
     cache_high: Annotated[
         float, RATIO, Flag(("--cache-high",), metavar="RATIO", group=Group.CACHE)
-    ] = Field(0.97, description="Start to evict above this share of the cache size.")
+    ] = Field(_HIGH, description="Start to evict above this share of the cache size.")
     cache_low: Annotated[
-        float, RATIO, Flag(("--cache-low",), metavar="RATIO", group=Group.CACHE)
-    ] = Field(0.92, description="Evict down to this share of the cache size.")
+        float,
+        RATIO,
+        Flag(
+            ("--cache-low",),
+            metavar="RATIO",
+            group=Group.CACHE,
+            shown_default="0.92, or as far below --cache-high in proportion",
+        ),
+    ] = Field(
+        default_factory=lambda data: _usual_low(data.get("cache_high", _HIGH)),
+        description="Evict down to this share of the cache size.",
+    )
     pin_limit: Annotated[
         float, RATIO, Flag(("--pin-limit",), metavar="RATIO", group=Group.CACHE)
     ] = Field(0.8, description="Most of each cache directory that may be pinned (cachefs pin).")
@@ -451,7 +465,7 @@ class MountConfig(BaseModel):
         if not isinstance(tables, list | tuple) or not tables:
             raise ValueError("write [[tier]], with two brackets, once for each medium")
         ratios = {key: info.data.get(field) for key, field in _RATIOS.items()}
-        return [{**ratios, **table} if isinstance(table, Mapping) else table for table in tables]
+        return [_filled_in(table, ratios) for table in tables]
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -505,7 +519,24 @@ class MountConfig(BaseModel):
     def tier_from(self, table: Mapping[str, object]) -> TierConfig:
         """A tier as `[[tier]]` describes it. Raises pydantic's `ValidationError`."""
         ratios = {key: getattr(self, field) for key, field in _RATIOS.items()}
-        return TierConfig.model_validate({**ratios, **table})
+        return TierConfig.model_validate(_filled_in(table, ratios))
+
+
+def _filled_in(table: object, ratios: Mapping[str, float | None]) -> object:
+    """A tier's table with the mount's ratios where it has none; a `high` alone moves `low`, too,
+    unless the mount has a `low` of its own."""
+    if not isinstance(table, Mapping):
+        return table
+    filled = {**ratios, **table}
+    usual = _usual_low(ratios["high"] or _HIGH)
+    if "high" in table and "low" not in table and ratios["low"] == usual:
+        with suppress(ValueError):  # which `TierConfig` explains
+            filled["low"] = _usual_low(check_ratio(table["high"]))
+    return filled
+
+
+def _usual_low(high: float) -> float:
+    return round(high * _LOW / _HIGH, 4)
 
 
 def refuse_below_mountpoint(name: str, path: Path, mountpoint: Path) -> None:
