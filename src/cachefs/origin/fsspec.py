@@ -20,6 +20,7 @@ import fsspec
 import trio
 from botocore.exceptions import ClientError, NoCredentialsError
 from fsspec.implementations.arrow import HadoopFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -34,6 +35,7 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.local_ids import named_posix, numbered_posix
+from cachefs.origin.local_tree import ConfinedFileSystem
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
@@ -92,6 +94,12 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         raise UsageError(
             f"fsspec can't open {shown} ({type(error).__name__}): check the scheme and the address"
         ) from None
+    if isinstance(getattr(fs, "fs", None), LocalFileSystem):
+        raise UsageError(
+            f"{shown} would follow links out of its directory: write file:///DIR without {protocol}"
+        )
+    if isinstance(fs, LocalFileSystem):
+        fs = ConfinedFileSystem(root, **settings)
     if protocol in _WEBHDFS_PROTOCOLS:
         _set_timeouts(fs.session, options)
     if hasattr(fs, "retries"):

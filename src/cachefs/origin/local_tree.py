@@ -1,0 +1,179 @@
+"""Directories of this machine (`file://`), confined: nothing outside the source is ever opened.
+
+A daemon that root runs reads with root's rights, but others may write into the source. A symbolic
+link there could lead to files that its owner can't read. So paths are walked one part at a time,
+and the kernel follows no link (O_NOFOLLOW). Where a part is a link, its text is read, and the walk
+begins again with that text in the place of the part, if that is still below the root. Nothing has
+to be checked first and opened later, so a link that is exchanged meanwhile leads nowhere else.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+_MOST_TURNS = 100
+"""Links, and groups of `..`, in one path. The kernel itself follows 40 links."""
+
+_OPEN_PART = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
+    """fsspec's local files below `root`, for reading. A link is described as what it leads to.
+
+    Those that lead out of `root`, nowhere or in a circle count as absent (`FileNotFoundError`).
+    `root` itself may be a link, and may become another one.
+    """
+
+    def __init__(self, root: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._top = root.rstrip("/") or "/"
+
+    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        """See fsspec. `path` is a string; the root, or something below it."""
+        fd = self._open(path)
+        try:
+            return _described(path, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def ls(self, path: Any, detail: bool = False, **kwargs: Any) -> list[Any]:
+        """See fsspec; a link that leads outside comes as neither a file nor a directory."""
+        fd = self._open(path)
+        try:
+            found = os.fstat(fd)
+            if stat.S_ISDIR(found.st_mode):
+                infos = self._children(path, fd)
+            else:
+                infos = [_described(path, found)]
+        finally:
+            os.close(fd)
+        return infos if detail else [info["name"] for info in infos]
+
+    def cat_file(
+        self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        """The bytes from `start` to `end`, fewer if the file ends before."""
+        fd = self._open(path)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise FileNotFoundError(path)
+            file = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(fd)
+        try:
+            size_bytes = os.fstat(file).st_size
+            return _read(file, start or 0, size_bytes if end is None else min(end, size_bytes))
+        finally:
+            os.close(file)
+
+    def _children(self, path: str, fd: int) -> list[dict[str, Any]]:
+        infos = []
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    name = f"{path.rstrip('/')}/{entry.name}"
+                    try:
+                        infos.append(self._child(name, entry.stat(follow_symlinks=False)))
+                    except FileNotFoundError:  # it has gone meanwhile
+                        continue
+        finally:
+            os.close(directory)
+        return infos
+
+    def _child(self, name: str, found: os.stat_result) -> dict[str, Any]:
+        if stat.S_ISLNK(found.st_mode):
+            with contextlib.suppress(OSError):
+                return self.info(name)
+        return _described(name, found)
+
+    def _open(self, path: str) -> int:
+        """A descriptor (O_PATH) of what `path` leads to, which is no link."""
+        below = path.rstrip("/").removeprefix(self._top.rstrip("/"))
+        parts = below.split("/")[1:]
+        for _ in range(_MOST_TURNS):
+            fd, count, target = self._walk(parts)
+            if fd is not None:
+                return fd
+            parts = self._turned(path, parts[:count], target, parts[count:])
+        raise FileNotFoundError(path)
+
+    def _walk(self, parts: Sequence[str]) -> tuple[int | None, int, str]:
+        """As far as there is neither a link nor `..`: the descriptor of the last part, or none, how
+        many parts have been passed, and what the link says that comes next (and counts as
+        passed, too), or `..`."""
+        fd = os.open(self._top, os.O_PATH | os.O_CLOEXEC)
+        try:
+            for index, part in enumerate(parts):
+                if part == "..":
+                    return None, index + 1, ".."
+                last, fd = fd, -1
+                try:
+                    fd = os.open(part, _OPEN_PART, dir_fd=last)
+                finally:
+                    os.close(last)
+                if stat.S_ISLNK(os.fstat(fd).st_mode):
+                    return None, index + 1, os.readlink("", dir_fd=fd)
+            result, fd = fd, -1
+            return result, len(parts), ""
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _turned(
+        self, path: str, passed: Sequence[str], target: str, rest: Sequence[str]
+    ) -> list[str]:
+        """The parts below the root that stand for a link's `target` and the `rest` behind it. What
+        was `passed` before the link is free of links. Outside the root nothing is looked at: there,
+        the text alone must lead back, by the root's true name or by the one that it was given."""
+        top = _parts(os.path.realpath(self._top))
+        ahead = _parts(target) + list(rest)
+        place = [*top, *passed[:-1]]
+        if target.startswith("/"):
+            place = []
+            given = _parts(self._top)
+            if ahead[: len(given)] == given:
+                place, ahead = top, ahead[len(given) :]
+        for index, part in enumerate(ahead):
+            is_inside = place[: len(top)] == top
+            if is_inside and part != "..":
+                return place[len(top) :] + ahead[index:]
+            place = place[:-1] if part == ".." else [*place, part]
+        if place[: len(top)] != top:
+            raise FileNotFoundError(f"{path} leads out of {self._top}")
+        return place[len(top) :]
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _read(file: int, start: int, end: int) -> bytes:
+    pieces = []
+    while start < end and (piece := os.pread(file, end - start, start)):
+        pieces.append(piece)
+        start += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _described(name: str, found: os.stat_result) -> dict[str, Any]:
+    kind = "other"
+    if stat.S_ISDIR(found.st_mode):
+        kind = "directory"
+    elif stat.S_ISREG(found.st_mode):
+        kind = "file"
+    return {
+        "name": name,
+        "size": found.st_size,
+        "type": kind,
+        "mode": found.st_mode,
+        "uid": found.st_uid,
+        "gid": found.st_gid,
+        "mtime": found.st_mtime,
+        "ino": found.st_ino,
+        "nlink": found.st_nlink,
+    }

@@ -1,0 +1,131 @@
+"""`file://`: nothing outside the source can be seen or read, whatever links in it say."""
+
+import os
+
+import pytest
+
+from cachefs.errors import NotFoundError, OriginError, UsageError
+from cachefs.origin.open_origin import open_origin
+from tests.origin.listing import list_all
+
+SECRET = b"not for users"
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "root"
+    path.mkdir()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(SECRET)
+    return path
+
+
+@pytest.fixture
+async def origin(root):
+    opened = open_origin(f"file://{root}")
+    yield opened
+    await opened.aclose()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "../outside/secret",
+        "../outside",
+        "{outside}/secret",
+        "{outside}",
+        "/",
+        "..",
+        "inner/../../outside/secret",
+        "up/outside/secret",
+        "chain",
+        "{root}/../outside/secret",
+        "/proc/self/root{outside}/secret",
+        "circle",
+    ],
+)
+async def test_links_that_lead_outside_are_not_there(root, origin, target) -> None:
+    outside = root.parent / "outside"
+    (root / "inner").mkdir()
+    (root / "up").symlink_to("inner/../..")
+    (root / "chain").symlink_to("inner/next")
+    (root / "inner/next").symlink_to(outside / "secret")
+    (root / "link").symlink_to(target.format(root=root, outside=outside))
+    (root / "circle").symlink_to("circle")
+    assert sorted(await list_all(origin)) == ["inner"]
+    assert origin.counters.skipped_keys == 4
+    assert await list_all(origin, "inner") == {}
+    for path in ("link", "link/secret", "link/outside/secret", "up/outside/secret"):
+        with pytest.raises(NotFoundError):
+            await origin.stat(path)
+        with pytest.raises(NotFoundError):
+            await list_all(origin, path)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("inner/f", "f"),
+        ("inner/../inner/./f", "f"),
+        ("{root}/inner/f", "f"),
+        ("{given}/inner/f", "f"),
+        ("../root/inner/f", "f"),
+        ("inner/back/inner/f", "f"),
+        ("inner", "inner"),
+        (".", "root"),
+    ],
+)
+async def test_links_that_stay_inside_are_followed(root, target, name) -> None:
+    given = root.parent / "given"
+    given.symlink_to(root)
+    (root / "inner").mkdir()
+    (root / "inner/f").write_bytes(b"data")
+    (root / "inner/back").symlink_to("..")
+    (root / "link").symlink_to(target.format(root=root, given=given))
+    origin = open_origin(f"file://{given}")
+    entry = (await list_all(origin))["link"]
+    assert await origin.stat("link") == entry.meta
+    if name == "f":
+        assert bytes(await origin.read("link", entry.meta, 1, 3)) == b"ata"
+    else:
+        assert entry.is_dir
+        inner = await list_all(origin, "link")
+        assert set(inner) == ({"f", "back"} if name == "inner" else {"inner", "link"})
+        path = "link/f" if name == "inner" else "link/link/inner/f"
+        assert bytes(await origin.read(path, await origin.stat(path), 0, 4)) == b"data"
+    await origin.aclose()
+
+
+async def test_what_becomes_a_link_after_it_was_listed_is_not_read(root, origin) -> None:
+    (root / "f").write_bytes(SECRET.upper())
+    (root / "d").mkdir()
+    (root / "d/secret").write_bytes(SECRET.upper())
+    metas = {path: await origin.stat(path) for path in ("f", "d/secret")}
+    (root / "f").unlink()
+    (root / "f").symlink_to("../outside/secret")
+    (root / "d").rename(root / "e")
+    (root / "d").symlink_to("../outside")
+    for path, meta in metas.items():
+        with pytest.raises(OriginError):
+            await origin.read(path, meta, 0, len(SECRET))
+        with pytest.raises(FileNotFoundError):
+            origin._fs.cat_file(f"{root}/{path}", start=0, end=len(SECRET))
+
+
+async def test_no_descriptor_is_left_open(root, origin) -> None:
+    (root / "f").write_bytes(b"data")
+    (root / "to-f").symlink_to("f")
+    (root / "out").symlink_to("../outside/secret")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        meta = (await list_all(origin))["to-f"].meta
+        await origin.read("to-f", meta, 0, 4)
+        with pytest.raises(NotFoundError):
+            await origin.stat("out/x")
+    assert len(os.listdir("/proc/self/fd")) <= before + 5, "trio may keep some of its own"
+
+
+async def test_fsspec_s_layers_over_local_files_are_refused(root) -> None:
+    with pytest.raises(UsageError, match="would follow links"):
+        open_origin(f"simplecache::file://{root}")
