@@ -1,8 +1,10 @@
 """Mounts shared into containers, as mount namespaces."""
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,41 @@ def test_a_private_container_keeps_what_it_saw_first(host: Host) -> None:
 
 def _is_mounted(namespace: MountNamespace, place: Path) -> bool:
     return f" {place} " in namespace.run("cat", "/proc/self/mountinfo")
+
+
+def test_commands_know_bind_mounts_of_a_mount(host: Host) -> None:
+    """That is what containers have: the mount itself, or a directory of it, at another place, and
+    perhaps nothing where the daemon mounted it."""
+    root = host.site.mountpoint.parent
+    whole, part = root / "whole", root / "part"
+    (host.site.files / "train").mkdir()
+    (host.site.files / "train/a").write_bytes(b"x" * 1000)
+    host.mount(host.namespace)
+    container = host.container("private")
+    for place, what in ((whole, host.mountpoint), (part, host.mountpoint / "train")):
+        place.mkdir()
+        container.run("mount", "--bind", what, place)
+    container.run("umount", host.mountpoint)
+
+    def ask(*words: object) -> dict[str, Any]:
+        answer = json.loads(container.run(CACHEFS, *words, "--json"))
+        found: dict[str, Any] = answer[0] if isinstance(answer, list) else answer
+        return found
+
+    assert ask("load", part)["progress"]["fetched_files"] == 1
+    assert ask("info", part / "a")["source"] == f"{host.site.source}/train/a"
+    assert ask("du", "-s", part)["cached_bytes"] == 1000
+    assert ask("du", "-s", whole / "train")["cached_bytes"] == 1000
+    assert ask("info", "a", "--mount", part)["size_bytes"] == 1000
+    for place in (whole, part):
+        status = ask("status", place)
+        assert (status["state"], status["mountpoint"]) == ("serving", str(host.mountpoint))
+    rows = json.loads(container.run(CACHEFS, "status", "--json"))
+    assert [row["mountpoint"] for row in rows].count(str(host.mountpoint)) == 1
+    assert not {str(whole), str(part)} & {row["mountpoint"] for row in rows}
+    assert ask("stats", whole, "-n", "1", "-i", "0.2")
+    container.run(CACHEFS, "set", part, "max-downloads=7")
+    assert ask("status", whole)["limits"]["max_downloads"] == 7
+    container.run(CACHEFS, "umount", part)
+    assert host.content(host.namespace) == "content"
+    assert "is not mounted" in container.run(CACHEFS, "status", part, code=1)

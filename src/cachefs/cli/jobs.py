@@ -13,7 +13,7 @@ from cachefs.cli.load import TIMEOUT_S, follow
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
-from cachefs.mounts import canonical, read_entries, socket_path
+from cachefs.mounts import read_entries, served_on, socket_path
 from cachefs.units import format_bytes, format_duration
 
 _debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
@@ -109,7 +109,7 @@ def _mounts(mountpoint: str | None) -> list[Path]:
     alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
     if mountpoint is None:
         return alive
-    place = canonical(Path(mountpoint))
+    place = served_on(Path(mountpoint))
     if place not in alive:
         raise UsageError(f"{place} is not mounted by cachefs; cachefs status shows what is")
     return [place]

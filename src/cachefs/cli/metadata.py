@@ -13,7 +13,7 @@ from cachefs.cli.progress import counting
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import MountError
-from cachefs.mounts import canonical, read_entries, socket_path
+from cachefs.mounts import read_entries, served_on, socket_path
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 def _mount(mountpoint: str) -> Path:
     if not mountpoint or "\0" in mountpoint:
         raise MountError("the mountpoint is empty; name a directory")
-    place = canonical(Path(mountpoint))
+    place = served_on(Path(mountpoint))
     if all(Path(entry.mountpoint) != place or not entry.alive for entry in read_entries()):
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
     return place

@@ -189,10 +189,11 @@ def _serve(
             if config.data_path == "relay":
                 raise _not_possible(str(error)) from error
             why_python = str(error)
-    with RuntimeFile(config.mountpoint, config.source, log_file_of(config)):
+    with RuntimeFile(config.mountpoint, config.source, log_file_of(config)) as claim:
         from cachefs.daemon.run import run
 
         def tell() -> None:
+            claim.note_device()
             manager.ready(status)
             on_ready()
 
@@ -212,7 +213,12 @@ def _supervise(
         config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where
     )
     with RuntimeFile(config.mountpoint, config.source, log_file, supervised=True) as claim:
-        Supervisor(task, on_ready, manager, claim.note_failed_upgrade).run()
+
+        def tell(warnings: Sequence[str] = ()) -> None:
+            claim.note_device()
+            on_ready(warnings)
+
+        Supervisor(task, tell, manager, claim.note_failed_upgrade).run()
 
 
 command = _MountCommand(

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import canonical, find_entry, read_entries
+from cachefs.mounts import find_entry, read_entries, served_on
 
 _LAST_BREATH_S = 0.5
 """A daemon that is being killed closes its socket before it lets go of the mountpoint."""
@@ -16,7 +16,7 @@ def the_mount(mountpoint: str | None) -> Path:
     if mountpoint is not None:
         if not mountpoint or "\0" in mountpoint:
             raise UsageError("the mountpoint is empty; name a directory")
-        place = canonical(Path(mountpoint))
+        place = served_on(Path(mountpoint))
         if place not in alive:
             raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
         return place

@@ -8,7 +8,7 @@ import click
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import canonical, find_entry, socket_path
+from cachefs.mounts import find_entry, served_on, socket_path
 from cachefs.units import format_bytes
 
 _TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
     arguments = parse_settings(settings)
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
-    place = canonical(Path(mountpoint))
+    place = served_on(Path(mountpoint))
     entry = find_entry(place)
     if entry is None or not entry.alive:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")

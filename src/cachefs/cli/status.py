@@ -13,10 +13,11 @@ from cachefs.mounts import (
     Health,
     RuntimeEntry,
     cachefs_mounts,
-    canonical,
+    entry_of,
     probe,
     read_entries,
     remove_leftovers,
+    served_on,
     socket_path,
 )
 from cachefs.units import format_bytes, format_duration
@@ -49,7 +50,7 @@ def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
     """
     rows = collect()
     if mountpoint is not None:
-        place = str(canonical(Path(mountpoint)))
+        place = str(served_on(Path(mountpoint)))
         rows = [row for row in rows if row["mountpoint"] == place]
         if not rows:
             raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
@@ -68,7 +69,11 @@ def collect() -> list[dict[str, Any]]:
     """One object per mount: `state`, and the daemon's report (`control.report`) if it gave one,
     else `mountpoint`, `source`, `pid`, `supervisor_pid` as far as they are known, and `problem`."""
     entries = {entry.mountpoint: entry for entry in read_entries()}
-    mounts = {str(mount.mountpoint): mount.source for mount in cachefs_mounts()}
+    mounts = {}
+    for mount in cachefs_mounts():
+        served = entry_of(mount, entries.values())
+        place = str(mount.mountpoint) if served is None else served.mountpoint
+        mounts[place] = mount.source
     rows = [_describe(Path(place), mounts[place], entries.get(place)) for place in mounts]
     for place, entry in entries.items():
         if place not in mounts and entry.alive:

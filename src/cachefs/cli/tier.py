@@ -10,7 +10,7 @@ from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.client import TIMEOUT_S, ask
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import canonical, find_entry, socket_path
+from cachefs.mounts import find_entry, served_on, socket_path
 from cachefs.types import Medium
 from cachefs.units import format_bytes, parse_ratio, parse_size
 
@@ -126,7 +126,7 @@ def _ask(
     """The daemon's answer. Raises `CachefsError`."""
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
-    place = canonical(Path(mountpoint))
+    place = served_on(Path(mountpoint))
     entry = find_entry(place)
     if entry is None or not entry.alive:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")

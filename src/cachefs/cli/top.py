@@ -25,7 +25,7 @@ from cachefs.cli.top_view import MountView
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import canonical, socket_path
+from cachefs.mounts import served_on, socket_path
 
 _TIMEOUT_S = 2.0
 _ENDED = "ended"
@@ -59,7 +59,7 @@ def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         raise UsageError("top needs a terminal; cachefs stats prints a line per interval anywhere")
-    place = None if mountpoint is None else str(canonical(Path(mountpoint)))
+    place = None if mountpoint is None else str(served_on(Path(mountpoint)))
     watch = _Watch(place)
     watch.look()
     if place is not None and not watch.views:

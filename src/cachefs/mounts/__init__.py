@@ -1,6 +1,6 @@
 """Mountpoints: the kernel's table, checks before mounting, unmounting, and runtime files."""
 
-from cachefs.mounts.inside import locate
+from cachefs.mounts.inside import entry_of, locate, served_on
 from cachefs.mounts.prepare import prepare_mountpoint
 from cachefs.mounts.runtime import (
     RuntimeEntry,
@@ -23,6 +23,7 @@ __all__ = [
     "cachefs_mounts",
     "canonical",
     "default_log_file",
+    "entry_of",
     "find_entry",
     "find_mount",
     "holders",
@@ -31,6 +32,7 @@ __all__ = [
     "probe",
     "read_entries",
     "remove_leftovers",
+    "served_on",
     "socket_path",
     "unmount",
 ]

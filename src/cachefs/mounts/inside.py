@@ -1,12 +1,16 @@
 """Which mount a path that a user typed lies in, and where in it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cachefs.errors import MountError, UsageError
-from cachefs.mounts.runtime import read_entries
-from cachefs.mounts.table import canonical
+from cachefs.mounts.runtime import RuntimeEntry, read_entries
+from cachefs.mounts.table import Mount, cachefs_mounts, canonical
+
+Views = dict[Path, tuple[Path, str]]
+"""Where the files of mounts are seen: the mountpoint of each daemon, and bind mounts of it or of a
+directory in it, with the daemon's mountpoint and what lies above the files in it."""
 
 
 def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, list[str]]:
@@ -16,31 +20,61 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
     relative to `mountpoint`, or to the only mount that there is. Nothing in the mount is touched.
     Raises `MountError`, `UsageError`.
     """
-    alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
-    only = _named(mountpoint, alive) if mountpoint is not None else None
+    entries = read_entries()
+    alive = [Path(entry.mountpoint) for entry in entries if entry.alive]
+    views = _views(entries)
+    only = _named(mountpoint, views) if mountpoint is not None else None
     places: set[Path] = set()
     inner: list[str] = []
     for path in paths:
         if not path or "\0" in path:
             raise UsageError("an empty path; name a file or a directory of a mount")
-        place, below = _split(path, alive if only is None else [only])
-        if place is None:
+        place, below = _split(path, views)
+        if place is None or (only is not None and place != only[0]):
             if only is None and os.path.lexists(path):
                 raise _nowhere(path)
-            place, below = only or _only(alive, path), _relative(path)
+            place, above = only or (_only(alive, path), "")
+            below = _joined(above, _relative(path))
         places.add(place)
         inner.append(below)
     if len(places) > 1:
         names = " and ".join(sorted(map(str, places)))
         raise UsageError(f"the paths lie in several mounts, {names}; one at a time, please")
-    return (places.pop() if places else only or _only(alive, None)), inner
+    if only is not None:
+        return only[0], inner
+    return (places.pop() if places else _only(alive, None)), inner
 
 
-def _named(mountpoint: str, alive: list[Path]) -> Path:
+def served_on(path: Path) -> Path:
+    """The mountpoint of the daemon whose mount, or a bind mount of it, is on `path`; else `path`,
+    canonical."""
+    place = canonical(path)
+    return _views(read_entries()).get(place, (place, ""))[0]
+
+
+def entry_of(mount: Mount, entries: Iterable[RuntimeEntry]) -> RuntimeEntry | None:
+    """Who serves what is mounted there."""
+    for entry in entries:
+        if entry.alive and entry.device and entry.device == mount.device:
+            return entry
+    return next((e for e in entries if e.mountpoint == str(mount.mountpoint)), None)
+
+
+def _views(entries: Sequence[RuntimeEntry]) -> Views:
+    alive = [entry for entry in entries if entry.alive]
+    views = {Path(entry.mountpoint): (Path(entry.mountpoint), "") for entry in alive}
+    for mount in cachefs_mounts():
+        entry = entry_of(mount, alive)
+        if entry is not None:
+            views[mount.mountpoint] = Path(entry.mountpoint), mount.root.strip("/")
+    return views
+
+
+def _named(mountpoint: str, views: Views) -> tuple[Path, str]:
     place = canonical(Path(mountpoint))
-    if place not in alive:
+    if place not in views:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
-    return place
+    return views[place]
 
 
 def _only(alive: list[Path], path: str | None) -> Path:
@@ -53,21 +87,28 @@ def _only(alive: list[Path], path: str | None) -> Path:
     return alive[0]
 
 
-def _split(path: str, mounts: list[Path]) -> tuple[Path | None, str]:
+def _split(path: str, views: Views) -> tuple[Path | None, str]:
     """By name: nothing below a mountpoint is asked for, as that may wait for an origin."""
     absolute = Path(os.path.abspath(path))
-    found = _below(absolute, mounts)
+    found = _below(absolute, views)
     if found[0] is None:  # a link may lead into one
-        found = _below(Path(os.path.realpath(path)), mounts)
+        found = _below(Path(os.path.realpath(path)), views)
     return found
 
 
-def _below(path: Path, mounts: list[Path]) -> tuple[Path | None, str]:
-    for mount in sorted(mounts, key=lambda mount: len(mount.parts), reverse=True):
-        if path.is_relative_to(mount):
-            below = str(path.relative_to(mount))
-            return mount, "" if below == "." else below
+def _below(path: Path, views: Views) -> tuple[Path | None, str]:
+    for seen_at in sorted(views, key=lambda place: len(place.parts), reverse=True):
+        if path.is_relative_to(seen_at):
+            place, above = views[seen_at]
+            below = str(path.relative_to(seen_at))
+            return place, _joined(above, "" if below == "." else below)
     return None, ""
+
+
+def _joined(above: str, below: str) -> str:
+    if "://" in below:
+        return below  # a URL at the source
+    return "/".join(filter(None, (above, below)))
 
 
 def _relative(path: str) -> str:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from cachefs.errors import CachefsError, MountError
+from cachefs.mounts.table import find_mount
 
 RUNTIME_DIR = Path("/run/cachefs")
 """For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
@@ -27,8 +28,8 @@ _LEAST_BYTES = 4096
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
     """What the process that a mount belongs to says about itself before it mounts: the daemon, or
-    its supervisor (`supervised`), which also tells why the last upgrade failed. `alive`: its lock
-    is held."""
+    its supervisor (`supervised`), which also tells why the last upgrade failed. `device` is that
+    of the kernel's table, "" before it mounts. `alive`: its lock is held."""
 
     mountpoint: str
     source: str
@@ -38,6 +39,7 @@ class RuntimeEntry:
     supervised: bool = False
     upgrade_failed_at: float = 0.0
     upgrade_failure: str | None = None
+    device: str = ""
     alive: bool = False
 
 
@@ -113,6 +115,13 @@ class RuntimeFile:
         self._entry = replace(self._entry, upgrade_failed_at=time.time(), upgrade_failure=why)
         self._write()
 
+    def note_device(self) -> None:
+        """For those who see the mount elsewhere; to be called when it is mounted."""
+        mount = find_mount(Path(self._entry.mountpoint))
+        if mount is not None:
+            self._entry = replace(self._entry, device=mount.device)
+            self._write()
+
     def _write(self) -> None:
         """All at once, and always as long, so that it is whole whenever it is read."""
         fields = asdict(self._entry)
@@ -172,6 +181,7 @@ def read_entry(path: Path) -> RuntimeEntry | None:
             supervised=bool(fields.get("supervised", False)),
             upgrade_failed_at=float(fields.get("upgrade_failed_at", 0.0)),
             upgrade_failure=fields.get("upgrade_failure"),
+            device=str(fields.get("device", "")),
             alive=alive,
         )
     except (OSError, ValueError, KeyError, TypeError):

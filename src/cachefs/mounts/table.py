@@ -22,12 +22,14 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 class Mount(NamedTuple):
-    """One line of the kernel's mount table. `device` is "MAJOR:MINOR", and no other mount's."""
+    """One line of the kernel's mount table. `device` is "MAJOR:MINOR", the same for all mounts of
+    one file system; `root` is what of it is seen: "/", or less with a bind mount."""
 
     mountpoint: Path
     fstype: str
     source: str
     device: str = ""
+    root: str = "/"
 
 
 class Health(Enum):
@@ -50,7 +52,8 @@ def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
         fields, rest = left.split(" "), right.split(" ")
         if separator and len(fields) >= 6 and len(rest) >= 2:
             place, source = Path(_unescape(fields[4])), _unescape(rest[1])
-            mounts.append(Mount(place, rest[0], source, fields[2]))
+            root = _unescape(fields[3])
+            mounts.append(Mount(place, rest[0], source, fields[2], root))
     return mounts
 
 
