@@ -34,6 +34,12 @@ class NotFoundError(OriginError):
     """There is no such object, directory or bucket. ENOENT."""
 
 
+def reason_of(error: OSError) -> str:
+    """For a user: what the system said, and of which file."""
+    said = error.strerror or str(error)
+    return f"{error.filename}: {said}" if error.filename is not None else said
+
+
 class NotADirError(OriginError):
     """A directory was expected and an object was found. ENOTDIR."""
 

@@ -61,7 +61,7 @@ METRICS = (
     _gauge("cache_buffer_bytes", "Memory for blocks on their way; --buffer-size bounds it."),
     _gauge("load_jobs", "Load jobs that are queued or at work."),
     _gauge("tier_quota_bytes", "What a tier may hold.", *_TIER),
-    _gauge("tier_high_bytes", "Eviction begins above it.", *_TIER),
+    _gauge("tier_high_bytes", "Above it, what the policy lets go is evicted.", *_TIER),
     _gauge("tier_low_bytes", "Eviction ends below it.", *_TIER),
     _gauge("tier_used_bytes", "Slots in use: what the watermarks look at.", *_TIER),
     _gauge("tier_cached_bytes", "Bytes of blocks in a tier.", *_TIER),

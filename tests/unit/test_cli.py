@@ -212,7 +212,7 @@ NO_COUNTS = dict.fromkeys(
 
 
 def tier_of(medium: str, path: str, **changes: object) -> dict[str, Any]:
-    sizes = {"quota_bytes": 100 << 30, "used_bytes": 3 << 29}
+    sizes = {"quota_bytes": 101 << 30, "capacity_bytes": 100 << 30, "used_bytes": 3 << 29}
     marks = {"high_bytes": 95 << 30, "low_bytes": 85 << 30}
     tier = {"medium": medium, "path": path, "health": "normal", **sizes, **marks, **NO_COUNTS}
     return {**tier, **changes}
@@ -321,9 +321,9 @@ def test_status_of_one_mount_shows_its_tiers(machine: dict[str, Any]) -> None:
         "LIMIT 50 MiB/s for uid 1000",
         "",
         "TIER PATH HEALTH USED HIGH/LOW",
-        "MEM /m normal 1.5 GiB of 100 GiB 95%/85%",
-        "SSD1 /s:1 normal 1.5 GiB of 100 GiB 95%/85%",
-        "SSD2 /s2 normal 1.5 GiB of 100 GiB 95%/85%",
+        "MEM /m normal 1.5 GiB of 101 GiB 95%/85%",
+        "SSD1 /s:1 normal 1.5 GiB of 101 GiB 95%/85%",
+        "SSD2 /s2 normal 1.5 GiB of 101 GiB 95%/85%",
         "",
         "TIER HITS EVICTED DEMOTED PROMOTED REJECTED VERIFIED BAD ERRORS",
         "MEM 0 0 0 0 0 0 0 0",
@@ -348,7 +348,7 @@ def test_a_sick_tier_catches_the_eye(
         "HDD /h: 4 slab files were missing or damaged",
     ]
     lines = lines_of("status", "/mnt/a")
-    assert "SSD /s UNSTABLE 1.5 GiB of 100 GiB 95%/85%" in lines
+    assert "SSD /s UNSTABLE 1.5 GiB of 101 GiB 95%/85%" in lines
     assert "MEM 99999 123k 1M 0 0 0 3 0" in lines
     assert "SSD 0 0 0 0 0 0 0 5" in lines
     assert lines[-4:] == ["", *notices]

@@ -54,6 +54,23 @@ def test_the_default_cache_directory_is_the_sources_own() -> None:
     assert len(places) == 3
 
 
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_a_store_has_one_default_cache_wherever_its_endpoint_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def default(source: str = "s3://a/b", **options: object) -> Path:
+        return load_mount_config(source, "/mnt", options).cache_dirs[0]
+
+    given, plain, oss = default(endpoint="http://x"), default(), default("oss://a/b")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://y")
+    monkeypatch.setenv(name, "http://x")
+    assert default() == given
+    assert default(endpoint="http://x") == given
+    assert default("oss://a/b") == oss
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert default() == plain
+
+
 def test_it_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         load().cache_size = 1  # type: ignore[misc]

@@ -60,6 +60,12 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
+def test_a_daemon_that_cannot_be_started_is_named(stage: Stage) -> None:
+    task = Task(stage.mountpoint, False, "{}", ["/no/such/python"], "status", "the log")
+    with pytest.raises(MountError, match="started: /no/such/python: No such file or directory"):
+        Supervisor(task, lambda warnings: None).run()
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "said"),
     [

@@ -72,3 +72,5 @@ class TierStatus:
     kept_bytes: int = 0
     """Charged slots of blocks that are kept from eviction (pinned by users)."""
     keep_limit_bytes: int = 0
+    capacity_bytes: int = 0
+    """Of the quota, what whole slabs can have; the watermarks are shares of it."""

@@ -380,6 +380,7 @@ class TierStore:
             medium=self.tier.medium,
             health=self.io.health.state.value,
             quota_bytes=self.tier.quota_bytes,
+            capacity_bytes=self.slabs.capacity_bytes,
             disk_bytes=self.slabs.disk_bytes,
             used_bytes=self.slabs.used_charge_bytes,
             high_bytes=self.tier.watermarks.high_bytes,

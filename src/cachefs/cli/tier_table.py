@@ -118,7 +118,8 @@ def _activity(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
 
 
 def _percent(tier: dict[str, Any], name: str) -> str:
-    return f"{tier[name] / max(1, tier['quota_bytes']):.0%}"
+    whole_bytes = tier.get("capacity_bytes", tier["quota_bytes"])
+    return f"{tier[name] / max(1, whole_bytes):.0%}"
 
 
 def _count(number: int) -> str:

@@ -37,7 +37,8 @@ def command(mountpoint: str | None, config_file: str | None, debug: bool) -> Non
 
     The mount stays: files stay open, cached data are read on, other reads wait for some tenths of
     a second. A new daemon is started with the options of the old one, and takes over once its code
-    is loaded; if it can't, the old one goes on. Load jobs stop, and go on with cachefs jobs resume.
+    is loaded; if it can't, the old one goes on. The new daemon
+    takes load jobs up again from their beginning; what they have loaded is not fetched twice.
 
     Only for mounts on the relay's data path (cachefs status MOUNTPOINT tells).
     """

@@ -304,9 +304,19 @@ def cache_id(source: str, endpoint: str | None) -> str:
 
 def default_cache_dirs(data: dict[str, Any]) -> tuple[Path, ...]:
     """From the fields checked so far; `source` is missing from them if it was wrong."""
-    return (user_cache_home() / cache_id(data.get("source", ""), data.get("endpoint")),)
+    return (user_cache_home() / _cache_id_of(data),)
 
 
 def default_mem_dir(data: dict[str, Any]) -> Path:
     """In memory, for the same source."""
-    return user_mem_home() / cache_id(data.get("source", ""), data.get("endpoint"))
+    return user_mem_home() / _cache_id_of(data)
+
+
+def _cache_id_of(data: dict[str, Any]) -> str:
+    """Of the same store, wherever its endpoint comes from: an option or the environment."""
+    source, endpoint = data.get("source", ""), data.get("endpoint")
+    if endpoint is None and source.startswith("s3://"):
+        ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+        names = () if ignored else ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        endpoint = next(filter(None, map(os.environ.get, names)), None)
+    return cache_id(source, endpoint)

@@ -204,7 +204,11 @@ class MountConfig(BaseModel):
     ] = Field(0.1, description="Share of each cache file system to leave free.")
     cache_high: Annotated[
         float, RATIO, Flag(("--cache-high",), metavar="RATIO", group=Group.CACHE)
-    ] = Field(_HIGH, description="Start to evict above this share of the cache size.")
+    ] = Field(
+        _HIGH,
+        description="Above this share of the cache size, evict what the policy lets go; "
+        "epoch keeps what is read again and again.",
+    )
     cache_low: Annotated[
         float,
         RATIO,

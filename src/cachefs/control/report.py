@@ -24,6 +24,7 @@ class TierReport(TypedDict):
     medium: str
     health: str
     quota_bytes: int
+    capacity_bytes: int
     disk_bytes: int
     used_bytes: int
     high_bytes: int
@@ -170,6 +171,7 @@ def tier_report(tier: TierStatus) -> TierReport:
         "medium": tier.medium.value,
         "health": tier.health,
         "quota_bytes": tier.quota_bytes,
+        "capacity_bytes": tier.capacity_bytes,
         "disk_bytes": tier.disk_bytes,
         "used_bytes": tier.used_bytes,
         "high_bytes": tier.high_bytes,

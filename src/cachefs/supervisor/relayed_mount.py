@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cachefs.errors import MountError
+from cachefs.errors import MountError, reason_of
 from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
 from cachefs.fuse.relay import _relay
 from cachefs.supervisor.channel import pair
@@ -38,7 +38,7 @@ class RelayedMount:
         except MountError as error:
             child.channel.send({"error": str(error)})
         except OSError as error:
-            child.channel.send({"error": f"the relay could not begin: {error.strerror}"})
+            child.channel.send({"error": f"the relay could not begin: {reason_of(error)}"})
 
     def _give_to(self, child: Child, source: str, allow_other: bool) -> None:
         is_first = self._mount is None or self._relay is None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
+from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError, reason_of
 from cachefs.mounts import prepare_mountpoint
 from cachefs.supervisor.channel import PROTOCOL, Message
 from cachefs.supervisor.child import Child
@@ -184,7 +184,7 @@ class Supervisor:
         try:
             self._daemon = self._spawn()
         except OSError as error:
-            self._note_failure(f"it could not be started: {error.strerror}")
+            self._note_failure(f"it could not be started: {reason_of(error)}")
 
     def _receive(self, child: Child) -> None:
         """All that it has said."""
@@ -363,7 +363,7 @@ class Supervisor:
         try:
             self._successor = self._spawn()
         except OSError as error:
-            self._note_failed_upgrade(f"it could not be started: {error.strerror}")
+            self._note_failed_upgrade(f"it could not be started: {reason_of(error)}")
             return
         _logger.info("SIGHUP: process %d is to replace %d", self._successor.pid, daemon.pid)
 
