@@ -16,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from cachefs import log as cachefs_log
+from tests.full_database import FullDatabase
 
 pytest_plugins = ["tests.servers.fixtures"]
 
@@ -105,6 +106,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     result = yield
     item.stash[_GUARD].judge()
     return result
+
+
+@pytest.fixture
+def full_database(monkeypatch: pytest.MonkeyPatch) -> FullDatabase:
+    return FullDatabase(monkeypatch)
 
 
 @pytest.fixture

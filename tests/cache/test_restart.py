@@ -24,6 +24,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.full_database import FullDatabase
 
 
 async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path) -> None:
@@ -258,3 +259,51 @@ async def test_many_crashes_under_load_and_eviction(tmp_path: Path) -> None:
                     nursery.cancel_scope.cancel()
     async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:
         await assert_right(cache, origin, refs)
+
+
+@pytest.mark.expect_log("can't write the database", required=False)
+async def test_no_slot_is_used_again_while_the_clean_mark_stands(
+    tmp_path: Path, full_database: FullDatabase
+) -> None:
+    """A daemon that can't say that the directory is open changes nothing in it: the next one
+    believes what the mark says."""
+    origin = MemoryOrigin()
+    old, new = put_many(origin, 20, 30_000), put_many(origin, 5, 30_000, "new")
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, old)
+        await cache.drain()
+        await until(lambda: not stores(cache)[0].files.must_reconcile)
+    full_database.is_full = True
+    async with serving(origin, open_tier(tmp_path), crash=True) as cache:
+        await until(lambda: cache._tiers[0].admission.closed)
+        await assert_right(cache, origin, old + new)
+        await cache.drain()
+        assert cache.status()[0].counters.admitted == 0
+    full_database.is_full = False
+    gets = origin.counters.gets
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, old)
+        assert origin.counters.gets == gets
+        recount(cache)
+        await until(lambda: not cache._tiers[0].admission.closed)
+        await assert_right(cache, origin, new)
+        await cache.drain()
+        assert cache.status()[0].counters.admitted == 5
+
+
+@pytest.mark.expect_log("can't write the database")
+async def test_blocks_are_stored_again_once_the_index_can_be_written(
+    tmp_path: Path, full_database: FullDatabase
+) -> None:
+    origin = MemoryOrigin()
+    refs = put_many(origin, 5, 30_000)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await until(lambda: not stores(cache)[0].files.must_reconcile)
+    full_database.is_full = True
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await until(lambda: cache._tiers[0].admission.closed)
+        full_database.is_full = False
+        await until(lambda: not cache._tiers[0].admission.closed)
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        assert cache.status()[0].counters.admitted == 5

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.db import Database
 from cachefs.db.journal import Change, Journal, read_journal
+from tests.full_database import FullDatabase
 
 TABLES = ("a", "b")
 IDENTITY = 0xDEADBEEF
@@ -194,4 +195,79 @@ async def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
     database.settle()
     await database.commit()
     assert not any((tmp_path / name).exists() for name in JOURNAL_NAMES)
+    database.close()
+
+
+# -- what can't be committed ---------------------------------------------------------------------
+
+
+@pytest.mark.expect_log("can't write the database")
+@pytest.mark.parametrize("kills", [1, 3])
+async def test_a_journal_is_not_emptied_before_its_changes_are_committed(
+    tmp_path: Path, full_database: FullDatabase, kills: int
+) -> None:
+    database = await journalling(tmp_path)
+    expected = {}
+    full_database.is_full = True
+    for kill in range(kills):
+        for number in range(20):
+            key, value = b"%d" % (number % 7), b"%d of %d" % (number, kill)
+            database.put("a", key, value)
+            database.settle()
+            expected[key] = value
+            if number % 9 == 2:
+                assert not await database.commit()
+        database.delete("a", b"3")
+        database.settle()
+        del expected[b"3"]
+        database.abandon()
+        database = await journalling(tmp_path)
+        assert rows(database) == expected
+    full_database.is_full = False
+    assert await database.commit()
+    database.abandon()
+    database, recovered = open_database(tmp_path)
+    assert (recovered, rows(database)) == (0, expected)
+    database.abandon()
+
+
+@pytest.mark.expect_log("can't write the database")
+async def test_without_one_commit_there_is_no_journal_yet(
+    tmp_path: Path, full_database: FullDatabase
+) -> None:
+    full_database.is_full = True
+    database = await journalling(tmp_path)
+    database.put("a", b"1", b"x")
+    assert database.kept("a", b"1") is None
+    assert not (tmp_path / "journal.0").exists()
+    full_database.is_full = False
+    assert await database.commit()
+    full_database.is_full = True
+    database.put("a", b"2", b"x")
+    assert database.kept("a", b"1") == database.kept("a", b"2") == b"x"
+    database.abandon()
+    database, recovered = open_database(tmp_path)
+    assert (recovered, set(rows(database))) == (1, {b"1", b"2"})
+    database.abandon()
+
+
+@pytest.mark.expect_log("can't write|if the daemon dies now")
+async def test_what_is_kept(
+    tmp_path: Path, full_database: FullDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await journalling(tmp_path)
+    database.put("a", b"1", b"journalled")
+    assert database.kept("a", b"1") == b"journalled"
+    full_database.is_full = True
+    with monkeypatch.context() as full:
+        full.setattr(os, "writev", lambda fd, buffers: 0)
+        database.put("a", b"1", b"neither")
+        assert database.kept("a", b"1") is None, "only what is committed counts now"
+    assert not await database.commit()
+    database.put("a", b"2", b"written, but what came before it is missing")
+    assert database.kept("a", b"2") is None
+    full_database.is_full = False
+    assert await database.commit()
+    assert database.kept("a", b"1") == b"neither"
+    assert database.kept("a", b"2") is not None
     database.close()

@@ -21,6 +21,7 @@ from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
 
+_COMMIT_RETRY_S = 1.0
 _IDLE_S = 5.0
 """How long a closing tier waits for its threads: a disk that hangs must not keep us."""
 
@@ -143,14 +144,25 @@ class ActiveTier:
                     nursery.start_soon(store.io.watch)
                     nursery.start_soon(self.admission.watch)
                     task_status.started()
-                    # Before any slot changes: else a crash could leave the last clean mark.
-                    await store.index.commit()
+                    await self._commit_that_it_is_open()
                     for part in (self.admission, self.evictor, self._promoter, self._scrubber):
                         nursery.start_soon(part.run)
                     nursery.start_soon(self._settle)
                     nursery.start_soon(store.commit_loop)
         finally:
             self._stopped.set()
+
+    async def _commit_that_it_is_open(self) -> None:
+        """Before any slot changes: else a crash could leave the last clean mark. Where nothing can
+        be written, what is there is served, and nothing is stored."""
+        index, admission = self.store.index, self.admission
+        if await index.commit() or self.store.files.must_reconcile:
+            return
+        admission.closed = True
+        admission.give_up()
+        while not await index.commit():  # noqa: ASYNC110 - nothing tells when there is space
+            await trio.sleep(_COMMIT_RETRY_S)
+        admission.closed = self.store.retired
 
     async def _settle(self) -> None:
         """What need not be done before the first read."""

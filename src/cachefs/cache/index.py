@@ -177,9 +177,9 @@ class Index:
         """See `Database.warm`: blocks, for a worker thread that may be abandoned."""
         return self._database.warm()
 
-    async def commit(self) -> None:
-        """Make everything put so far durable (or log why not)."""
-        await self._database.commit()
+    async def commit(self) -> bool:
+        """Make everything put so far durable (or log why not, and return False)."""
+        return await self._database.commit()
 
     def close(self) -> None:
         """Commit and close; blocks for the fsync."""

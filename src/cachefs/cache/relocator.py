@@ -68,7 +68,7 @@ class Relocator:
             moved = True
         if moved:
             # Else a crash after the slab was given away could leave its rows pointing to nowhere.
-            await self._store.index.commit()
+            return await self._store.index.commit()
         return True
 
     # -- where to ------------------------------------------------------------------------------

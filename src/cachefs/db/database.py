@@ -22,7 +22,7 @@ import lmdb
 import trio
 
 from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
-from cachefs.db.journal import Journal, read_journal
+from cachefs.db.journal import Change, Journal, read_journal
 from cachefs.db.mapping import mapped_bytes, unmap_pages
 from cachefs.db.overlay import Changes, Overlay
 
@@ -61,6 +61,7 @@ class Database:
         self._journal: Journal | None = None
         self._journal_row = ("", b"")
         self._journal_stem = self._data_path.with_name("journal")
+        self._wants_journal = False
         self._table_numbers = {name: number for number, name in enumerate(tables)}
 
     @classmethod
@@ -85,7 +86,7 @@ class Database:
             return overlay.pending[key]
         if key in overlay.flushing:
             return overlay.flushing[key]
-        try:
+        try:  # as `_committed`, for speed
             value: bytes | None = self._reader.get(key, db=self._handles[table])
         except lmdb.Error as error:
             self._meet_damage(error)
@@ -161,15 +162,15 @@ class Database:
         """Changes that a crash at this instant would lose."""
         return sum(len(o.pending) + len(o.flushing) for o in self._overlays.values())
 
-    async def commit(self) -> None:
+    async def commit(self) -> bool:
         """Write everything pending at the time of the call, durably.
 
         A failure (a full disk) is logged once and the changes stay pending: readers see no
-        difference, only the loss at a crash grows.
+        difference, only the loss at a crash grows. False then.
         """
         async with self._commit_lock:
             if not any(overlay.pending for overlay in self._overlays.values()):
-                return
+                return True
             self.before_commit()
             number = self._begin_journalled()
             batch = {name: overlay.freeze() for name, overlay in self._overlays.items()}
@@ -186,6 +187,9 @@ class Database:
                 self._failing = True
             finally:
                 self._end_commit(committed)
+            if committed and self._wants_journal:
+                self.begin_journal()
+            return committed
 
     def recover(self, table: str, key: bytes, stem: Path | None = None) -> int:
         """Take over what a process that was killed has left in its journal: see `begin_journal`.
@@ -212,11 +216,52 @@ class Database:
 
     def begin_journal(self) -> None:
         """From now on what was changed before a `settle` outlives this process, if not the machine.
-        `recover` must have been called, and what it found have been committed."""
+        `recover` must have been called. What it found, and whatever else could not be committed
+        yet, stands in the new journal, too. If nothing was ever committed, the journal begins when
+        something is: until then nobody could tell whose it is."""
+        identity, last_number = _unpack_journalled(self._committed(*self._journal_row))
+        self._wants_journal = identity == 0
+        if self._wants_journal:
+            return
         try:
-            self._journal = Journal(self._journal_stem, *self._journalled())
+            changes = self._uncommitted()
+            self._journal = Journal(self._journal_stem, identity, last_number, changes)
         except OSError as error:
             log.warning("can't keep a journal in %s: %s", self._journal_stem.parent, error)
+
+    def _uncommitted(self) -> Iterator[Change]:
+        for number, overlay in enumerate(self._overlays.values()):
+            for key, value in (overlay.flushing | overlay.pending).items():
+                if key != self._journal_row[1]:
+                    yield number, key, value
+
+    def kept(self, table: str, key: bytes) -> bytes | None:
+        """The row as the next process finds it if this one is killed now."""
+        if self._journal is not None:
+            self._journal.settle()
+            if self._journal.is_whole:
+                return self.get(table, key)
+        return self._committed(table, key)
+
+    def _committed(self, table: str, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._reader.get(key, db=self._handles[table])
+        except lmdb.Error as error:
+            self._meet_damage(error)
+            return None
+        return value
+
+    def last_key(self, table: str) -> bytes | None:
+        """The greatest key, be it deleted since the last commit; None if there is none."""
+        overlay = self._overlays[table]
+        keys = [max(changes) for changes in (overlay.pending, overlay.flushing) if changes]
+        try:
+            with self._reader.cursor(db=self._handles[table]) as cursor:
+                if cursor.last():
+                    keys.append(cursor.key())
+        except lmdb.Error as error:
+            self._meet_damage(error)
+        return max(keys, default=None)
 
     def settle(self) -> None:
         """Before anybody is told who may outlive this process. Free without a journal."""
@@ -225,8 +270,7 @@ class Database:
 
     def _journalled(self) -> tuple[int, int]:
         """This database's identity, and the number of the last change that was committed."""
-        row = self.get(*self._journal_row)
-        return _JOURNAL_ROW.unpack(row) if row and len(row) == _JOURNAL_ROW.size else (0, 0)
+        return _unpack_journalled(self.get(*self._journal_row))
 
     def _put_journalled(self, identity: int, number: int) -> None:
         table, key = self._journal_row
@@ -350,6 +394,10 @@ class DatabaseSnapshot:
 
     def close(self) -> None:
         self._txn.abort()
+
+
+def _unpack_journalled(row: bytes | None) -> tuple[int, int]:
+    return _JOURNAL_ROW.unpack(row) if row and len(row) == _JOURNAL_ROW.size else (0, 0)
 
 
 def _merge(

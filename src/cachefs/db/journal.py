@@ -12,9 +12,10 @@ goes into every checksum.
 File format: docs/formats/namespace.md.
 """
 
+import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from struct import Struct
 
@@ -29,6 +30,7 @@ CHANGE = Struct("<BHI")
 """Table, length of the key, length of the value or `DELETED`; then key and value."""
 DELETED = 0xFFFFFFFF
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _SETTLE_BYTES = 1 << 20
 _MOST_BYTES = 256 << 20
 """In a file: only when nothing can be committed. Then changes are no longer noted."""
@@ -46,12 +48,16 @@ class Journal:
     """Used on the loop. Writing takes a few microseconds, on a tmpfs always; elsewhere the kernel
     may let a writer wait when too much is to be written to a disk."""
 
-    def __init__(self, stem: Path, identity: int, last_number: int) -> None:
-        """Begin anew, with nothing in it; numbers go on after `last_number`. Raises `OSError`."""
+    def __init__(
+        self, stem: Path, identity: int, last_number: int, changes: Iterable[Change] = ()
+    ) -> None:
+        """Begin anew with `changes`, which are not committed and may stand in the files that are
+        there: these are replaced at one stroke. Numbers go on after `last_number`, that of the
+        last change that is committed. Raises `OSError`; the old files are as they were then."""
         self._identity = identity
         self._paths = journal_paths(stem)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fds = [os.open(path, flags, 0o600) for path in self._paths]
+        new = stem.with_name(stem.name + ".new")
+        self._fds = [os.open(new, _FLAGS, 0o600)]
         self._last_numbers = [0, 0]
         """Of the last change in each file; 0 for an empty one."""
         self._sizes = [0, 0]
@@ -60,6 +66,26 @@ class Journal:
         self._buffer = bytearray()
         self._count = 0
         self._is_broken = False
+        self._gap_number = 0
+        """Of a change that could not be written, and is not known to be committed; 0: there is
+        none."""
+        try:
+            for change in changes:
+                self.note(*change)
+            self.settle()
+            if not self.is_whole:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            new.rename(self._paths[0])
+            self._fds.append(os.open(self._paths[1], _FLAGS, 0o600))
+        except OSError:
+            os.close(self._fds[0])
+            new.unlink(missing_ok=True)
+            raise
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that was settled outlives this process."""
+        return self._gap_number == 0
 
     def note(self, table: int, key: bytes, value: bytes | None) -> None:
         """One change, to be written by `settle`."""
@@ -105,6 +131,7 @@ class Journal:
         """Until the next commit. The number that is left out tells that some are missing."""
         self._is_broken = True
         self._number += 1
+        self._gap_number = self._number
 
     def begin_commit(self) -> int:
         """Everything that was changed is about to be committed. The number to store with it."""
@@ -116,6 +143,8 @@ class Journal:
 
     def end_commit(self, number: int) -> None:
         """It has succeeded."""
+        if number >= self._gap_number:
+            self._gap_number = 0
         for index, fd in enumerate(self._fds):
             if self._sizes[index] and self._last_numbers[index] <= number:
                 os.ftruncate(fd, 0)

@@ -3,7 +3,8 @@
 Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
   so size, bytes and cached blocks of two versions can't mix. Owner, group and mode change in place.
-- Inode numbers are never used twice in the life of a cache directory.
+- Inode numbers are never used twice in the life of a cache directory: the kernel may still have
+  the bytes of the first file. None is handed out before the next process is sure to know of it.
 - A name is bound by the newest observation only: an answer whose request began before the
   look-up or the complete listing that last saw the name (or its absence) is ignored. So nothing
   seen is older than `checked_at_ns`, or the row of the listing, says. Time stamps from the
@@ -47,7 +48,8 @@ FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
 
 _ORPHANS_PER_START = 100_000
-_INO_RESERVE = 1 << 20
+_INO_RESERVE = 1 << 24
+"""More than can be handed out during the slowest commit; inode numbers have 48 bits."""
 
 
 class InodeTable:
@@ -80,9 +82,12 @@ class InodeTable:
         not call back."""
         self._check_meta(identity)
         db.recover("meta", b"journal", journal)
-        stored = db.get("meta", b"next_ino")
-        self._next_ino = int.from_bytes(stored, "big") if stored else ROOT_INO + 1
+        last_key = db.last_key("inodes")
+        last_ino = ROOT_INO if last_key is None else ino_of_key(last_key)
+        self._next_ino = max(_reserved_to(db.get("meta", b"next_ino")), last_ino + 1)
         self._reserved_to = self._next_ino
+        self._kept_to = 0
+        """Numbers below it may be handed out: their reservation is known to outlive us."""
         self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         if db.get("inodes", ino_key(ROOT_INO)) is None:
@@ -213,8 +218,9 @@ class InodeTable:
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
                 return current.ino, False
-            self._unbound(parent, name, current.ino)
         ino = self._allocate()
+        if current is not None:
+            self._unbound(parent, name, current.ino)
         if isinstance(meta, ObjectMeta):
             record = pack_inode_of(
                 KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version, meta.posix
@@ -287,12 +293,21 @@ class InodeTable:
     def _reserve(self) -> None:
         # A crash must not make a number be handed out twice, so the stored counter runs ahead:
         # the caller commits once after construction, and later reservations are made, and by
-        # the regular commits stored, half a reserve before they are needed.
+        # the regular commits stored, half a reserve before they are needed. `_allocate` looks
+        # whether that has succeeded.
         self._reserved_to += _INO_RESERVE
         self._db.put("meta", b"next_ino", self._reserved_to.to_bytes(8, "big"))
 
     def _allocate(self) -> int:
+        """Raises `CacheDirError`, and changes nothing, while no number can be reserved."""
         ino = self._next_ino
+        if ino >= self._kept_to:
+            self._kept_to = _reserved_to(self._db.kept("meta", b"next_ino"))
+            if ino >= self._kept_to:
+                raise CacheDirError(
+                    "names that are not known yet can't be shown: the namespace can't be written "
+                    "(see the log); free some space on its disk"
+                )
         self._next_ino += 1
         if self._next_ino + _INO_RESERVE // 2 > self._reserved_to:
             self._reserve()
@@ -327,6 +342,10 @@ def _is_same(inode: Inode, meta: Found) -> bool:
     if inode.is_dir:
         return False
     return (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
+
+
+def _reserved_to(row: bytes | None) -> int:
+    return int.from_bytes(row, "big") if row else ROOT_INO + 1
 
 
 def join(parent: str, name: bytes) -> str:
