@@ -1,14 +1,17 @@
 """Directories: streamed, kept for a TTL, swept, and their times."""
 
 import math
+from contextlib import suppress
 
 import pytest
 import trio
 import trio.testing
 
-from cachefs.errors import NotFoundError, OriginUnavailableError
+from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.namespace.namespace import ROOT_INO, Ttls
 from cachefs.namespace.snapshot import Snapshot
+from cachefs.origin.names import Pages
+from cachefs.types import Entry, ObjectMeta
 from tests.namespace.harness import ScriptedOrigin, Tree, WallClock
 
 
@@ -565,3 +568,38 @@ async def test_names_that_are_not_utf8_come_through(tree: Tree, origin: Scripted
     inode, _ = await tree.namespace.lookup(ROOT_INO, odd)
     assert inode.size_bytes == 3
     assert tree.namespace.table.path(inode).encode("utf-8", "surrogateescape") == odd
+
+
+async def test_a_name_that_is_listed_twice_is_shown_once(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    fill(origin, 25)
+    list_dir = origin.list_dir
+
+    def repeated(path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
+        pages = [list_dir(path), list_dir(path)]
+
+        async def next_page() -> list[Entry] | None:
+            while pages:
+                with suppress(StopAsyncIteration):
+                    return await anext(pages[0])
+                del pages[0]
+            return None
+
+        return Pages(next_page)
+
+    origin.list_dir = repeated  # type: ignore[method-assign]
+    names = await read_to_end(tree.namespace.open_directory(ROOT_INO))
+    assert names == [f"{number:04}" for number in range(25)]
+
+
+async def test_a_listing_that_repeats_itself_for_ever_is_an_error(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    async def same_page() -> list[Entry] | None:
+        await trio.lowlevel.checkpoint()
+        return [Entry("a", ObjectMeta(1, 0, "v"))]
+
+    origin.list_dir = lambda path, below=None: Pages(same_page)  # type: ignore[method-assign]
+    with trio.fail_after(60), pytest.raises(OriginError, match="same names"):
+        await read_to_end(tree.namespace.open_directory(ROOT_INO))

@@ -11,7 +11,7 @@ from itertools import islice
 
 import trio
 
-from cachefs.errors import NotFoundError
+from cachefs.errors import BadDataError, NotFoundError
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.foreseen import Seen
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
@@ -26,6 +26,10 @@ _BIND_CHUNK = 50
 """Entries of a page taken in without letting the loop run: some 1 ms."""
 _SWEEP_CHUNK = 500
 """Names looked through after a listing without letting the loop run: some 1 ms."""
+
+
+_PAGES_AGAIN = 100
+"""So many pages that bring no new name make it certain that a listing never ends."""
 
 
 class TooLongError(Exception):
@@ -47,6 +51,8 @@ class Begun:
     mtime_before_ns: int
     seen: set[bytes] = field(default_factory=set)
     page_count: int = 0
+    pages_again: int = 0
+    """Pages one after the other that have brought no new name."""
     page: list[Entry] | None = None
     """The next one, if it has come already."""
     changed: bool = False
@@ -122,11 +128,17 @@ class Lister:
             listing.page = page
             if most is not None and listing.page_count >= most:
                 raise TooLongError
+            names_before = len(listing.seen)
             for first in range(0, len(page), _BIND_CHUNK):
                 self._bind(ino, page[first : first + _BIND_CHUNK], listing)
                 await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()
             listing.page = None
             listing.page_count += 1
+            listing.pages_again += 1
+            if len(listing.seen) > names_before:
+                listing.pages_again = 0
+            elif listing.pages_again >= _PAGES_AGAIN:
+                raise BadDataError("a listing has shown nothing but the same names for long")
             snapshot.wake()
 
     def mtime_ns(self, ino: int) -> int:
@@ -154,6 +166,8 @@ class Lister:
         snapshot = listing.snapshot
         for text, meta in entries:
             name = text.encode("utf-8", "surrogateescape")
+            if name in listing.seen:
+                continue  # twice in the listing; it is shown as it came first
             child, is_new = self._table.bind_listed(ino, name, meta, snapshot.as_of_ns)
             listing.changed |= is_new
             listing.seen.add(name)

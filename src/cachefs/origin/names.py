@@ -67,11 +67,13 @@ class TwinMerger:
 
     The key `a` and the prefix `a/` may be pages apart, with `a-1` and `a.txt` between them; but
     all keys between them begin with `a`. So it is enough to remember the files whose names are
-    prefixes of the current name: a stack of at most 255, however long the listing.
+    prefixes of the current name: a stack of at most 255, however long the listing. An entry that
+    comes twice in a row is one entry.
     """
 
     def __init__(self) -> None:
         self._stack: list[Entry] = []
+        self._last_dir = ""
 
     def feed(self, entries: Iterable[Entry]) -> list[Entry]:
         """Entries that are now decided. Empty files are held back while a twin may follow."""
@@ -81,11 +83,18 @@ class TwinMerger:
             name, meta = entry
             while stack and not name.startswith(stack[-1].name):
                 self._pop(out)
+            is_twin = bool(stack) and stack[-1].name == name
             if isinstance(meta, ObjectMeta):
+                if is_twin:
+                    continue
                 stack.append(entry)
                 if meta.size_bytes:
                     out.append(entry)
-            elif not (stack and stack[-1].name == name):
+                continue
+            if name == self._last_dir:
+                continue
+            self._last_dir = name
+            if not is_twin:
                 out.append(entry)
             elif not _size(stack[-1]):
                 stack.pop()

@@ -32,9 +32,16 @@ from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolve_target
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
 from cachefs.origin.s3_direct import DirectReader
-from cachefs.origin.s3_listing import PageRequest, S3Lister, parse_page, version_of
+from cachefs.origin.s3_listing import (
+    PageRequest,
+    S3Lister,
+    next_token,
+    parse_page,
+    version_of,
+    whole_seconds,
+)
 from cachefs.origin.s3_loop import LoopReader
-from cachefs.origin.s3_pages import PagedListing, TreeShapes
+from cachefs.origin.s3_pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3_wire import Wanted
 from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
@@ -47,7 +54,6 @@ _KEY_MAX_BYTES = 1024
 _SMALL_BYTES = 256 << 10
 """Up to this size the way of an object costs more than its bytes. Comparing them with their MD5
 takes the loop .5 ms at the most."""
-_NS_PER_S = 1_000_000_000
 
 
 def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
@@ -269,9 +275,20 @@ class ObjectStoreOrigin(Origin):
             raise mapped from None
 
     async def _has_keys(self, prefix: str) -> bool:
-        """Whether any key begins with `prefix`: one LIST of one key."""
-        body = await self.fetch_page(self.start_page(PageRequest(prefix, max_keys=1)))
-        return parse_page(body, prefix).keys > 0
+        """Whether any key begins with `prefix`: one LIST of one key, and more only if pages
+        without a key come first."""
+        request = PageRequest(prefix, max_keys=1)
+        for _ in range(EMPTY_PAGES):
+            body = await self.fetch_page(self.start_page(request))
+            # More than was asked for is more than the loop should parse.
+            parse = partial(parse_page, body, prefix)
+            is_long = len(body) > _SMALL_BYTES
+            page = await trio.to_thread.run_sync(parse) if is_long else parse()
+            token = next_token(body)
+            if page.keys or token in (None, request.token):
+                return page.keys > 0
+            request = request._replace(token=token)
+        raise BadDataError(f"the listing of {prefix or '/'} has only pages without a key")
 
     def start_page(self, request: PageRequest) -> Prefetch[bytes]:
         """Send one LIST now."""
@@ -336,11 +353,15 @@ def _get(store: S3Store, key: str, options: Any, md5: bytes | None) -> tuple[Any
 
 
 def _meta_from(found: Any) -> ObjectMeta:
-    """From obstore's description; `last_modified` has whole seconds."""
-    modified: datetime = found["last_modified"]
-    mtime_ns = int(modified.timestamp()) * _NS_PER_S
+    """From obstore's description. Raises `BadDataError` if it tells neither ETag nor time: some
+    servers answer so for what is no object (a directory)."""
+    modified: datetime = found["last_modified"]  # 1970 where there is none
+    mtime_ns = whole_seconds(modified)
     size: int = found["size"]
-    return ObjectMeta(size, mtime_ns, version_of(found.get("e_tag"), mtime_ns, size))
+    e_tag: str | None = found.get("e_tag")
+    if not e_tag and not mtime_ns:
+        raise BadDataError("the answer has neither an ETag nor a time, so it describes no object")
+    return ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
 
 
 def _is_strong(version: str) -> bool:

@@ -10,11 +10,13 @@ Everything here blocks and is called in worker threads.
 
 import html
 import re
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
@@ -23,7 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.httpsession import URLLib3Session
 from botocore.utils import get_environ_proxies
 
-from cachefs.errors import BadDataError
+from cachefs.errors import BadDataError, OriginError
 from cachefs.origin import s3_errors
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
@@ -34,13 +36,25 @@ from cachefs.types import Entry, ObjectMeta
 
 PAGE_KEYS = 1000
 """Keys asked for per page: the most that S3 gives."""
+PAGE_BYTES = 16 << 20
+"""A longer page is no listing. One of 1,000 of the longest keys, all their bytes quoted, has 4."""
 
+_MOST_ROWS = 100_000
+"""Stores exist that give more keys than they are asked for."""
+_TAGS_PER_ROW = 40
+_PIECE_BYTES = 64 << 10
+_MOST_AT_ONCE = 512
+"""Requests under way. A server that sends a byte now and then keeps a thread for long."""
 _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
+_MARKER = re.compile(rb"<NextMarker>([^<]+)</NextMarker>")
+_TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
 _ROW_TAGS = ("Key", "Size", "LastModified", "ETag")
 _ROW_PATTERNS = [re.compile(f"<{tag}>([^<]*)</{tag}>") for tag in _ROW_TAGS]
 _PREFIX = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
 _ENCODED = "<EncodingType>url</EncodingType>"
 _NS_PER_S = 1_000_000_000
+_MOST_SECONDS = (1 << 63) // _NS_PER_S
+_MOST_BYTES = 1 << 62
 
 
 def version_of(e_tag: str | None, mtime_ns: int, size_bytes: int) -> str:
@@ -55,20 +69,28 @@ def version_of(e_tag: str | None, mtime_ns: int, size_bytes: int) -> str:
 
 @lru_cache(maxsize=4096)
 def mtime_ns_of(last_modified: str) -> int:
-    """ISO 8601 to ns, cut to whole seconds: HEAD knows no finer time, LIST sometimes does."""
-    return int(datetime.fromisoformat(last_modified).timestamp()) * _NS_PER_S
+    """ISO 8601 to ns, as `whole_seconds`."""
+    return whole_seconds(datetime.fromisoformat(last_modified))
+
+
+def whole_seconds(modified: datetime) -> int:
+    """In ns: HEAD knows no finer time, LIST sometimes does. A time beyond what a file can have
+    (after the year 2262, for example) is the nearest that it can have."""
+    seconds = int(modified.timestamp())
+    return max(-_MOST_SECONDS, min(seconds, _MOST_SECONDS)) * _NS_PER_S
 
 
 class Page:
     """One page of a listing, parsed. `entries` are in key order, unresolved twins included;
-    `keys` counts what was on the page, entries or not."""
+    `keys` counts what was on the page, entries or not; `last_key` is the last of them, or ""."""
 
-    __slots__ = ("entries", "keys", "skipped")
+    __slots__ = ("entries", "keys", "last_key", "skipped")
 
-    def __init__(self, entries: list[Entry], keys: int, skipped: int) -> None:
+    def __init__(self, entries: list[Entry], keys: int, skipped: int, last_key: str = "") -> None:
         self.entries = entries
         self.keys = keys
         self.skipped = skipped
+        self.last_key = last_key
 
 
 class Tree(NamedTuple):
@@ -92,6 +114,9 @@ class PageRequest(NamedTuple):
     token: str | None = None
     start_after: str = ""
     max_keys: int = PAGE_KEYS
+    marker: str = ""
+    """For a store that knows ListObjects of the first version only, and neither `token` nor
+    `start_after`."""
 
 
 class S3Lister:
@@ -108,6 +133,8 @@ class S3Lister:
             timeout=(options.connect_timeout_s, options.idle_timeout_s),
             max_pool_connections=options.max_downloads,
         )
+        self._body_s = options.request_timeout_s
+        self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def fetch(self, request: PageRequest) -> bytes:
         """The XML of one page. Raises `OriginError`."""
@@ -116,6 +143,7 @@ class S3Lister:
             "delimiter": request.delimiter,
             "encoding-type": "url",
             "list-type": "2",
+            "marker": request.marker,
             "max-keys": str(request.max_keys),
             "prefix": request.prefix,
             "start-after": request.start_after,
@@ -130,16 +158,22 @@ class S3Lister:
         return self._send("HEAD", url, key)[0]
 
     def _send(self, method: str, url: str, key: str) -> tuple[dict[str, str], bytes]:
-        request = AWSRequest(method, url)
+        request = AWSRequest(method, url, stream_output=True)
         frozen = self._credentials.current()
         subject = f"{self._target.scheme}://{self._target.bucket}/{key}"
+        if not self._turns.acquire(blocking=False):
+            raise s3_errors.unreachable(self._target, subject)
         try:
             if frozen is not None:
                 S3SigV4Auth(frozen, "s3", self._target.region).add_auth(request)
             answer = self._http.send(request.prepare())
-            body: bytes = answer.content
+            body = self._body(answer.raw)
+        except OriginError:
+            raise
         except Exception:  # also of the libraries below botocore, whose texts may quote headers
             raise s3_errors.unreachable(self._target, subject) from None
+        finally:
+            self._turns.release()
         if answer.status_code != 200:
             code = s3_errors.error_code(body)
             region = answer.headers.get("x-amz-bucket-region")
@@ -149,6 +183,25 @@ class S3Lister:
             )
         return {name.lower(): value for name, value in answer.headers.items()}, body
 
+    def _body(self, raw: Any) -> bytes:
+        """All of it, if it is no longer than a page may be and comes in time: a server that sends
+        without end, or a byte now and then, holds neither memory nor a thread."""
+        began_at = time.monotonic()
+        body = bytearray()
+        while piece := raw.read1(_PIECE_BYTES):
+            body += piece
+            if len(body) > PAGE_BYTES:
+                raw.close()
+                raise BadDataError(
+                    f"an answer of {self._target.endpoint} has more than {PAGE_BYTES >> 20} MiB, "
+                    "which no listing has"
+                )
+            if time.monotonic() - began_at > self._body_s:
+                raw.close()
+                raise TimeoutError
+        raw.release_conn()
+        return bytes(body)
+
     def close(self) -> None:
         """Drop idle connections."""
         self._http.close()
@@ -157,7 +210,31 @@ class S3Lister:
 def next_token(body: bytes) -> str | None:
     """The continuation token, found without parsing: the next page is asked for first."""
     found = _TOKEN.search(body)
-    return html.unescape(found[1].decode()) if found else None
+    if found is None or _says_truncated(body) is False:
+        return None
+    with _no_listing(""):
+        return html.unescape(found[1].decode())
+
+
+def next_marker(body: bytes, page_end: str) -> str | None:
+    """What a listing goes on after that has no token and says all the same that more follows, as
+    the first version of ListObjects does; None at its end. `page_end` is the last key of the page.
+    Raises `BadDataError` if there is nothing to go on from."""
+    if next_token(body) is not None or not _says_truncated(body):
+        return None
+    found = _MARKER.search(body)
+    with _no_listing(""):
+        marker = html.unescape(found[1].decode()) if found else page_end
+    if found and _ENCODED.encode() in body:
+        marker = _decoded(marker)
+    if not marker:
+        raise BadDataError("a listing says that more follows, and not from where on")
+    return marker
+
+
+def _says_truncated(body: bytes) -> bool | None:
+    found = _TRUNCATED.search(body)
+    return found and found[1] == b"true"
 
 
 def parse_page(body: bytes, prefix: str) -> Page:
@@ -187,7 +264,7 @@ def parse_tree(body: bytes, prefix: str) -> Tree:
                 encoded=False,
             )
             pages[path] = _page(part, start)
-        is_whole = next_token(body) is None
+        is_whole = next_token(body) is None and not _says_truncated(body)
         return Tree(pages, keys[-1] if keys else "", is_whole, _is_in_order(keys))
 
 
@@ -230,11 +307,14 @@ def _directories_in(paths: Iterable[str]) -> dict[str, list[str]]:
 def _no_listing(prefix: str) -> Iterator[None]:
     try:
         yield
-    except (ElementTree.ParseError, ValueError, TypeError, AttributeError):
+    except (ElementTree.ParseError, ValueError, TypeError, AttributeError, OverflowError):
         raise BadDataError(f"the listing of {prefix or '/'} is not valid XML of S3") from None
 
 
 def _columns_of(body: bytes) -> "_Columns":
+    rows = body.count(b"<Contents") + body.count(b"<CommonPrefixes")
+    if rows > _MOST_ROWS or body.count(b"<") > _TAGS_PER_ROW * (rows + PAGE_KEYS):
+        raise ValueError(rows)  # a parser would take a hundred times as much memory
     return _columns_fast(body) or _columns(ElementTree.fromstring(body))
 
 
@@ -302,7 +382,10 @@ def _page(columns: _Columns, prefix: str) -> Page:
         if not key.startswith(prefix) or not is_key_name(name):
             skipped += 1
             continue
-        size, mtime_ns = int(size_text), mtime_ns_of(time_text)
+        size, mtime_ns = int(size_text), mtime_ns_of(time_text) if time_text or not e_tag else 0
+        if not 0 <= size <= _MOST_BYTES:
+            skipped += 1
+            continue
         meta = ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
         found.append((key, Entry(name, meta)))
     for key in columns.prefixes:
@@ -316,7 +399,10 @@ def _page(columns: _Columns, prefix: str) -> Page:
     if columns.prefixes:
         found.sort(key=_by_key)
     keys = len(columns.keys) + len(columns.prefixes)
-    return Page([entry for _, entry in found], keys, skipped)
+    last_key = max([*columns.keys[-1:], *columns.prefixes[-1:]], default="")
+    if columns.encoded:
+        last_key = _decoded(last_key)
+    return Page([entry for _, entry in found], keys, skipped, last_key)
 
 
 def _decoded(key: str) -> str:

@@ -6,11 +6,19 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from cachefs.errors import OriginError
+from cachefs.errors import BadDataError, OriginError
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import TwinMerger, join, resolve_twins
 from cachefs.origin.prefetch import Prefetch
-from cachefs.origin.s3_listing import Page, PageRequest, Tree, next_token, parse_page, parse_tree
+from cachefs.origin.s3_listing import (
+    Page,
+    PageRequest,
+    Tree,
+    next_marker,
+    next_token,
+    parse_page,
+    parse_tree,
+)
 from cachefs.types import Entry
 
 T = TypeVar("T")
@@ -19,6 +27,8 @@ _DIRECTORIES = 10_000
 """Directories that something is remembered of."""
 _LISTS_PER_WIDE = 8
 """So many directories of one parent are listed alone before more than one is asked for."""
+EMPTY_PAGES = 100
+"""So many pages without a key may follow each other (S3 gives such where keys were deleted)."""
 
 
 class TreeShapes:
@@ -89,12 +99,15 @@ class PagedListing:
         self._started: Prefetch[bytes] | None = None
         self._merger = TwinMerger()
         self._keys = 0
+        self._empty_pages = 0
+        self._places: set[int] = set()
+        """Hashes of tokens and markers: a listing that comes back to one would never end."""
         self._fetched_all = False
         self._ended = False
 
     async def next_page(self) -> list[Entry] | None:
         """Decided entries of the next page that has any, or None at the end."""
-        if not self._next.prefix:
+        if not self._next.delimiter:  # the first call
             self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
         while not self._ended:
             entries: list[Entry] = []
@@ -123,7 +136,7 @@ class PagedListing:
             request = PageRequest(own_prefix)
         body = await self._origin.fetch_page(self._origin.start_page(request))
         tree = await _in_thread(partial(parse_tree, body, request.prefix))
-        is_whole = tree.is_whole or (tree.is_in_order and not tree.last_key.startswith(own_prefix))
+        is_whole = tree.is_whole or (tree.is_in_order and _is_past(tree.last_key, own_prefix))
         pages = {join(top, path): page for path, page in tree.pages.items()}
         page = pages.pop(self._path, None) or Page([], 0, 0)
         self._take_below(pages, tree, request.prefix.removesuffix(top and top + "/"))
@@ -132,8 +145,11 @@ class PagedListing:
             return page
         self._seeks_below = False
         self._fetched_all = is_whole
-        if is_whole or (tree.is_in_order and not self._has_directories(pages)):
-            self._next = self._next._replace(start_after=tree.last_key)
+        if is_whole:
+            return page
+        if tree.last_key and tree.is_in_order and not self._has_directories(pages):
+            marker = next_marker(body, tree.last_key) or ""
+            self._next = self._next._replace(start_after=tree.last_key, marker=marker)
             return page
         self._origin.shapes.note_deep(self._path)
         return Page([], 0, 0)
@@ -156,13 +172,33 @@ class PagedListing:
         asked, self._started = self._started or self._origin.start_page(self._next), None
         body = await self._origin.fetch_page(asked)
         token = next_token(body)
-        following = self._next._replace(token=token, start_after="")
+        following = self._next._replace(token=token, start_after="", marker="")
         # Asked for before this page is parsed, and given up if it turns out to be no listing.
-        started = self._origin.start_page(following) if token else None
+        started = self._origin.start_page(following) if self._goes_on(token) else None
         page = await _in_thread(partial(parse_page, body, self._next.prefix))
+        marker = next_marker(body, page.last_key)
+        if self._goes_on(marker):
+            following = following._replace(start_after=marker or "", marker=marker or "")
+        self._empty_pages = 0 if page.keys else self._empty_pages + 1
+        if self._empty_pages > EMPTY_PAGES:
+            raise BadDataError(
+                f"the listing of {self._next.prefix or '/'} has {EMPTY_PAGES} pages without a key"
+            )
         self._started, self._next = started, following
-        self._fetched_all = token is None
+        self._places.update(hash(place) for place in (token, marker) if place)
+        self._fetched_all = token is None and marker is None
         return page
+
+    def _goes_on(self, place: str | None) -> bool:
+        """Whether there is a next page. Raises `BadDataError` if it is one that has been there."""
+        if place and hash(place) in self._places:
+            raise BadDataError(f"the listing of {self._next.prefix or '/'} goes round in a circle")
+        return place is not None
+
+
+def _is_past(key: str, prefix: str) -> bool:
+    """Whether all keys with the prefix come before this one, which was sent last."""
+    return bool(key) and not key.startswith(prefix)
 
 
 async def _in_thread(parse: Callable[[], T]) -> T:

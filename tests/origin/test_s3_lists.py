@@ -1,0 +1,255 @@
+"""Listings that lie: what is shown is right or an error, and nothing goes on for ever."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import trio
+
+from cachefs.errors import BadDataError, NotFoundError, OriginError, OriginUnavailableError
+from cachefs.origin import s3_pages
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.origin.s3_listing import PAGE_BYTES
+from cachefs.types import ObjectMeta
+from tests.origin.listing import list_all
+from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row, token
+
+TRUNCATED = "<IsTruncated>true</IsTruncated>"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldS3]:
+    monkeypatch.delenv("http_proxy", raising=False)
+    with ToldS3(lambda asked: page()) as told:
+        yield told
+
+
+@pytest.fixture
+async def origin(server: ToldS3) -> AsyncIterator[Origin]:
+    options = OriginOptions(
+        endpoint=server.endpoint,
+        anonymous=True,
+        connect_timeout_s=5,
+        idle_timeout_s=5,
+        request_timeout_s=2,
+    )
+    opened = open_origin("s3://b", options)
+    yield opened
+    await opened.aclose()
+
+
+async def names(origin: Origin, path: str = "", seeks_below: bool = False) -> list[str]:
+    below = {} if seeks_below else None
+    return [entry.name async for found in origin.list_dir(path, below) for entry in found]
+
+
+def old_store(keys: list[str], page_keys: int, says_where: bool) -> Callable[[Asked], Answer]:
+    """A store that knows ListObjects of the first version."""
+
+    def answer(asked: Asked) -> Answer:
+        start, after = asked.query.get("prefix", ""), asked.query.get("marker", "")
+        rows: dict[str, str] = {}
+        is_cut = False
+        for key in keys:
+            rest = key[len(start) :]
+            group = start + rest.partition("/")[0] + "/" if "/" in rest else ""
+            shown = group if group and "delimiter" in asked.query else key
+            if not key.startswith(start) or shown <= after or shown in rows:
+                continue
+            if len(rows) == page_keys:
+                is_cut = True
+                break
+            rows[shown] = (
+                f"<CommonPrefixes><Prefix>{shown}</Prefix></CommonPrefixes>"
+                if shown == group
+                else row(key)
+            )
+        more = TRUNCATED if is_cut else "<IsTruncated>false</IsTruncated>"
+        if is_cut and says_where:
+            more += f"<NextMarker>{list(rows)[-1]}</NextMarker>"
+        return page(*rows.values(), more=more)
+
+    return answer
+
+
+@pytest.mark.parametrize("says_where", [True, False])
+@pytest.mark.parametrize("seeks_below", [True, False])
+async def test_a_store_without_tokens_is_listed_to_its_end(
+    server: ToldS3, origin: Origin, says_where: bool, seeks_below: bool
+) -> None:
+    keys = ["a", "b/1", "b/2", "b/3", "b/4", "c", "d/1", "d/e/1", "f", "g"]
+    server.answer = old_store(keys, 2, says_where)
+    assert await names(origin, "", seeks_below) == ["a", "b", "c", "d", "f", "g"]
+    assert await names(origin, "b", seeks_below) == ["1", "2", "3", "4"]
+    assert await names(origin, "d", seeks_below) == ["1", "e"]
+    await heads_find_nothing(server)
+    with pytest.raises(NotFoundError):
+        await names(origin, "x", seeks_below)
+
+
+async def heads_find_nothing(server: ToldS3) -> None:
+    """From now on."""
+    answer = server.answer
+    server.answer = lambda asked: answer(asked) if asked.is_list else Answer(status=404)
+    await trio.lowlevel.checkpoint()
+
+
+async def test_a_page_that_failed_is_asked_for_again(server: ToldS3, origin: Origin) -> None:
+    """And not the first one, also at the root of a bucket."""
+
+    def answer(asked: Asked) -> Answer:
+        place = asked.query.get("continuation-token", "")
+        if place and server.lists() == 2:
+            return Answer(status=500)
+        return page(row("b")) if place else page(row("a"), more=token("1"))
+
+    server.answer = answer
+    assert await names(ResilientOrigin(origin, Resilience())) == ["a", "b"]
+    assert server.lists() == 3
+
+
+async def test_more_without_a_place_to_go_on_from_is_an_error(
+    server: ToldS3, origin: Origin
+) -> None:
+    server.answer = lambda asked: page(more=TRUNCATED)
+    with pytest.raises(BadDataError, match="not from where on"):
+        await names(origin)
+
+
+@pytest.mark.parametrize("seeks_below", [True, False])
+async def test_a_page_without_a_key_is_not_the_end(
+    server: ToldS3, origin: Origin, seeks_below: bool
+) -> None:
+    def answer(asked: Asked) -> Answer:
+        place = int(asked.query.get("continuation-token", "0"))
+        return page(more=token(str(place + 1))) if place < 5 else page(row("d/f"))
+
+    server.answer = answer
+    assert await names(origin, "d", seeks_below) == ["f"]
+    await heads_find_nothing(server)
+    assert await origin.stat("d") is None
+
+
+async def test_pages_without_a_key_end_some_day(
+    server: ToldS3, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_pages, "EMPTY_PAGES", 10)
+    server.answer = lambda asked: page(
+        more=token(str(1 + int(asked.query.get("continuation-token", "0"))))
+    )
+    with pytest.raises(BadDataError, match="pages without a key"):
+        await names(origin)
+    assert server.lists() < 15
+
+
+@pytest.mark.parametrize("circle", [1, 3])
+async def test_a_listing_that_goes_round_in_a_circle_is_an_error(
+    server: ToldS3, origin: Origin, circle: int
+) -> None:
+    def answer(asked: Asked) -> Answer:
+        place = int(asked.query.get("continuation-token", "0"))
+        return page(row(f"f{place}"), more=token(str(place % circle + 1)))
+
+    server.answer = answer
+    with pytest.raises(BadDataError, match="circle"):
+        await names(origin)
+    assert server.lists() < 10
+
+
+async def test_a_token_after_the_end_is_left_alone(server: ToldS3, origin: Origin) -> None:
+    more = token("1").replace("true", "false")
+    server.answer = lambda asked: page(row("f"), more=more)
+    assert await names(origin) == ["f"]
+    assert server.lists() == 1
+
+
+async def test_a_key_that_comes_twice_is_one_name(server: ToldS3, origin: Origin) -> None:
+    def answer(asked: Asked) -> Answer:
+        if "continuation-token" not in asked.query:
+            more = token("1") + "<CommonPrefixes><Prefix>d/</Prefix></CommonPrefixes>"
+            return page(row("a", 0), row("a", 0), row("b"), row("b", 5), more=more)
+        return page(row("e"), more="<CommonPrefixes><Prefix>d/</Prefix></CommonPrefixes>")
+
+    server.answer = answer
+    listed = await list_all(origin)
+    assert list(listed) == ["a", "b", "d", "e"]
+    meta = listed["b"].meta
+    assert isinstance(meta, ObjectMeta)
+    assert meta.size_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("odd", "is_shown"),
+    [
+        (row("odd", -5), False),
+        (row("odd", 1 << 63), False),
+        (row("odd", time="9999-12-31T23:59:59Z"), True),
+        (row("odd", time="0001-01-01T00:00:00Z"), True),
+        (row("odd", time=""), True),
+        (row("odd", e_tag=""), True),
+    ],
+)
+async def test_one_odd_object_costs_no_directory(
+    server: ToldS3, origin: Origin, odd: str, is_shown: bool
+) -> None:
+    server.answer = lambda asked: page(row("a"), odd, row("z"))
+    listed = await list_all(origin)
+    assert sorted(listed) == (["a", "odd", "z"] if is_shown else ["a", "z"])
+    assert origin.counters.skipped_keys == (not is_shown)
+    for entry in listed.values():
+        assert isinstance(entry.meta, ObjectMeta)
+        assert abs(entry.meta.mtime_ns) < 1 << 63
+
+
+async def test_an_object_without_etag_and_time_is_an_error(server: ToldS3, origin: Origin) -> None:
+    server.answer = lambda asked: page(row("a"), row("odd", time="", e_tag=""))
+    with pytest.raises(BadDataError):
+        await names(origin)
+    server.answer = lambda asked: Answer(b"data")
+    with pytest.raises(BadDataError, match="neither an ETag nor a time"):
+        await origin.stat("f")
+    meta = ObjectMeta(4, 0, "0-4")
+    with pytest.raises(BadDataError, match="neither an ETag nor a time"):
+        await origin.read("f", meta, 0, 4)
+    server.answer = lambda asked: Answer(b"data", headers={"Last-Modified": DATE})
+    assert (await origin.stat("f")) is not None
+
+
+def endless(piece: bytes, pause_s: float = 0) -> Iterator[bytes]:
+    yield b"<ListBucketResult>"
+    while True:
+        yield piece
+        time.sleep(pause_s)
+
+
+async def fails_within(origin: Origin, limit_s: float, kind: type[OriginError]) -> None:
+    began_at = time.monotonic()
+    with pytest.raises(kind):
+        await names(origin)
+    assert time.monotonic() - began_at < limit_s
+
+
+async def test_an_endless_listing_costs_no_memory(server: ToldS3, origin: Origin) -> None:
+    piece = row("f").encode() * 1000
+    server.answer = lambda asked: Answer(endless(piece))
+    await fails_within(origin, 60, BadDataError)
+    assert server.sent_bytes < 3 * PAGE_BYTES
+
+
+async def test_a_listing_that_trickles_holds_no_thread(server: ToldS3, origin: Origin) -> None:
+    server.answer = lambda asked: Answer(endless(b" ", 0.05))
+    await fails_within(origin, 25, OriginUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<a/>" * 2_000_000, b"<Contents/>" * 200_000, b"<x a='" + b"<" * 1_000_000],
+    ids=["tags", "rows", "garbage"],
+)
+async def test_a_page_that_would_take_much_memory_is_refused(
+    server: ToldS3, origin: Origin, body: bytes
+) -> None:
+    server.answer = lambda asked: Answer(b"<ListBucketResult>" + body + b"</ListBucketResult>")
+    await fails_within(origin, 60, BadDataError)
