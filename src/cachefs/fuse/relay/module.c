@@ -9,11 +9,15 @@
 #include <errno.h>
 #include <fuse_lowlevel.h>
 #include <linux/fuse.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "relay.h"
+#include "waiting.h"
 
 /* -- the daemon's end ---------------------------------------------------------------------------- */
 
@@ -50,27 +54,77 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     return -1;
 }
 
+/* A request whose waiter was killed is answered already: that is no failure of who answers late. */
+static ssize_t write_parts(int fd, const struct iovec *parts, int count) {
+    const struct fuse_out_header *out = parts[0].iov_base;
+    ssize_t written = writev(fd, parts, count);
+    return written < 0 && errno == ENOENT && out->unique != 0 ? (ssize_t)out->len : written;
+}
+
 static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused) {
     (void)fd;
     (void)unused;
     const struct fuse_out_header *out = parts[0].iov_base;
     if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to the INIT that was played */
     ask_for_parallel_lookups(parts, count);
-    return writev(device_fd, parts, count);
+    return write_parts(device_fd, parts, count);
 }
 
 /* The same without a relay: both go to /dev/fuse. */
+static struct waiting plain_waiting;
+
 static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
+    const struct fuse_in_header *in = buffer;
     ssize_t got = read(fd, buffer, length);
-    if (got > 0) note_init(buffer);
+    if (got < (ssize_t)sizeof *in) return got;
+    if (in->opcode == FUSE_INTERRUPT) {
+        waiting_interrupt(&plain_waiting, in);
+        errno = EINTR;
+        return -1;
+    }
+    note_init(in);
+    waiting_note(&plain_waiting, in);
     return got;
 }
 
 static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unused) {
     (void)unused;
     ask_for_parallel_lookups(parts, count);
-    return writev(fd, parts, count);
+    return write_parts(fd, parts, count);
+}
+
+static void *look_for_killed(void *unused) {
+    (void)unused;
+    struct timespec pause = {0, 50000000};
+    for (;;) {
+        nanosleep(&pause, NULL);
+        if (plain_waiting.looked_at > 0) waiting_look(&plain_waiting);
+    }
+    return NULL;
+}
+
+/* For as long as the process lives. */
+static bool watch_plainly(int fd) {
+    pthread_t thread;
+    sigset_t all, before;
+    if (waiting_init(&plain_waiting, fd) != 0) return false;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool began = pthread_create(&thread, NULL, look_for_killed, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (began) pthread_detach(thread);
+    return began;
+}
+
+static void *of_libfuse(const char *name) {
+    void *found = NULL, *libfuse = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
+    if (libfuse == NULL) libfuse = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
+    if (libfuse != NULL) {
+        found = dlsym(libfuse, name);
+        dlclose(libfuse); /* it stays: this module needs it */
+    }
+    return found;
 }
 
 /* pyfuse3 has the session to itself. But it finds this function where it looks for libfuse's, for
@@ -86,16 +140,20 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
         connected = result == 0;
         return result;
     }
-    void *libfuse = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
-    if (libfuse == NULL) libfuse = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
     int (*real)(struct fuse_session *, const char *) = NULL;
-    if (libfuse != NULL) {
-        *(void **)&real = dlsym(libfuse, "fuse_session_mount");
-        dlclose(libfuse); /* it stays: this module needs it */
-    }
+    *(void **)&real = of_libfuse("fuse_session_mount");
     int result = real == NULL ? -1 : real(session, mountpoint);
-    if (result == 0) fuse_session_custom_io(session, &plain, fuse_session_fd(session));
+    int fd = result == 0 ? fuse_session_fd(session) : -1;
+    if (fd >= 0 && watch_plainly(fd)) fuse_session_custom_io(session, &plain, fd);
     return result;
+}
+
+/* The same for the end, before the descriptor is closed. */
+__attribute__((visibility("default"))) void fuse_session_unmount(struct fuse_session *session) {
+    void (*real)(struct fuse_session *) = NULL;
+    *(void **)&real = of_libfuse("fuse_session_unmount");
+    if (plain_waiting.entries != NULL) waiting_end(&plain_waiting);
+    if (real != NULL) real(session);
 }
 
 static PyObject *connect_session(PyObject *module, PyObject *args) {

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "relay.h"
+#include "waiting.h"
 
 #include <errno.h>
 #include <linux/fuse.h>
@@ -72,6 +73,7 @@ struct message {
 struct relay {
     int device_fd, ended_fd;
     struct rt_table table;
+    struct waiting waiting;         /* what is not answered at once */
     unsigned thread_count;
     struct worker *workers;         /* [thread_count + HELPERS] */
     pthread_t looker;
@@ -144,6 +146,7 @@ static void lose_daemon(struct relay *relay) {
 static void forward(struct relay *relay, const void *bytes, size_t length) {
     const struct fuse_in_header *in = bytes;
     ADD(relay->table.header->forwarded, 1);
+    waiting_note(&relay->waiting, in);
     pthread_mutex_lock(&relay->lock);
     if (!relay->can_resend) relay->uniques[relay->unique_count++ % UNIQUES] = in->unique;
     if (relay->requests_fd >= 0 && relay->first == NULL) {
@@ -292,6 +295,7 @@ static bool read_slowly(struct worker *worker, const struct piece *pieces, int c
         ADD(relay->waiting_count, -1);
         return false;
     }
+    waiting_note(&relay->waiting, (const struct fuse_in_header *)request);
     if (worker->leads) { /* somebody else answers what comes meanwhile */
         worker->leads = false;
         sem_post(&relay->lead);
@@ -364,13 +368,15 @@ static size_t take_over(struct worker *worker, char *copy) {
     return length;
 }
 
-/* Requests that wait too long for a disk go to the daemon, which knows other places. */
+/* Requests that wait too long for a disk go to the daemon, which knows other places; and who is
+ * killed waits no longer. */
 static void *look_after(void *argument) {
     struct relay *relay = argument;
     struct timespec pause = {0, LOOK_NS};
     char copy[SMALL_REQUEST];
     while (!GET(relay->stopping)) {
         nanosleep(&pause, NULL);
+        if (GET(relay->waiting.looked_at) > 0) waiting_look(&relay->waiting);
         if (GET(relay->waiting_count) == 0) continue;
         for (unsigned i = 0; i < relay->thread_count + HELPERS; i++) {
             size_t length = take_over(&relay->workers[i], copy);
@@ -418,7 +424,9 @@ static void handle(struct worker *worker, size_t length) {
         break;
     case FUSE_FORGET:    /* nothing is held per look-up; these two want no answer */
     case FUSE_BATCH_FORGET:
-    case FUSE_INTERRUPT: /* whoever is interrupted is let go by the kernel as far as it can be */
+        return;
+    case FUSE_INTERRUPT:
+        waiting_interrupt(&relay->waiting, in);
         return;
     case FUSE_INIT:
         keep_init(relay, request, length);
@@ -521,6 +529,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     sem_init(&relay->lead, 0, 1);
     sem_init(&relay->help, 0, 0);
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
+    if (*error == 0) *error = waiting_init(&relay->waiting, device_fd);
     /* The daemon shares the descriptor, but only writes to it. */
     if (*error == 0 && fcntl(device_fd, F_SETFL, fcntl(device_fd, F_GETFL) | O_NONBLOCK) < 0)
         *error = errno;
