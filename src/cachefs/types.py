@@ -21,6 +21,10 @@ class Medium(Enum):
 UNKNOWN_ID = (1 << 32) - 1
 """No uid or gid: the kernel's own word for none."""
 UNKNOWN_MODE = (1 << 16) - 1
+MOST_MODE = 0o1777
+"""Permission bits and the sticky bit: no setuid, no setgid, and no bits of the file's type."""
+MOST_SIZE_BYTES = 1 << 62
+"""Of a file: what is said to be larger is nonsense."""
 
 
 class Posix(NamedTuple):
@@ -126,6 +130,8 @@ class DataPath:
 
 __all__ = [
     "BLOCK_BYTES",
+    "MOST_MODE",
+    "MOST_SIZE_BYTES",
     "NO_POSIX",
     "UNKNOWN_ID",
     "UNKNOWN_MODE",

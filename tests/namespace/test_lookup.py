@@ -14,6 +14,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginUnavailableError,
 )
+from cachefs.format.inode_record import KIND_DIR, Inode, ino_key, pack_inode
 from cachefs.namespace.namespace import ROOT_INO, Ttls
 from tests.namespace.harness import NS, TTLS, ScriptedOrigin, Tree, WallClock
 
@@ -448,3 +449,23 @@ async def test_the_default_clock_is_the_wall_clock() -> None:
     assert abs(Clock().now_ns() - time.time_ns()) < 10 * NS
     assert Clock(lambda: 50 * NS).remaining_ns(20 * NS, 100 * NS) == 70 * NS
     assert TTLS.entry_s == 100
+
+
+async def test_paths_may_be_thousands_of_levels_deep(tree: Tree, origin: ScriptedOrigin) -> None:
+    deep = "/".join(["d"] * 3_000)
+    origin.put(deep + "/file", b"x")
+    parent = 1
+    for _ in range(3_000):
+        parent, _ = tree.namespace.table.bind(parent, b"d", None, tree.clock.now_ns())
+        assert parent is not None
+    await tree.restart()
+    inode = await tree.find(deep + "/file")
+    assert tree.namespace.table.path(inode) == deep + "/file"
+
+
+async def test_directories_that_lie_in_each_other_are_no_loop(tree: Tree) -> None:
+    for ino, parent in ((90, 91), (91, 90)):
+        record = pack_inode(Inode(ino, KIND_DIR, parent, b"d", 0, 0, ""))
+        tree.db.put("inodes", ino_key(ino), record)
+    with pytest.raises(LookupError):
+        tree.namespace.table.path(tree.namespace.inode(90))

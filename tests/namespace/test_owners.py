@@ -1,9 +1,12 @@
 """Owner, group and mode: of one inode, and changed in place."""
 
+import stat
+
 import pytest
 
 from cachefs.errors import OriginUnavailableError
-from cachefs.format.inode_record import Inode
+from cachefs.format.inode_record import KIND_DIR, KIND_FILE, Inode
+from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.types import NO_POSIX, Posix
 from tests.namespace.harness import ROOT_INO, ScriptedOrigin, Tree, WallClock
 
@@ -26,6 +29,16 @@ async def test_they_are_those_of_the_origin(tree: Tree, origin: ScriptedOrigin) 
     assert tree.namespace.table.stat(ino)[3:] == ALICE
     await tree.restart(crash=False)
     assert (await tree.find("d/f")).posix == ALICE
+
+
+def test_a_mode_never_changes_what_a_thing_is() -> None:
+    """Whatever stands in a table: of a mode only permission bits count."""
+    builder = AttrBuilder(Ownership())
+    for mode in (stat.S_IFLNK | 0o777, stat.S_IFSOCK, stat.S_ISUID | 0o755, 0o7777):
+        file = builder.build(Inode(2, KIND_FILE, 1, b"a", 0, 0, "v", Posix(0, 0, mode)), 0, 0)
+        directory = builder.build(Inode(2, KIND_DIR, 1, b"a", 0, 0, "", Posix(0, 0, mode)), 0, 0)
+        assert file.st_mode == stat.S_IFREG | 0o644
+        assert directory.st_mode == stat.S_IFDIR | 0o755
 
 
 async def test_an_origin_without_owners(tree: Tree, origin: ScriptedOrigin) -> None:

@@ -10,6 +10,7 @@ import trio
 from cachefs.control.metadata_verbs import MetadataVerbs
 from cachefs.errors import CachefsError, UsageError
 from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.transfer import KnownEntry
 from cachefs.types import Posix
 from tests.namespace.harness import ScriptedOrigin, Tree, WallClock
 
@@ -284,3 +285,49 @@ async def test_nonsense_is_refused(tree: Tree, change: dict) -> None:
     with pytest.raises(UsageError):
         await verbs(tree).take(arguments)
     assert isinstance(tree.namespace, Namespace)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("mode", 0o120777),
+        ("mode", 0o4755),
+        ("mode", -1),
+        ("size_bytes", -1),
+        ("size_bytes", 1 << 63),
+        ("name", "a\ud800"),
+        ("version", "\ud800"),
+    ],
+)
+async def test_nothing_but_files_and_directories_comes_in(
+    tree: Tree, other: Tree, origin: ScriptedOrigin, field: str, value: object
+) -> None:
+    fill(origin)
+    await walk(tree)
+    head, *pieces = await exported(tree)
+    entry = KnownEntry._make(pieces[1]["entries"][0])
+    pieces[1]["entries"][0] = list(entry._replace(**{field: value}))
+    with pytest.raises(UsageError):
+        await take(other, [head, *pieces])
+    await other.restart()
+
+
+async def test_the_root_stays_a_directory(tree: Tree, other: Tree, origin: ScriptedOrigin) -> None:
+    fill(origin)
+    await walk(tree)
+    head, *pieces = await exported(tree)
+    head["root"] = list(KnownEntry._make(head["root"])._replace(mode=0o140777))
+    with pytest.raises(UsageError, match="the root can't have the mode"):
+        await take(other, [head, *pieces])
+
+
+@pytest.mark.parametrize("field", ["path", "after"])
+async def test_half_a_character_is_no_path(
+    tree: Tree, other: Tree, origin: ScriptedOrigin, field: str
+) -> None:
+    fill(origin)
+    await walk(tree)
+    head, *pieces = await exported(tree)
+    pieces[0][field] = "\ud800"
+    with pytest.raises(UsageError, match="half a character"):
+        await take(other, [head, *pieces])

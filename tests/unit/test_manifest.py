@@ -17,7 +17,7 @@ from cachefs.load.paths import PathReader
 from cachefs.manifest.fetch import digest_of
 from cachefs.manifest.files import Listed, read_manifest
 from cachefs.manifest.table import Counts, ManifestTable, build
-from cachefs.manifest.writer import manifest_writer
+from cachefs.manifest.writer import manifest_writer, replacing
 from cachefs.types import ObjectMeta, Posix
 
 META = ObjectMeta(5, 1_700_000_000_000_000_000, "etag")
@@ -60,6 +60,52 @@ def test_lines_are_paths_or_objects(tmp_path: Path) -> None:
     assert [item.meta for item in found] == [None, META, None, None, None, OWNED]
     assert found[-1].meta is not None
     assert found[-1].meta.posix == OWNED.posix
+
+
+DEEP = "/".join(["d"] * 3_000)
+
+
+def test_paths_may_be_thousands_of_levels_deep(tmp_path: Path) -> None:
+    table = table_of(tmp_path, [Listed(DEEP + "/a", META), Listed(DEEP + "/b", META)])
+    assert table.find(DEEP + "/a") == table.find(DEEP + "/b") == META
+    assert isinstance(table.find(DEEP), Directory)
+    with pytest.raises(KeyError):
+        table.find(DEEP + "/a/b/c")
+    fresh = ManifestTable(table.db)
+    assert fresh.find(DEEP + "/a") == META
+    table.db.close()
+
+
+def test_a_path_that_no_source_has_is_not_shown(tmp_path: Path) -> None:
+    paths = ManifestPaths(tmp_path / "manifest", "d1")
+    found = [Listed("a", META), Listed("/".join(["d"] * 30_000), META)]
+    assert build(paths, found, needs_owners=False) == Counts(1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"path": ' + "[" * 60_000,
+        '{"x": ' * 10_000,
+        '{"path": "a\\ud800"}',
+        '{"path": "a", "version": "\\ud800", "size": 1, "mtime_ns": 1}',
+    ],
+)
+def test_json_that_is_no_line_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="line 1: "):
+        read(write(tmp_path / "m", line))
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    (tmp_path / f".m.{os.getpid()}.tmp").symlink_to(theirs)
+    (tmp_path / "m").symlink_to(theirs)
+    with replacing(tmp_path / "m") as stream:
+        stream.write(b"mine")
+    assert theirs.read_text() == "kept"
+    assert not (tmp_path / "m").is_symlink()
+    assert (tmp_path / "m").read_text() == "mine"
 
 
 def test_names_that_are_no_utf8_are_read(tmp_path: Path) -> None:

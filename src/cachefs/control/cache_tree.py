@@ -218,4 +218,7 @@ def parts_of(path: str) -> list[bytes]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
         raise UsageError(f"{path!r}: no .. and no zero bytes in paths, please")
-    return [part.encode("utf-8", "surrogateescape") for part in parts]
+    try:
+        return [part.encode("utf-8", "surrogateescape") for part in parts]
+    except UnicodeEncodeError:
+        raise UsageError(f"{path!r} is no path: half a character can't be in one") from None

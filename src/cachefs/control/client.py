@@ -140,7 +140,7 @@ def _explained(path: Path, timeout_s: float) -> Iterator[None]:
 def _parsed(path: Path, reply: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(reply)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise CachefsError(f"the daemon on {path} did not answer as it should: {reply[:80]!r}")

@@ -63,7 +63,11 @@ class LoadVerbs:
             raise UsageError("lines must be a list of texts")
         job_id = self._id(arguments)
         text = "".join(f"{line}\n" for line in lines)
-        await self._jobs.extend(job_id, text.encode("utf-8", "surrogateescape"))
+        try:
+            data = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise UsageError("lines must be paths: half a character can't be in one") from None
+        await self._jobs.extend(job_id, data)
         return _shown(self._jobs.get(job_id))
 
     async def start(self, arguments: dict[str, Any]) -> Mapping[str, object]:

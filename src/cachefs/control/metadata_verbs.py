@@ -1,6 +1,5 @@
 """Metadata snapshots: `cachefs metadata`."""
 
-import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,10 +68,7 @@ class MetadataVerbs:
             raise UsageError("pieces must be a list")
         if arguments.get("root") is not None:
             root = _entry(arguments["root"])
-            try:
-                await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
-            except (struct.error, TypeError):
-                raise UsageError("the root makes no sense") from None
+            await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
         bound = 0
         for piece in pieces:
             bound += await self._takeover.take(_piece(piece))

@@ -51,7 +51,7 @@ def decode_identity(data: bytes, directory: str) -> TierIdentity:
             raise ValueError("a field has an impossible value")
         if not isinstance(slab_bytes, int) or slab_bytes < 4096 or slab_bytes % 4096:
             raise ValueError("slab_bytes is not a multiple of 4096")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CacheDirError(
             f"{directory}/cachefs.json can't be understood ({error}): "
             "empty the directory or name another"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyfuse3
 
 from cachefs.format.inode_record import KIND_DIR, Inode
-from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE
+from cachefs.types import MOST_MODE, UNKNOWN_ID
 
 _FOREVER_S = float(10 * 365 * 86_400)
 """What the kernel is told for an indefinite TTL: it has no word for "for ever"."""
@@ -41,8 +41,8 @@ class AttrBuilder:
         # Of what the origin tells, only what is no greater counts: one comparison in `fill`.
         self._uid_most = UNKNOWN_ID - 1 if uid is None else -1
         self._gid_most = UNKNOWN_ID - 1 if gid is None else -1
-        self._file_mode_most = UNKNOWN_MODE - 1 if file_mode is None else -1
-        self._dir_mode_most = UNKNOWN_MODE - 1 if dir_mode is None else -1
+        self._file_mode_most = MOST_MODE if file_mode is None else -1
+        self._dir_mode_most = MOST_MODE if dir_mode is None else -1
 
     def template(self) -> pyfuse3.EntryAttributes:
         """Attributes with all that is equal for every inode, to be filled in by `fill`."""

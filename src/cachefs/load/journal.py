@@ -13,8 +13,6 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cachefs.load.spec import JobReport
 from cachefs.load.walk import Failure
 
@@ -112,6 +110,6 @@ def _read(path: Path) -> JobReport | None:
         if fields.pop("format") != JOB_FORMAT:
             raise ValueError("it is of another format")
         return JobReport.model_validate(fields)
-    except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s can't be read as a load job (%s); it is left alone", path, error)
         return None

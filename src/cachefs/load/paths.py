@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from cachefs.errors import UsageError
+from cachefs.origin.names import is_encodable
 
 _LINE_BYTES = 1 << 16
 
@@ -50,13 +51,15 @@ class PathReader:
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts or "\0" in path:
             raise UsageError(f"{written!r}: no .. and no zero bytes in paths, please")
+        if not is_encodable(path):
+            raise UsageError(f"{written!r} is no path: half a character can't be in one")
         return "/".join(parts)
 
 
 def _path_of_json(raw: bytes) -> str:
     try:
         fields = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{raw[:80]!r} is no JSON: {error}") from None
     path = fields.get("path") if isinstance(fields, dict) else None
     if not isinstance(path, str):

@@ -109,15 +109,23 @@ class Walk:
             self._found(ino, inode.size_bytes)
 
     async def _ino_of(self, path: str) -> int:
+        names: list[str] = []
+        while path not in self._known and path:
+            path, _, name = path.rpartition("/")
+            names.append(name)
+        ino = self._known.get(path, ROOT_INO)
         if path in self._known:
             self._known.move_to_end(path)
-            return self._known[path]
-        above, _, name = path.rpartition("/")
-        parent = await self._ino_of(above)
-        raw_name = name.encode("utf-8", "surrogateescape")
+        while names:
+            name = names.pop()
+            path = f"{path}/{name}" if path else name
+            ino = await self._ino_below(ino, path, name.encode("utf-8", "surrogateescape"))
+        return ino
+
+    async def _ino_below(self, parent: int, path: str, name: bytes) -> int:
         await self._courtesy.begin()
         try:
-            inode = await self._namespace.lookup_since(parent, raw_name, self._since_ns)
+            inode = await self._namespace.lookup_since(parent, name, self._since_ns)
         finally:
             self._courtesy.end()
         if inode.is_dir:

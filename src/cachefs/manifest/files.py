@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachefs.errors import CachefsError, UsageError
-from cachefs.types import NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.origin.names import is_encodable
+from cachefs.types import MOST_MODE, NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
 """Columns of Parquet, and keys of JSON. Only `path` is needed; the last three are optional."""
@@ -79,7 +80,7 @@ def _fields_of_line(line: bytes) -> Fields:
 def _fields_of_json(line: bytes) -> Fields:
     try:
         values = json.loads(line.decode("utf-8", "surrogateescape"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{line[:60]!r} is no JSON: {error}") from None
     return tuple(map(values.get, FIELDS))
 
@@ -122,6 +123,7 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
         and type(mtime_ns) is int
         and type(version) is str
         and version
+        and version.isascii()
         and 0 <= size_bytes <= _MOST_BYTES > abs(mtime_ns)
     ):  # by far the most, and there may be millions
         return Listed(path, ObjectMeta(size_bytes, mtime_ns, version, posix))
@@ -129,6 +131,8 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
     time = _number("mtime_ns", mtime_ns, -_MOST_BYTES, _MOST_BYTES, _MOST_BYTES)
     if version is not None and not isinstance(version, str):
         raise UsageError(f"version: {version!r} is no text")
+    if version and not is_encodable(version):
+        raise UsageError(f"version: {version!r} has half a character")
     if size < 0 or time == _MOST_BYTES or not version:
         return Listed(path, None)
     return Listed(path, ObjectMeta(size, time, version, posix))
@@ -138,7 +142,7 @@ def _posix(uid: object, gid: object, mode: object) -> Posix:
     return Posix(
         _number("uid", uid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
         _number("gid", gid, 0, UNKNOWN_ID - 1, UNKNOWN_ID),
-        _number("mode", mode, 0, 0o1777, UNKNOWN_MODE),
+        _number("mode", mode, 0, MOST_MODE, UNKNOWN_MODE),
     )
 
 

@@ -7,7 +7,7 @@ with the mount.
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from cachefs.types import NO_POSIX, ObjectMeta
 _TABLES = ("rows", "meta")
 _MAP_BYTES = 1 << 37
 _KNOWN_DIRECTORIES = 20_000
+_PATH_CHARACTERS = 8_000
+"""Most of a directory's path: no source has longer ones (HDFS allows these)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,17 @@ def is_unknown(meta: ObjectMeta | None, needs_owners: bool) -> bool:
     return meta is None or (needs_owners and meta.posix == NO_POSIX)
 
 
+def _longest_known(path: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
+    """The part of the path that is in `known` ("": none of it), and the names below that. Paths may
+    be thousands of levels deep, so nothing here calls itself."""
+    names: list[str] = []
+    while path and path not in known:
+        path, _, name = path.rpartition("/")
+        names.append(name)
+    names.reverse()
+    return path, names
+
+
 class _Builder:
     def __init__(self, path: Path, needs_owners: bool) -> None:
         self._needs_owners = needs_owners
@@ -82,7 +95,7 @@ class _Builder:
     def add(self, listed: Listed) -> None:
         """A file that is named twice is as it was named last."""
         above, _, name = listed.path.rpartition("/")
-        parent = self._directory(above)
+        parent = self._directory(above) if len(above) <= _PATH_CHARACTERS else None
         if parent is None or not is_name(name):
             self._skipped += 1
             return
@@ -111,15 +124,16 @@ class _Builder:
         """Its number; None if it can't be one."""
         if not path:
             return ROOT_NUMBER
-        if path in self._directories:
-            self._directories.move_to_end(path)
-            return self._directories[path]
-        above, _, name = path.rpartition("/")
-        parent = self._directory(above)
-        number = None if parent is None or not is_name(name) else self._make(parent, name)
-        self._directories[path] = number
-        if len(self._directories) > _KNOWN_DIRECTORIES:
-            self._directories.popitem(last=False)
+        known, names = _longest_known(path, self._directories)
+        number: int | None = self._directories.get(known, ROOT_NUMBER)
+        if known:
+            self._directories.move_to_end(known)
+        for name in names:
+            known = f"{known}/{name}" if known else name
+            number = None if number is None or not is_name(name) else self._make(number, name)
+            self._directories[known] = number
+            if len(self._directories) > _KNOWN_DIRECTORIES:
+                self._directories.popitem(last=False)
         return number
 
     def _make(self, parent: int, name: str) -> int | None:
@@ -187,12 +201,19 @@ class ManifestTable:
         return row_key(self._number(above), name.encode("utf-8", "surrogateescape"))
 
     def _number(self, path: str) -> int:
-        number = self._directories.get(path)
-        if number is None:
-            row = self.find(path)
+        known, names = _longest_known(path, self._directories)
+        number = self._directories.get(known, ROOT_NUMBER)
+        for name in names:
+            if not is_name(name):
+                raise KeyError(path)
+            key = row_key(number, name.encode("utf-8", "surrogateescape"))
+            value = self._db.get("rows", key)
+            row = None if value is None else unpack_row(value)
             if not isinstance(row, Directory):
                 raise KeyError(path)
-            number = self._directories[path] = row.number
+            number = row.number
+            known = f"{known}/{name}" if known else name
+            self._directories[known] = number
             if len(self._directories) > _KNOWN_DIRECTORIES:
                 self._directories.popitem(last=False)
         return number

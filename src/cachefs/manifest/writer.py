@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,10 +123,15 @@ def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream whose content is `path` once the context has ended well. Raises `OSError`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A stream whose content is `path` once the context has ended well. Raises `OSError`.
+
+    The directory may be one that others write into, too: nobody can foresee the temporary file's
+    name, and what is there already is never opened.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
+    stream = temporary.open("xb")
     try:
-        with temporary.open("wb") as stream:
+        with stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

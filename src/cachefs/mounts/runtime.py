@@ -184,7 +184,7 @@ def read_entry(path: Path) -> RuntimeEntry | None:
             device=str(fields.get("device", "")),
             alive=alive,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

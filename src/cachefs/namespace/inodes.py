@@ -47,6 +47,8 @@ ROOT_INO = 1
 FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
 
+_MOST_LEVELS = 100_000
+"""Above an inode: a path with more would be longer than any source has."""
 _ORPHANS_PER_START = 100_000
 _INO_RESERVE = 1 << 24
 """More than can be handed out during the slowest commit; inode numbers have 48 bits."""
@@ -131,20 +133,21 @@ class InodeTable:
         return None if record is None else unpack_listing(record)
 
     def path(self, inode: Inode) -> str:
-        """Path below the mounted prefix, `""` for the root."""
-        if inode.ino in self._dir_paths:
-            return self._dir_paths[inode.ino]
-        parent = self._dir_paths.get(inode.parent)
-        if parent is None:
-            parent_inode = self.get(inode.parent)
-            if parent_inode is None:
+        """Path below the mounted prefix, `""` for the root. Raises `LookupError` for an inode that
+        isn't below it."""
+        below: list[Inode] = []
+        while (path := self._dir_paths.get(inode.ino)) is None:
+            below.append(inode)
+            parent = self.get(inode.parent)
+            if parent is None or len(below) > _MOST_LEVELS:  # of a damaged table
                 raise LookupError(f"inode {inode.ino} has no parent")
-            parent = self.path(parent_inode)
-        path = join(parent, inode.name)
-        if inode.is_dir:
-            if len(self._dir_paths) > 100_000:
-                self._dir_paths = {ROOT_INO: ""}
-            self._dir_paths[inode.ino] = path
+            inode = parent
+        for inode in reversed(below):
+            path = join(path, inode.name)
+            if inode.is_dir:
+                if len(self._dir_paths) > 100_000:
+                    self._dir_paths = {ROOT_INO: ""}
+                self._dir_paths[inode.ino] = path
         return path
 
     # -- writing -------------------------------------------------------------------------------

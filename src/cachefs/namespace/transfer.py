@@ -24,8 +24,16 @@ from cachefs.format.inode_record import (
 )
 from cachefs.namespace.inodes import FirstName
 from cachefs.namespace.namespace import ROOT_INO, Namespace
-from cachefs.origin.names import is_name
-from cachefs.types import NO_POSIX, Found, ObjectMeta, Posix
+from cachefs.origin.names import is_encodable, is_name
+from cachefs.types import (
+    MOST_MODE,
+    MOST_SIZE_BYTES,
+    NO_POSIX,
+    UNKNOWN_MODE,
+    Found,
+    ObjectMeta,
+    Posix,
+)
 
 _PIECE_ENTRIES = 1_000
 _ENTRIES_PER_TURN = 250
@@ -149,8 +157,13 @@ class Takeover:
         names before. How many they have by now."""
 
     async def take_root(self, posix: Posix) -> None:
-        """Who owns the root."""
-        self._table.note_root(posix)
+        """Who owns the root. Raises `UsageError`."""
+        try:
+            if not (0 <= posix.mode <= MOST_MODE or posix.mode == UNKNOWN_MODE):
+                raise UsageError(f"the root can't have the mode {posix.mode!r}")
+            self._table.note_root(posix)
+        except (struct.error, TypeError):
+            raise UsageError("the root makes no sense") from None
         await trio.lowlevel.checkpoint()
 
     async def take(self, piece: Piece) -> int:
@@ -159,6 +172,8 @@ class Takeover:
         A directory counts as listed with its last piece only. Names that are known here and not
         to a newer listing are unbound.
         """
+        if not (is_encodable(piece.path) and is_encodable(piece.after)):
+            raise UsageError(f"{piece.path!r} is no path: half a character can't be in one")
         ino = self._directory(piece.path)
         if ino is None:
             return 0
@@ -203,6 +218,10 @@ class Takeover:
                 name = text.encode("utf-8", "surrogateescape")
                 if name <= previous or not is_name(text):
                     raise UsageError(f"{text!r} is no name, or not in the order of names")
+                if not (0 <= mode <= MOST_MODE or mode == UNKNOWN_MODE):
+                    raise UsageError(f"{text!r} can't have the mode {mode!r}")
+                if not 0 <= size <= MOST_SIZE_BYTES:
+                    raise UsageError(f"{text!r} can't have a size of {size!r} bytes")
                 previous = name
                 seen.add(name)
                 observed_ns = listed_at_ns or 0

@@ -11,8 +11,18 @@ from cachefs.types import Entry, ObjectMeta
 NAME_MAX_BYTES = 255
 """NAME_MAX of Linux: the longest name the kernel accepts, in bytes."""
 
-_UNFIT = re.compile("[/\0]")
+_UNFIT = re.compile("[/\0\ud800-\udc7f\udd00-\udfff]")
+"""Surrogates that no byte stands for can't be told to a kernel."""
 _NO_KEY = re.compile("[/\0-\x1f\x7f\ud800-\udfff]")
+
+
+def is_encodable(text: str) -> bool:
+    """Whether bytes stand for it: JSON can hold halves of characters, for which none do."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_name(name: str) -> bool:
