@@ -117,6 +117,8 @@ class MetadataReader:
             raise UsageError(f"{file} was not written by cachefs metadata export")
         if version != str(METADATA_FORMAT):
             raise UsageError(f"{file} has format {version}; this cachefs knows {METADATA_FORMAT}")
+        for name, kind in COLUMNS:
+            _check_column(file, parquet_file.schema_arrow, name, kind)
         self.identity = about[b"cachefs.identity"].decode("utf-8", "replace")
         self.count: int = parquet_file.metadata.num_rows
         self.done = 0
@@ -142,7 +144,7 @@ class MetadataReader:
             with parquet.ParquetFile(file, memory_map=False) as source:
                 yield cls(file, source)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else error
+            reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
             raise CachefsError(f"can't read {file}: {reason}") from error
         except pyarrow.ArrowException as error:
             text = str(error).partition("\n")[0]
@@ -151,7 +153,11 @@ class MetadataReader:
     def _all_rows(self) -> Iterator[tuple[str, Entry]]:
         columns = [name for name, _ in COLUMNS]
         for batch in self._file.iter_batches(_BATCH_ROWS, columns=columns):
-            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+            try:
+                values = [batch.column(name).to_pylist() for name in columns]
+            except ValueError as error:
+                raise UsageError(f"{self._name}: a text is no UTF-8") from error
+            for row in zip(*values, strict=True):
                 path, kind, size, mtime_ns, version, uid, gid, mode, *times = row
                 self.done += 1
                 if path is None or kind not in _KINDS:
@@ -223,6 +229,17 @@ class MetadataReader:
             listed_at_ns, _ = self._listed.pop(path)
             yield {**_piece(path, "", listed_at_ns), "is_last": True}, 200 + 6 * len(path)
         paths.clear()
+
+
+def _check_column(file: Path, schema: Any, name: str, kind: str) -> None:
+    from pyarrow import types
+
+    if schema.names.count(name) > 1:
+        raise UsageError(f"{file} has the column {name} twice")
+    found = schema.field(name).type
+    is_text = types.is_string(found) or types.is_large_string(found)
+    if not (is_text if kind == "string" else types.is_integer(found)):
+        raise UsageError(f"{file}: the column {name} is of {found}, and should be of {kind}")
 
 
 def _chain(first: tuple[str, Entry], rest: Iterator[tuple[str, Entry]]) -> Iterator[Any]:

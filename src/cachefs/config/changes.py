@@ -41,6 +41,8 @@ def load_changes(values: Mapping[str, object]) -> Changes:
     except ValidationError as error:
         names = {field: _option(field) for field in Changes.model_fields}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
+    except UnicodeEncodeError:  # pydantic's texts are UTF-8
+        raise UsageError("a setting has half a character") from None
 
 
 def _option(field: str) -> str:

@@ -22,6 +22,9 @@ from cachefs.config.source_url import refuse_secrets
 from cachefs.errors import UsageError
 from cachefs.types import Medium
 
+_NUMBER_BITS = 1000
+"""Of a whole number, at most: others don't fit into a float."""
+
 
 class Group(Enum):
     """Sections of `cachefs mount --help`, in this order."""
@@ -60,9 +63,12 @@ class Flag:
 
 
 def show(value: object) -> str:
-    """A value as an error shows it: short, on one line."""
-    text = f'"{value}"' if isinstance(value, str) else str(value)
-    text = " ".join(text.split())
+    """A value as an error shows it: short, on one line, and encodable."""
+    try:
+        text = f'"{value}"' if isinstance(value, str) else str(value)
+    except ValueError:  # Python writes no numbers of more than 4,300 digits
+        text = "a number of thousands of digits"
+    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return text if len(text) <= 80 else f"{text[:76]}..."
 
 
@@ -77,9 +83,13 @@ def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
             return parse(value)
         except UsageError as error:
             raise ValueError(str(error)) from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, int) and value.bit_length() > _NUMBER_BITS):
         raise _refuse(value, wanted)
-    return value
+    number: int | float = value  # type: ignore[assignment]
+    if math.isnan(number):
+        raise _refuse(value, wanted)
+    return number
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -230,7 +240,11 @@ def absolute_path(value: object) -> Path:
     """An absolute path, `~` expanded, links left as they are."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise _refuse(value, "a path")
-    return Path(os.path.abspath(Path(value).expanduser()))
+    try:
+        os.fsencode(value)
+        return Path(os.path.abspath(Path(value).expanduser()))
+    except (RuntimeError, UnicodeEncodeError):  # ~ of a user who is not known; half a character
+        raise _refuse(value, "a path that is known here") from None
 
 
 def _check_optional_path(value: object) -> Path | None:

@@ -74,7 +74,10 @@ def mountpoint_in(file: Path) -> Path:
         )
     if not isinstance(place, str) or not place.startswith(("/", "~")):
         raise UsageError(f"{file}: mountpoint: {show(place)} is not an absolute path")
-    return absolute_path(place)
+    try:
+        return absolute_path(place)
+    except ValueError as error:
+        raise UsageError(f"{file}: mountpoint: {error}") from None
 
 
 def load_table_in(file: Path) -> dict[str, Any]:
@@ -99,6 +102,8 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
             refuse_below_mountpoint("cache directory", path, config.mountpoint)
     except ValidationError as error:
         raise UsageError(": ".join(filter(None, explain(error, {})))) from error
+    except UnicodeEncodeError:  # pydantic's texts are UTF-8
+        raise UsageError("a tier's table has half a character") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
     return tier
@@ -142,7 +147,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
             values = tomllib.load(stream)
     except OSError as error:
         raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of bytes, TOML, numbers; of tables in tables
         raise UsageError(f"{file} is not valid TOML: {error}") from error
     fields = _fields_by_key()
     for key in _OTHER_TABLES:

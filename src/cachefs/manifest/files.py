@@ -56,7 +56,7 @@ def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Itera
         where = f"{unit} {number}" if number else "at its beginning"
         raise UsageError(f"manifest {name}, {where}: {text}") from None
     except OSError as error:
-        reason = error.strerror or error
+        reason = error.strerror or str(error).partition("\n")[0]
         raise CachefsError(f"can't read the manifest {name}: {reason}") from error
 
 
@@ -91,9 +91,12 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Fields]]:
 
     try:
         with parquet.ParquetFile(file, memory_map=False) as source:
-            present = [field for field in FIELDS if field in source.schema_arrow.names]
+            names = source.schema_arrow.names
+            present = [field for field in FIELDS if field in names]
             if "path" not in present:
-                raise UsageError(f'it has no column "path", only {source.schema_arrow.names}')
+                raise UsageError(f'it has no column "path", only {names}')
+            if any(names.count(field) > 1 for field in present):
+                raise UsageError(f"it has a column twice: {names}")
             first = 1
             for batch in source.iter_batches(_BATCH_ROWS, columns=present):
                 columns: list[list[Any]] = [
@@ -102,7 +105,8 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Fields]]:
                 ]
                 yield from enumerate(zip(*columns, strict=True), first)
                 first += batch.num_rows
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, ArithmeticError, LookupError, ValueError) as error:
+        # Among them texts that are no UTF-8, and times that Python has no word for.
         text = str(error).partition("\n")[0]
         raise UsageError(f"it is no Parquet that can be read: {text}") from None
 

@@ -47,7 +47,7 @@ ROOT_INO = 1
 FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
 
-_MOST_LEVELS = 100_000
+_MOST_LEVELS = 1 << 15
 """Above an inode: a path with more would be longer than any source has."""
 _ORPHANS_PER_START = 100_000
 _INO_RESERVE = 1 << 24

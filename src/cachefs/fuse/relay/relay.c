@@ -329,6 +329,7 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
     struct piece pieces[MOST_PIECES];
     int count;
 
+    if (length < sizeof *in + sizeof *read_in) return false;
     uint64_t began_ns = now_ns();
     uint32_t user = rt_user(&relay->table, in->uid);
     read_in->fh = in->nodeid | (uint64_t)user << INO_BITS;
@@ -420,7 +421,8 @@ static void handle(struct worker *worker, size_t length) {
         return;
     case FUSE_READDIR:
     case FUSE_READDIRPLUS:
-        ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
+        if (length >= sizeof *in + sizeof(struct fuse_read_in))
+            ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
         break;
     case FUSE_FORGET:    /* nothing is held per look-up; these two want no answer */
     case FUSE_BATCH_FORGET:

@@ -76,6 +76,7 @@ int rt_open(struct rt_table *table, int fd) {
     if (map == MAP_FAILED) return -errno;
     table->map = map;
     table->total_bytes = l.total;
+    table->entry_count = header.entry_count;
     table->header = (struct rt_header *)map;
     table->users = (_Atomic uint32_t *)(map + l.users);
     table->limited = (_Atomic uint8_t *)(map + l.limited);
@@ -103,7 +104,7 @@ static uint64_t mixed(uint64_t x) {
 }
 
 static struct rt_entry *set_of(const struct rt_table *table, uint64_t ino, uint32_t block) {
-    uint64_t sets = table->header->entry_count / RT_WAYS;
+    uint64_t sets = table->entry_count / RT_WAYS;
     return table->entries + (mixed(ino * 0x9e3779b97f4a7c15ull + block) & (sets - 1)) * RT_WAYS;
 }
 
@@ -120,7 +121,7 @@ void rt_begin_epoch(struct rt_table *table) {
      * find it before they use what they have read. */
     atomic_store(&h->epoch, epoch);
     atomic_thread_fence(memory_order_seq_cst);
-    madvise(table->entries, h->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
+    madvise(table->entries, table->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
     madvise((void *)table->alive, RT_FILES, MADV_REMOVE);
     madvise((void *)table->file_hits, RT_FILES * sizeof(uint32_t), MADV_REMOVE);
     madvise((void *)table->file_bytes, RT_FILES * sizeof(uint64_t), MADV_REMOVE);
@@ -135,7 +136,7 @@ void rt_begin_epoch(struct rt_table *table) {
 
 static bool is_dead(const struct rt_table *table, const struct rt_entry *entry) {
     uint32_t file = GET(entry->file);
-    return !GET(table->alive[file]) ||
+    return file >= RT_FILES || !GET(table->alive[file]) ||
            GET(table->generations[counter_of(file, GET(entry->slot))]) != GET(entry->generation);
 }
 
@@ -189,7 +190,7 @@ const struct rt_entry *rt_drain(struct rt_table *table) {
     uint64_t tail = GET(h->ring_tail);
     uint64_t noted = atomic_load_explicit(&table->ring[tail % RT_RING], memory_order_acquire);
     if (noted == 0) return NULL;
-    const struct rt_entry *entry = &table->entries[(noted - 1) & (h->entry_count - 1)];
+    const struct rt_entry *entry = &table->entries[(noted - 1) & (table->entry_count - 1)];
     PUT(table->touched[counter_of(GET(entry->file), GET(entry->slot))], 0);
     atomic_store_explicit(&table->ring[tail % RT_RING], 0, memory_order_release);
     PUT(h->ring_tail, tail + 1);

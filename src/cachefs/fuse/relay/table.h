@@ -75,6 +75,7 @@ _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
 struct rt_table {
     void *map;
     size_t total_bytes;
+    uint64_t entry_count;            /* as it was checked: nothing in the map is trusted for bounds */
     struct rt_header *header;
     _Atomic uint32_t *users;         /* [RT_USERS] uid + 1; 0: free. 0 has no user. */
     _Atomic uint8_t *limited;        /* [RT_USERS] READs of this user go to the daemon */

@@ -1,0 +1,27 @@
+"""Single values out of answers: headers, and error documents (origin/retry_after.py, s3_errors.py,
+digest.py)."""
+
+from cachefs.errors import OriginError
+from cachefs.origin import digest, s3_errors
+from cachefs.origin.retry_after import parse_retry_after
+from cachefs.origin.s3_config import S3Target
+from cachefs.origin.s3_listing import version_of
+from tests.fuzz.targets._support import parts
+
+TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
+MD5 = bytes(16)
+
+
+def fuzz(data: bytes) -> None:
+    for part in parts(data):
+        text = part.decode("latin-1")
+        code = s3_errors.error_code(part)
+        seconds = parse_retry_after(text)
+        assert seconds is None or 0 <= seconds < float("inf")
+        for status in (301, 403, 404, 429, 500, sum(part[:2]) + 100):
+            found = s3_errors.from_status(TARGET, "s3://b/k", status, code, text[:40], seconds)
+            assert isinstance(found, OriginError)
+        s3_errors.from_obstore(TARGET, "s3://b/k", OSError(text))
+        digest.md5_in(version_of(text, 0, 0), "b")
+        name, _, value = text.partition(":")
+        digest.is_no_md5({name.lower(): value.strip()}, MD5)

@@ -1,0 +1,21 @@
+"""Lists of files for `cachefs load` and its jobs on disk (load/paths.py, load/journal.py)."""
+
+from cachefs.errors import UsageError
+from cachefs.load.journal import Journal
+from cachefs.load.paths import PathReader
+from tests.fuzz.targets._support import directory
+
+_PATHS = PathReader("/mnt", "s3://bucket/data")
+
+
+def fuzz(data: bytes) -> None:
+    for line in data.splitlines(keepends=True):
+        try:
+            found = _PATHS.line(line)
+        except UsageError:
+            continue
+        assert found is None or found.path.encode("utf-8", "surrogateescape") is not None
+    with directory() as place:
+        (place / "jobs" / "abc").mkdir(parents=True)
+        (place / "jobs" / "abc" / "job.json").write_bytes(data)
+        Journal(place / "jobs").read_all()

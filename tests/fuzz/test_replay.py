@@ -1,0 +1,61 @@
+"""Every corpus, and some mutations of it: nothing from outside crashes or hangs anything.
+
+`python -m tests.fuzz TARGET` looks for more.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.engine import HERE, TARGETS, corpus, load, mutations
+
+MUTATIONS = 300
+MOST_S = 2.0
+"""Of one target's mutations; a slow machine tries fewer of them."""
+
+
+@pytest.fixture
+def _unheard() -> None:
+    """What is logged of nonsense is nobody's concern here."""
+    logging.getLogger("cachefs").setLevel(logging.CRITICAL + 1)
+
+
+@pytest.mark.usefixtures("_unheard")
+@pytest.mark.parametrize("name", TARGETS)
+def test_python(name: str) -> None:
+    fuzz = load(name)
+    seeds = corpus(name)
+    for data in seeds:
+        _try(fuzz, data)
+    until = time.monotonic() + MOST_S
+    for data in mutations(seeds, MUTATIONS, name):
+        _try(fuzz, data)
+        if time.monotonic() > until:
+            break
+
+
+def _try(fuzz, data: bytes) -> None:
+    try:
+        fuzz(data)
+    except BaseException as error:
+        error.add_note(f"the input was {data!r}")
+        raise
+
+
+def test_relay(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    program = tmp_path / "relay"
+    options = ["-std=gnu11", "-g", "-O1", "-DREPLAY", "-Wall", "-Wextra", "-Werror"]
+    options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([compiler, *options, HERE / "relay.c", "-lpthread", "-o", program], check=True)
+    seeds = sorted((HERE / "corpus" / "relay").iterdir())
+    done = subprocess.run(
+        [program, *seeds], capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
