@@ -1,0 +1,71 @@
+"""LIST answers, page after page (origin/s3_pages.py, s3_listing.py)."""
+
+import trio
+
+from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
+from cachefs.format.inode_record import KIND_FILE, pack_inode_of
+from cachefs.origin.base import OriginCounters
+from cachefs.origin.names import is_key_name
+from cachefs.origin.s3_listing import PageRequest
+from cachefs.origin.s3_pages import PagedListing, TreeShapes
+from cachefs.types import Entry, ObjectMeta
+from tests.fuzz.targets._support import parts
+
+_MOST_REQUESTS = 40
+
+
+class _Source:
+    """Has some pages, and fails afterwards."""
+
+    def __init__(self, pages: list[bytes]) -> None:
+        self.shapes = TreeShapes()
+        self.counters = OriginCounters()
+        self._pages = pages
+        self.asked = 0
+
+    def dir_prefix(self, path: str) -> str:
+        return f"{path}/" if path else ""
+
+    def start_page(self, request: PageRequest) -> int:
+        self.asked += 1
+        return self.asked - 1
+
+    async def fetch_page(self, started: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if started >= len(self._pages):
+            raise OriginUnavailableError("no more pages")
+        return self._pages[started]
+
+    async def no_such_dir(self, path: str) -> OriginError:
+        return NotFoundError(path)
+
+
+async def _list(data: bytes) -> None:
+    for path, below in (("", None), ("", {}), ("d", {})):
+        found: dict[str, list[Entry]] | None = below
+        source = _Source(parts(data))
+        listing = PagedListing(source, path, found)  # type: ignore[arg-type]
+        entries: list[Entry] = []
+        try:
+            while (page := await listing.next_page()) is not None:
+                entries += page
+        except OriginError:
+            pass
+        assert source.asked <= _MOST_REQUESTS
+        assert len({entry.name for entry in entries}) == len(entries)
+        for entry in entries:
+            _check(entry)
+        for names in (found or {}).values():
+            for entry in names:
+                _check(entry)
+
+
+def _check(entry: Entry) -> None:
+    assert is_key_name(entry.name)
+    if isinstance(entry.meta, ObjectMeta):
+        name, meta = entry.name.encode(), entry.meta
+        pack_inode_of(KIND_FILE, 1, name, meta.size_bytes, meta.mtime_ns, meta.version, meta.posix)
+
+
+def fuzz(data: bytes) -> None:
+    trio.run(_list, data)
