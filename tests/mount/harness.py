@@ -91,6 +91,16 @@ class Site:
             code=code,
         ).stderr
 
+    def let_daemons_stand_still(self) -> None:
+        """Before `mount`: a daemon that the test stops is not replaced for that."""
+        directory = self.files.parent / "patience"
+        directory.mkdir(exist_ok=True)
+        (directory / "sitecustomize.py").write_text(
+            "from cachefs.supervisor import stillness as s\n"
+            "s.STOPPED_LOOKS = s.STILL_LOOKS = 1 << 30\n"
+        )
+        self.environment = {"PYTHONPATH": str(directory)}
+
     def umount(self) -> None:
         self.cli("umount", self.mountpoint)
 

@@ -46,6 +46,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def mounted(site: Site) -> Site:
+    site.let_daemons_stand_still()
     site.mount("--data-path", "relay")
     return site
 

@@ -102,6 +102,7 @@ def test_look_ups_in_one_directory_do_not_wait_for_each_other(
 ) -> None:
     """The kernel would send one at a time to a daemon that doesn't say that it can take more."""
     (site.files / "d").mkdir()
+    site.let_daemons_stand_still()
     site.mount()
     names = [site.mountpoint / "d" / f"{number}" for number in range(READERS)]
     assert not names[0].exists()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from cachefs.supervisor.channel import Channel, pair
+from cachefs.supervisor.stillness import LOOK_INTERVAL_S, Stillness
 
 
 class Child:
@@ -35,6 +36,9 @@ class Child:
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.began_s = self.heard_s = time.monotonic()
+        self.look_at_s = self.began_s + LOOK_INTERVAL_S
+        """When `hangs` is due."""
+        self._stillness = Stillness(self.pid)
         self.version: str | None = None
         """Once it has said hello."""
         self.was_told_to_start = False
@@ -51,6 +55,11 @@ class Child:
     def owes_signs_of_life(self) -> bool:
         """While it waits to be told to start, it sleeps."""
         return self.version is None or self.was_told_to_start
+
+    def hangs(self) -> str | None:
+        """See `Stillness.look`."""
+        self.look_at_s = time.monotonic() + LOOK_INTERVAL_S
+        return self._stillness.look()
 
     def start(self, message: Mapping[str, object], table_fd: int) -> None:
         """After its hello."""

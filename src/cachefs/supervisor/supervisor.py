@@ -27,7 +27,8 @@ from cachefs.supervisor.task import Task
 from cachefs.systemd_notify import NOBODY, ServiceManager
 
 SILENCE_S = 60.0
-"""A daemon that hasn't been heard of for so long hangs."""
+"""A daemon that hasn't been heard of for so long hangs, whatever it does. `stillness` finds most
+of them sooner."""
 START_SILENCE_S = 180.0
 """The same before it is ready: a slow disk may keep its loop for a while then."""
 STOP_S = 25.0
@@ -124,7 +125,7 @@ class Supervisor:
             if child.ends_by_s is not None:
                 times.append(child.ends_by_s)
             elif child.owes_signs_of_life:
-                times.append(child.heard_s + _patience_s(child))
+                times += [child.heard_s + _patience_s(child), child.look_at_s]
         if self._manager.sign_interval_s is not None:
             times.append(self._watchdog_at_s)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -143,12 +144,21 @@ class Supervisor:
                 if now_s >= child.ends_by_s:
                     child.kill()
                     child.ends_by_s = now_s + STOP_S
-            elif child.owes_signs_of_life and now_s >= child.heard_s + _patience_s(child):
-                _logger.error(
-                    "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
-                    *(child.pid, _patience_s(child)),
-                )
-                child.abort(_ABORT_S)
+            elif child.owes_signs_of_life:
+                self._look_after(child, now_s)
+
+    def _look_after(self, child: Child, now_s: float) -> None:
+        """A daemon that hangs is ended; one that only waits for the processor has time."""
+        found = child.hangs() if now_s >= child.look_at_s else None
+        if found == "stopped":
+            _logger.error("the daemon (process %d) was stopped; it is killed", child.pid)
+            child.end(0.0)  # it would notice no SIGABRT
+        elif found is not None or now_s >= child.heard_s + _patience_s(child):
+            _logger.error(
+                "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
+                *(child.pid, now_s - child.heard_s),
+            )
+            child.abort(_ABORT_S)
 
     # -- signals ---------------------------------------------------------------------------------
 
