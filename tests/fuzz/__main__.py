@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fuzz.engine import HERE, TARGETS, load
+from tests.fuzz.engine import HERE, TARGETS, load, relay_sources
 
 RELAY = "relay"
 BUILD = HERE.parents[1] / ".build" / "fuzz"
@@ -41,8 +41,7 @@ def _relay(arguments: list[str]) -> int:
     program = BUILD / "relay_fuzz"
     options = ["-std=gnu11", "-g", "-O1", "-fno-sanitize-recover=all"]
     options.append("-fsanitize=fuzzer,address,undefined")
-    source = str(HERE / "relay.c")
-    subprocess.run(["clang", *options, source, "-lpthread", "-o", str(program)], check=True)
+    subprocess.run(["clang", *options, *relay_sources(), "-lpthread", "-o", program], check=True)
     return subprocess.run([program, *arguments], check=False).returncode
 
 

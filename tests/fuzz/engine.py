@@ -26,6 +26,13 @@ def load(name: str) -> Callable[[bytes], None]:
     return function
 
 
+def relay_sources() -> list[Path]:
+    """What the fuzzer of the relay is made of."""
+    relay = HERE.parents[1] / "src/cachefs/fuse/relay"
+    others = sorted(set(relay.glob("*.c")) - {relay / "module.c", relay / "relay.c"})
+    return [HERE / "relay.c", *others]
+
+
 def corpus(name: str) -> list[bytes]:
     """In the order of the files' names."""
     return [path.read_bytes() for path in sorted((HERE / "corpus" / name).iterdir())]

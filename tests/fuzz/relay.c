@@ -1,8 +1,7 @@
-/* Kernel requests and hostile tables for the relay: relay.c and table.c as they are, without their
- * threads. An input is a list of steps; see `run`. With libFuzzer (python -m tests.fuzz relay) or,
+/* Kernel requests and hostile tables for the relay: its sources as they are, without its threads
+ * (to be linked with all of them but relay.c and module.c). An input is a list of steps; see `run`. With libFuzzer (python -m tests.fuzz relay) or,
  * with REPLAY defined, a program that replays files and a few mutations of each. */
 #include "../../src/cachefs/fuse/relay/relay.c"
-#include "../../src/cachefs/fuse/relay/table.c"
 
 #include <stdio.h>
 #include <sys/mman.h>
@@ -53,6 +52,7 @@ static void request(struct input *in, struct worker *worker) {
     uint8_t opcode = (uint8_t)number(in, 1);
     size_t body = number(in, 1);
     memset(worker->request, 0xa5, sizeof *header + 4096); /* what an earlier request left */
+    header->pid = 0;
     header->opcode = opcode < sizeof opcodes / sizeof *opcodes ? opcodes[opcode] : opcode;
     header->unique = number(in, 2);
     header->nodeid = number(in, 2);
@@ -87,7 +87,7 @@ static void attach(void) {
 }
 
 static void start_anew(void) {
-    memset(writer.map, 0, writer.total_bytes > PAGE ? PAGE : 0);
+    memset(writer.map, 0, sizeof(struct rt_header));
     struct rt_header header = {.format = RT_FORMAT, .ways = RT_WAYS, .entry_count = ENTRIES};
     memcpy(header.magic, RT_MAGIC, sizeof header.magic);
     header.total_bytes = writer.total_bytes;
@@ -186,9 +186,9 @@ int main(int count, char **names) {
         fclose(file);
         LLVMFuzzerTestOneInput(bytes, size);
         for (int j = 0; j < MUTATIONS && size > 0; j++) {
-            for (uint64_t k = state % 4 + 1; k > 0; k--) {
-                state = mixed(state + 0x9e3779b97f4a7c15ull);
-                bytes[(state >> 16) % size] = (uint8_t)state;
+            for (uint64_t k = (state >> 60) % 4 + 1; k > 0; k--) {
+                state = state * 6364136223846793005ull + 1442695040888963407ull;
+                bytes[(state >> 33) % size] = (uint8_t)(state >> 20);
             }
             LLVMFuzzerTestOneInput(bytes, size);
         }

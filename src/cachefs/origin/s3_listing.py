@@ -307,7 +307,14 @@ def _directories_in(paths: Iterable[str]) -> dict[str, list[str]]:
 def _no_listing(prefix: str) -> Iterator[None]:
     try:
         yield
-    except (ElementTree.ParseError, ValueError, TypeError, AttributeError, OverflowError):
+    except (
+        ElementTree.ParseError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        LookupError,  # of an encoding
+    ):
         raise BadDataError(f"the listing of {prefix or '/'} is not valid XML of S3") from None
 
 

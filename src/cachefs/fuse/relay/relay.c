@@ -428,7 +428,8 @@ static void handle(struct worker *worker, size_t length) {
     case FUSE_BATCH_FORGET:
         return;
     case FUSE_INTERRUPT:
-        waiting_interrupt(&relay->waiting, in);
+        if (length >= sizeof *in + sizeof(struct fuse_interrupt_in))
+            waiting_interrupt(&relay->waiting, in);
         return;
     case FUSE_INIT:
         keep_init(relay, request, length);
