@@ -369,3 +369,23 @@ def test_interrupted(site: Site, content: dict[str, bytes]) -> None:
         assert process.stderr.read().strip() == "cachefs: error: interrupted"
     assert process.returncode == 130
     assert answer(site, "info", site.mountpoint)["files"] == 32
+
+
+def test_what_cannot_be_shown_is_counted(site: Site) -> None:
+    (site.files / "a/b").mkdir(parents=True)
+    (site.files / "a/file").write_text("x")
+    for name in ("pipe", "a/pipe", "a/b/pipe1", "a/b/pipe2"):
+        os.mkfifo(site.files / name)
+    site.mount()
+    for _ in range(2):
+        done = site.cli("du", "-s", site.mountpoint)
+        assert f"{site.mountpoint}: 4 keys can't be shown as files" in done.stderr
+    done = site.cli("du", "-s", site.mountpoint / "a/b", "--json")
+    assert json.loads(done.stdout)["unshown_keys"] == 2
+    site.cli("refresh", site.mountpoint)
+    assert "NOT SHOWN      4 keys" in site.cli("status", site.mountpoint).stdout
+    (site.files / "pipe").unlink()
+    site.cli("refresh", site.mountpoint)
+    assert site.status()["unshown_keys"] == 3
+    examples = [line for line in site.log.read_text().splitlines() if "shown as files" in line]
+    assert len(examples) == 3, "one for each directory, once"

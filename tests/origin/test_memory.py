@@ -60,6 +60,7 @@ async def test_twins_and_odd_keys() -> None:
     for name, entry in listed.items():
         assert await origin.stat(name) == entry.meta
     assert origin.counters.skipped_keys == 2
+    assert sum(origin.counters.unshown.values()) == 2
     assert await list_all(origin, "dir") == {}
     assert [len(page) for page in await list_pages(origin)] == [2, 2]
 

@@ -91,6 +91,7 @@ async def test_keys_that_are_no_names_are_left_out_and_counted(put, origin) -> N
     for key in ["ok", "d/x", "a//b", "a/./c", "a/../c", "/lead", "tab\tbed", "n" * 256]:
         put(key)
     assert sorted(await list_all(origin)) == ["a", "d", "ok"]
+    assert sum(origin.counters.unshown.values()) == 3
     assert origin.counters.skipped_keys == 3  # "/", "tab\tbed", the long one
     assert await list_all(origin, "a") == {}
     assert origin.counters.skipped_keys == 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.cache_paths import Question, joined, path_options
+from cachefs.cli.cache_paths import Question, counted, joined, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -38,7 +38,8 @@ def command(
     in all, files that are wholly cached, files in all.
 
     Directories that were never listed are listed for it; others are taken as they were listed
-    last. With --json it is one object a line.
+    last. What can't be shown as a file, such as a key with an empty part, is
+    counted at the end. With --json it is one object a line.
     """
     question = Question(paths, mountpoint)
     if not as_json:
@@ -52,6 +53,12 @@ def command(
             click.echo(json.dumps({"path": place, **line}))
         else:
             click.echo(_row(_cells(line, in_bytes), place))
+            if place == path and (unshown := line.get("unshown_keys")):
+                keys = counted(unshown, "key")
+                click.echo(
+                    f"cachefs: {place}: {keys} can't be shown as files; the log has examples",
+                    err=True,
+                )
     sys.exit(1 if question.failed else 0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli.cache_paths import counted
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import (
@@ -148,6 +149,11 @@ def _print_one(row: dict[str, Any]) -> None:
         console.print(f"{'EVICTION':<14} {row['policy']}")
         if row.get("metrics"):
             console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
+        if row.get("unshown_keys"):
+            keys = counted(row["unshown_keys"], "key")
+            console.print(
+                f"{'NOT SHOWN':<14} {keys} of the origin that can't be files; the log has examples"
+            )
         for title, line in _origin_lines(row):
             console.print(f"{title:<14} {line}", soft_wrap=True)
         console.print()

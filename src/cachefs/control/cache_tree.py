@@ -47,6 +47,8 @@ class Usage:
     cached_bytes: int = 0
     cached_blocks: int = 0
     pinned_bytes: int = 0
+    unshown_keys: int = 0
+    """What the origin has there that can't be shown as names."""
     tiers: dict[str, TierUsage] = field(default_factory=dict)
 
     def add(self, other: "Usage") -> None:
@@ -60,6 +62,7 @@ class Usage:
             "cached_bytes",
             "cached_blocks",
             "pinned_bytes",
+            "unshown_keys",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for path, tier in other.tiers.items():
@@ -156,6 +159,8 @@ class CacheTree:
             await self._list(here.ino)
         except CachefsError as error:
             here.failure = error
+        if (inode := self.namespace.table.get(here.ino)) is not None:
+            here.usage.unshown_keys = self.namespace.unshown_in(inode)
         batches = self._names(here.ino)
         async with aclosing(batches):
             async for batch in batches:

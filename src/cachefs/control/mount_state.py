@@ -110,6 +110,7 @@ class MountState:
             "metrics": self.metrics_address,
             "stale": stale is not None and stale.is_stale,
             "stale_since": None if since_ns is None else since_ns / 1e9,
+            "unshown_keys": sum(origin.unshown.values()),
             "cache": cache_report(tiers),
             "tiers": [tier_report(tier) for tier in tiers],
             "reads": {

@@ -106,7 +106,8 @@ class StatusReport(TypedDict):
     answered the kernel. `started_at` is seconds since the epoch; `policy` decides what is evicted;
     `metrics` is the address where they are served; `tiers` are sorted by medium, the fastest first.
     `stale` while the origin does not answer and what was last known is shown instead, since
-    `stale_since` (seconds since the epoch)."""
+    `stale_since` (seconds since the epoch). `unshown_keys` is how many keys of the directories that
+    were listed since the start can't be shown as names."""
 
     mountpoint: str
     source: str
@@ -121,6 +122,7 @@ class StatusReport(TypedDict):
     metrics: str | None
     stale: bool
     stale_since: float | None
+    unshown_keys: int
     cache: CacheStatus
     tiers: list[TierReport]
     reads: ReadStatus

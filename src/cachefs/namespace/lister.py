@@ -81,7 +81,9 @@ class Lister:
         table, ino = self._table, directory.ino
         below: dict[str, list[Entry]] = {}
         if seen is None:
-            pages = self._origin.list_dir(table.path(directory), below)
+            path = table.path(directory)
+            self._origin.counters.begin_listing(path)
+            pages = self._origin.list_dir(path, below)
         else:
             pages = Pages(partial(_pop, [seen.entries]))
         return Begun(

@@ -183,6 +183,10 @@ class Namespace:
         path = self.table.path(inode)
         return f"{self._origin.url.rstrip('/')}/{path}" if path else self._origin.url
 
+    def unshown_in(self, directory: Inode) -> int:
+        """Keys of a directory that can't be shown as names, if it was listed since the start."""
+        return self._origin.counters.unshown.get(self.table.path(directory), 0)
+
     # -- look-ups ------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> tuple[Inode, float]:

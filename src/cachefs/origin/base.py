@@ -4,11 +4,17 @@ Paths are relative to the mounted prefix: `""` is the root, `"a/b.jpg"` an objec
 trailing slash. They are `str`; bytes that are not UTF-8 are carried as surrogate escapes.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
+
+_SKIPPING_DIRECTORIES = 10_000
+"""Most that are remembered to have keys that can't be shown."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -22,6 +28,26 @@ class OriginCounters:
     errors: int = 0
     skipped_keys: int = 0
     """Keys of listings that can't be shown as names (see docs/SEMANTICS.md)."""
+    unshown: dict[str, int] = field(default_factory=dict)
+    """The same by directory, in its last listing."""
+    _told_of: set[str] = field(default_factory=set)
+
+    def begin_listing(self, directory: str) -> None:
+        """What was skipped in an earlier one no longer counts."""
+        self.unshown.pop(directory, None)
+
+    def skip(self, directory: str, example: str, count: int = 1) -> None:
+        """A listing has `count` keys that can't be shown. One of each directory is logged once."""
+        self.skipped_keys += count
+        if len(self.unshown) < _SKIPPING_DIRECTORIES or directory in self.unshown:
+            self.unshown[directory] = self.unshown.get(directory, 0) + count
+        if directory not in self._told_of and len(self._told_of) < _SKIPPING_DIRECTORIES:
+            self._told_of.add(directory)
+            _logger.info(
+                "the directory %r has keys that can't be shown as files, such as %r; give them "
+                "other names at the origin, if you want to see them",
+                *("/" + directory, example[:1024]),
+            )
 
 
 class Origin(ABC):

@@ -264,7 +264,7 @@ class FsspecOrigin(Origin):
     async def _entries(self, path: str) -> list[Entry]:
         full = self._full(path)
         infos = await self._ls(path)
-        entries = resolve_twins(self._named(full, infos))
+        entries = resolve_twins(self._named(path, full, infos))
         if not entries and infos:
             # fsspec lists a file as a directory whose only entry is the file itself.
             own = [info for info in infos if info["name"].rstrip("/") == full.rstrip("/")]
@@ -278,7 +278,7 @@ class FsspecOrigin(Origin):
         if info["type"] != "directory":
             raise NotADirError(f"{self._subject(path)} is an object, not a directory")
 
-    def _named(self, full: str, infos: Iterable[dict[str, Any]]) -> Iterable[Entry]:
+    def _named(self, path: str, full: str, infos: Iterable[dict[str, Any]]) -> Iterable[Entry]:
         for info in infos:
             name = _name_below(full, info)
             if name is None:
@@ -286,7 +286,7 @@ class FsspecOrigin(Origin):
             is_dir = info["type"] == "directory"
             meta = _dir_posix(info) if is_dir else self._meta(info)
             if not is_name(name) or (meta is None and not is_dir):
-                self.counters.skipped_keys += 1
+                self.counters.skip(path, str(info["name"]))
                 continue
             yield Entry(name, meta)
 

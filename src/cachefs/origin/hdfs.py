@@ -287,7 +287,8 @@ class _Listing:
                 self._start(self._statuses)
             new = [entry for entry in page if _name_bytes(entry) > self._given_up_to]
             entries = [entry for entry in new if is_name(entry.name)]
-            self._origin.counters.skipped_keys += len(new) - len(entries)
+            if skipped := [entry.name for entry in new if not is_name(entry.name)]:
+                self._origin.counters.skip(self._path, skipped[0], len(skipped))
             if entries:
                 self._given_up_to = _name_bytes(entries[-1])
                 return entries

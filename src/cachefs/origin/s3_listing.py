@@ -82,15 +82,24 @@ def whole_seconds(modified: datetime) -> int:
 
 class Page:
     """One page of a listing, parsed. `entries` are in key order, unresolved twins included;
-    `keys` counts what was on the page, entries or not; `last_key` is the last of them, or ""."""
+    `keys` counts what was on the page, entries or not; `last_key` is the last of them, or "";
+    `example` is one of those skipped."""
 
-    __slots__ = ("entries", "keys", "last_key", "skipped")
+    __slots__ = ("entries", "example", "keys", "last_key", "skipped")
 
-    def __init__(self, entries: list[Entry], keys: int, skipped: int, last_key: str = "") -> None:
+    def __init__(
+        self,
+        entries: list[Entry],
+        keys: int,
+        skipped: int,
+        last_key: str = "",
+        example: str = "",
+    ) -> None:
         self.entries = entries
         self.keys = keys
         self.skipped = skipped
         self.last_key = last_key
+        self.example = example
 
 
 class Tree(NamedTuple):
@@ -378,6 +387,7 @@ def _columns(root: ElementTree.Element) -> _Columns:
 def _page(columns: _Columns, prefix: str) -> Page:
     found: list[tuple[str, Entry]] = []
     skipped = 0
+    example = ""
     start = len(prefix)
     metas = zip(columns.sizes, columns.times, columns.e_tags, strict=True)
     for key, (size_text, time_text, e_tag) in zip(columns.keys, metas, strict=True):
@@ -388,10 +398,12 @@ def _page(columns: _Columns, prefix: str) -> Page:
         name = key[start:]
         if not key.startswith(prefix) or not is_key_name(name):
             skipped += 1
+            example = key
             continue
         size, mtime_ns = int(size_text), mtime_ns_of(time_text) if time_text or not e_tag else 0
         if not 0 <= size <= _MOST_BYTES:
             skipped += 1
+            example = key
             continue
         meta = ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
         found.append((key, Entry(name, meta)))
@@ -403,13 +415,14 @@ def _page(columns: _Columns, prefix: str) -> Page:
             found.append((key, Entry(name, None)))
         else:
             skipped += 1
+            example = key
     if columns.prefixes:
         found.sort(key=_by_key)
     keys = len(columns.keys) + len(columns.prefixes)
     last_key = max([*columns.keys[-1:], *columns.prefixes[-1:]], default="")
     if columns.encoded:
         last_key = _decoded(last_key)
-    return Page([entry for _, entry in found], keys, skipped, last_key)
+    return Page([entry for _, entry in found], keys, skipped, last_key, example)
 
 
 def _decoded(key: str) -> str:

@@ -114,7 +114,8 @@ class PagedListing:
             if not self._fetched_all:
                 page = await (self._tree_page() if self._seeks_below else self._next_fetched())
                 self._keys += page.keys
-                self._origin.counters.skipped_keys += page.skipped
+                if page.skipped:
+                    self._origin.counters.skip(self._path, page.example, page.skipped)
                 entries = self._merger.feed(page.entries)
             if self._fetched_all:
                 if not self._keys and self._path:
@@ -162,6 +163,9 @@ class PagedListing:
             goes_on = not tree.is_in_order or tree.last_key.startswith(f"{root}{path}/")
             if not is_above and (tree.is_whole or not goes_on):
                 self._below[path] = resolve_twins(page.entries)
+                self._origin.counters.begin_listing(path)
+                if page.skipped:
+                    self._origin.counters.skip(path, page.example, page.skipped)
 
     def _has_directories(self, pages: dict[str, Page]) -> bool:
         start = self._path + "/" if self._path else ""
