@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from cachefs.origin.body import Body
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 _SKIPPING_DIRECTORIES = 10_000
@@ -128,6 +129,14 @@ class Origin(ABC):
         Raises `ObjectChangedError` when the object now has another version, `NotFoundError`
         when it is gone, `BadDataError` when the answer has the wrong length.
         """
+
+    async def read_body(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
+        """`read`, and an origin that can does it piece by piece: what has come stands in `body`
+        (of `length` bytes), also when the read fails or is given up; and nobody is asked for the
+        rest any more once that is taken."""
+        return await self.read(path, meta, offset, length)
 
     @property
     def reads_many(self) -> bool:

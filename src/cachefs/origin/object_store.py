@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import obstore
 import trio
@@ -24,10 +24,12 @@ from cachefs.errors import (
 )
 from cachefs.origin import digest, s3_errors
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.body import Body
 from cachefs.origin.credential_files import choose_source
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.oss import oss_credentials, resolve_oss
+from cachefs.origin.panics import is_panic
 from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolve_target
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
@@ -51,6 +53,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
+_PIECE_BYTES = 16 << 10
+"""A body that is watched comes in pieces of this size: at 16 KiB/s one is there every second."""
 _SMALL_BYTES = 256 << 10
 """Up to this size the way of an object costs more than its bytes. Comparing them with their MD5
 takes the loop .5 ms at the most."""
@@ -124,6 +128,12 @@ class ObjectStoreOrigin(Origin):
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """One GET; see `Origin.read`. A small object comes on the loop; of others the
         buffer is obstore's own, not copied."""
+        return await self.read_body(path, meta, offset, length, None)
+
+    async def read_body(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
+        """`read`; see `Origin.read_body`."""
         key = self.checked_key(path)
         if length == meta.size_bytes <= _SMALL_BYTES and self._on_loop.is_usable:
             small = await self._read_small(path, key, meta)
@@ -136,21 +146,19 @@ class ObjectStoreOrigin(Origin):
             options["range"] = (offset, offset + length)
         md5 = None if "range" in options else self._md5_of(meta)
         self.counters.gets += 1
-        found, data, as_told = await self._in_thread(
-            path, partial(_get, self._store, key, options, md5)
-        )
-        view = memoryview(data)
-        self.counters.get_bytes += view.nbytes
-        if _meta_from(found).version != meta.version:
+        get = partial(_get, self._store, key, options, meta.version, length, md5, body)
+        got = await self._in_thread(path, get)
+        if got.version != meta.version:
             raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
-        if view.nbytes != length:
+        if got.data is None:
             self.counters.errors += 1
             raise BadDataError(
-                f"{self._subject(path)}: got {view.nbytes} bytes instead of {length}"
+                f"{self._subject(path)}: got {got.size_bytes} bytes instead of {length}"
             )
-        if md5 is not None and not as_told:
+        self.counters.get_bytes += length
+        if md5 is not None and not got.is_as_told:
             await self._explain_mismatch(path, key, md5)
-        return view
+        return got.data
 
     async def _read_small(self, path: str, key: str, meta: ObjectMeta) -> memoryview | None:
         """A whole small object, or None if it can't be had in the shorter way. Raises
@@ -268,7 +276,15 @@ class ObjectStoreOrigin(Origin):
         except OriginError:
             self.counters.errors += 1
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_panic(error):
+                self.counters.errors += 1
+                raise BadDataError(
+                    f"{self._subject(path)} can't be read: the library that reads it has failed "
+                    "over what it was asked or answered"
+                ) from None
+            if not isinstance(error, Exception):
+                raise
             mapped = s3_errors.from_obstore(self._target, self._subject(path), error)
             if not isinstance(mapped, NotFoundError | ObjectChangedError):
                 self.counters.errors += 1
@@ -345,11 +361,51 @@ def _head(store: S3Store, key: str) -> Any:
     return obstore.head(store, key)
 
 
-def _get(store: S3Store, key: str, options: Any, md5: bytes | None) -> tuple[Any, Buffer, bool]:
-    """What was found, its bytes, and whether they have that MD5."""
+class _Got(NamedTuple):
+    """What has come of a GET: its bytes, if they are as many as they should be, and how many there
+    are, or would have been."""
+
+    version: str
+    size_bytes: int
+    data: memoryview | None = None
+    is_as_told: bool = True
+
+
+def _get(
+    store: S3Store,
+    key: str,
+    options: Any,
+    version: str,
+    length: int,
+    md5: bytes | None,
+    body: Body | None,
+) -> _Got:
+    """`length` bytes of that version, and whether they have that MD5. Nothing is read, and no
+    memory taken, of an answer that announces anything else; nor more of one than there should be.
+    """
     result = obstore.get(store, key, options=options)
-    data = result.bytes()
-    return result.meta, data, md5 is None or digest.has_md5(data, md5)
+    found = _meta_from(result.meta).version
+    start, end = result.range
+    if found != version or end - start != length:
+        return _Got(found, end - start)
+    pieces: list[memoryview] = []
+    count = 0
+    for piece in result.stream(min_chunk_size=length if body is None else _PIECE_BYTES):
+        view = memoryview(piece)
+        count += view.nbytes
+        if count > length:
+            return _Got(found, count)
+        if body is None:
+            pieces.append(view)
+        elif not body.add(view):
+            return _Got(found, count)
+    if count != length:
+        return _Got(found, count)
+    if body is not None:
+        data = body.take()
+    else:  # in one piece, as far as it is known what obstore does
+        data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+    return _Got(found, length, data, md5 is None or digest.has_md5(data, md5))
 
 
 def _meta_from(found: Any) -> ObjectMeta:
@@ -365,5 +421,6 @@ def _meta_from(found: Any) -> ObjectMeta:
 
 
 def _is_strong(version: str) -> bool:
-    """Whether `version` is an ETag that If-Match can be asked for; weak ones never match."""
-    return version.startswith('"')
+    """Whether `version` is an ETag that If-Match can be asked for. Weak ones never match, and what
+    can't stand in a header can only be compared with what comes."""
+    return version.startswith('"') and version.isascii() and version.isprintable()
