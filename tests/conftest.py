@@ -16,11 +16,26 @@ from typing import TypeVar
 import pytest
 
 from cachefs import log as cachefs_log
+from cachefs.cache import admission
+from cachefs.tiers import health
+from cachefs.types import Medium
 from tests.full_database import FullDatabase
 
 pytest_plugins = ["tests.servers.fixtures"]
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+@pytest.fixture(autouse=True)
+def _no_disk_is_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody goes around a disk, and no block is given up, because the machine is busy: else each
+    test that counts GETs would depend on its speed. `@pytest.mark.real_disk_limits` for those that
+    are about it."""
+    if request.node.get_closest_marker("real_disk_limits") is None:
+        limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+        monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
+        monkeypatch.setattr(admission, "_STALL_S", 1e6)
 
 
 def pytest_configure() -> None:

@@ -15,6 +15,7 @@ from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
     MIB,
+    PATIENCE_S,
     assert_right,
     key_of,
     open_tier,
@@ -235,7 +236,7 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
                 await assert_right(cache, origin, [choice.choice(refs)])
                 await trio.sleep(0.0005)
 
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 for seed in range(12):
                     nursery.start_soon(reader, seed)

@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.cache import admission, placement
 from cachefs.cache import evictor as evictor_module
+from cachefs.cache import placement
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check import check_directory
 from cachefs.cache.policies import POLICIES
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
-from cachefs.tiers import health
 from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
     MIB,
+    PATIENCE_S,
     assert_right,
     key_of,
     open_tier,
@@ -52,11 +52,7 @@ def below_high(cache: BlockCache) -> bool:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Background work comes soon, and no disk counts as slow."""
-    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
-    monkeypatch.setattr(admission, "_STALL_S", 1e6)
+    """Background work comes soon."""
     monkeypatch.setattr(evictor_module, "_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(placement, "REST_S", 0.01)
 
@@ -85,7 +81,7 @@ async def test_kept_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: st
         assert (done.blocks, done.size_bytes) == (50, 50 * BLOCK)
         assert cache.status()[0].kept_bytes == 0
         if policy == "lru":
-            with trio.fail_after(20):  # what can't be stored at once is not stored
+            with trio.fail_after(PATIENCE_S):  # what can't be stored at once is not stored
                 while await cached_bytes(cache, kept) > 10 * BLOCK:
                     await read_all(cache, origin, others)
 

@@ -6,13 +6,15 @@ import pytest
 import trio
 import trio.testing
 
+from cachefs.cache import fetches
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, serving
 
-PATIENCE_S = 0.8
+PATIENCE_S = 2.0
+"""A busy machine must not use it up between two steps of a test."""
 
 
 class Gate(MemoryOrigin):
@@ -54,14 +56,14 @@ async def test_a_reader_has_its_error_and_the_flight_goes_on(tmp_path: Path) -> 
 
 async def test_readers_wait_as_long_as_something_comes(tmp_path: Path) -> None:
     origin = Gate()
-    refs = put_many(origin, 12, 5000)
+    refs = put_many(origin, 20, 5000)
     async with serving(origin, open_tier(tmp_path), patience_s=PATIENCE_S) as cache:
         began_at = trio.current_time()
         async with trio.open_nursery() as nursery:
             for ref in refs:
                 nursery.start_soon(read_whole, cache, ref)
             for _ in refs:
-                await trio.sleep(PATIENCE_S / 4)
+                await trio.sleep(PATIENCE_S / 8)
                 origin.let_through()
         assert trio.current_time() - began_at > 2 * PATIENCE_S
 
@@ -86,19 +88,22 @@ async def test_a_limit_on_purpose_makes_nobody_impatient(tmp_path: Path) -> None
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(read_whole, cache, ref)
-        for _ in range(6):
-            await trio.sleep(PATIENCE_S / 4)
+        for _ in range(12):
+            await trio.sleep(PATIENCE_S / 8)
             origin.held_back_at = trio.current_time()
         origin.let_through()
 
 
-async def test_a_block_sought_long_in_vain_is_not_sought_again_at_once(tmp_path: Path) -> None:
+async def test_a_block_sought_long_in_vain_is_not_sought_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "_FAILURE_S", 1000.0)
     origin = MemoryOrigin(delay_s=0.6)
     ref = put(origin, "a", 5000)
     origin.fail_next(1, OriginUnavailableError("gone"))
     async with serving(origin, open_tier(tmp_path)) as cache:
         assert await fails(cache, ref) >= 0.6
-        assert await fails(cache, ref) < 0.3
+        await fails(cache, ref)
         assert origin.counters.gets == 1
-        await trio.sleep(1.1)
+        monkeypatch.setattr(fetches, "_FAILURE_S", 0.0)
         assert await read_whole(cache, ref) == origin.expected("a")

@@ -21,12 +21,12 @@ from cachefs.cache.counters import TierCounters
 from cachefs.cache.store import TierStore
 from cachefs.format.slab import SlotEntry
 from cachefs.origin.memory import MemoryOrigin
-from cachefs.tiers import health
 from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import BlockKey, Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
     MIB,
+    PATIENCE_S,
     assert_right,
     key_of,
     open_tier,
@@ -43,10 +43,6 @@ BLOCK = 100_000
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing happens because time has passed."""
-    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
-    monkeypatch.setattr(admission, "_STALL_S", 1e6)
     monkeypatch.setattr(placement, "REST_S", 1e6)
     monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.05)
 
@@ -333,7 +329,7 @@ async def test_nobody_waits_for_a_block_on_its_way_down(tmp_path: Path, disk: Fa
         refs = await overfill(cache, origin)
         await until(lambda: disk.hanging)
         for source.cold in (False, True):
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 await assert_right(cache, origin, refs)
         assert disk.hanging
         assert counters(cache, "mem").hits == 2 * len(refs)
@@ -355,7 +351,7 @@ async def test_nobody_waits_for_a_block_on_its_way_up(tmp_path: Path, disk: Faul
         await assert_right(cache, origin, refs)
         await until(lambda: disk.hanging)
         for source.cold in (False, True):
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 await assert_right(cache, origin, refs)
         assert disk.hanging
         assert counters(cache, "ssd").hits == 9
@@ -506,7 +502,7 @@ async def test_the_tier_that_blocks_go_down_from_is_removed(
         disk.hang("create", "write")
         refs = await overfill(cache, origin)
         await until(lambda: disk.hanging)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await cache.remove_tier(tmp_path / "mem")
         assert disk.hanging
         disk.heal()
@@ -549,7 +545,7 @@ async def test_the_tier_that_blocks_go_up_from_is_removed(tmp_path: Path, disk: 
         disk.hang("create", "write")
         await assert_right(cache, origin, refs)
         await until(lambda: disk.hanging)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await cache.remove_tier(tmp_path / "ssd")
         assert disk.hanging
         disk.heal()
@@ -580,7 +576,7 @@ async def test_closing_while_blocks_move(
             disk.hang("create", "write")
             refs = await overfill(cache, origin)
         await until(lambda: disk.hanging)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await cache.aclose(drain_s=0.1)
     disk.heal()
     source, medium = ("ssd", Medium.SSD) if way == "up" else ("mem", Medium.MEM)

@@ -10,12 +10,12 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
 from cachefs.errors import CacheDirError
 from cachefs.origin.memory import MemoryOrigin
-from cachefs.tiers import health
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
 from cachefs.types import Medium
 from tests.cache.harness import (
     MIB,
+    PATIENCE_S,
     assert_right,
     key_of,
     open_tier,
@@ -32,14 +32,6 @@ from tests.cache.harness import (
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks may move at once."""
     monkeypatch.setattr("cachefs.cache.placement.REST_S", 0.0)
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody goes around a disk because the machine is busy: a GET means that a block was lost."""
-    limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
 
 
 def tier_of(cache: BlockCache, medium: Medium) -> TierStatus:
@@ -150,7 +142,7 @@ async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path) -> None:
     refs = put_many(origin, 160, 100_000)
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     async with serving(origin, mem, open_tier(tmp_path / "s", 64 * MIB)) as cache:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             for ref in refs:
                 await cache.read(ref, 0, 0, 1)
             await cache.drain()
@@ -179,7 +171,7 @@ async def test_a_tier_comes_and_goes_under_load(tmp_path: Path) -> None:
             await cache.resize_tier(tmp_path / "a", 4 * MIB)
             await until(lambda: cache.status()[0].disk_bytes <= 4 * MIB)
             await cache.remove_tier(tmp_path / "a")
-            await trio.sleep(0.2)
+            await until(lambda: cache.status()[0].cached_blocks >= 20)
             await cache.add_tier(open_tier(tmp_path / "a", 32 * MIB))
             await cache.remove_tier(tmp_path / "b")
             await trio.sleep(0.2)
@@ -221,7 +213,6 @@ async def test_recency_outlives_a_restart(tmp_path: Path) -> None:
     assert origin.counters.gets == gets + 35
 
 
-@pytest.mark.usefixtures("patient")
 async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = [*put_many(origin, 100, 100_000), put(origin, "big", 3 * MIB)]

@@ -20,7 +20,11 @@ DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
 LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+PATIENCE_S = 60
+"""How long to wait for what comes within a second on a quiet machine."""
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for what another process or the kernel will do."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -72,7 +76,7 @@ class Site:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=2 * PATIENCE_S,
             env=os.environ | self.environment,
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
@@ -122,6 +126,11 @@ class Site:
         counters: dict[str, int] = self.status()["origin"]
         return counters
 
+    def wait_until_stored(self, blocks: int) -> None:
+        """Until the tiers hold so many blocks: they are stored behind the readers' backs, and
+        served from memory until then."""
+        eventually(lambda: stored_blocks(self.status()) >= blocks)
+
     def read_requests(self) -> int:
         """READs that the kernel has sent, at the least."""
         reads = self.status()["reads"]
@@ -161,7 +170,7 @@ class Site:
         if self.is_mounted():
             subprocess.run(["fusermount3", "-uz", str(self.mountpoint)], check=False)
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not self.is_running(), 10)
+            eventually(lambda: not self.is_running(), 30)
         if entry is not None and self.is_running():
             os.kill(entry.pid, signal.SIGKILL)
         text = self.log.read_text() if self.log.exists() else ""
@@ -169,6 +178,11 @@ class Site:
         lines = [line for line in text.splitlines() if any(word in line for word in LOG_TROUBLE)]
         unexpected = [ln for ln in lines if not any(part in ln for part in self.expected_trouble)]
         assert not unexpected, unexpected
+
+
+def stored_blocks(status: dict[str, Any]) -> int:
+    """How many blocks the tiers hold."""
+    return sum(tier["cached_blocks"] for tier in status["tiers"])
 
 
 def drop_pages(path: Path) -> None:

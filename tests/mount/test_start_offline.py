@@ -57,11 +57,13 @@ def test_what_is_known_is_mounted_while_the_origin_is_away(
     with pytest.raises(OSError) as caught:
         (known.mountpoint / "d/cold").read_bytes()
     assert caught.value.errno == errno.EIO
-    assert known.status()["stale"] is True
+    # On a fast machine all this took less than the TTLs, and nothing stale was shown so far.
+    eventually(lambda: "cold" in os.listdir(known.mountpoint / "d") and known.status()["stale"])
+    assert "stale answers were shown for" not in known.log.read_text(), "the outage has ended"
     seaweedfs.put_many(known.source.removeprefix("s3://"), {"d/new": b"x"})
     proxy.clear()
     eventually(lambda: "new" in os.listdir(known.mountpoint / "d"))
-    eventually(lambda: is_read(known.mountpoint / "d/cold"), 5)  # a failure counts for a second
+    eventually(lambda: is_read(known.mountpoint / "d/cold"))
 
 
 def is_read(path: Path) -> bool:

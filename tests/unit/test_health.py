@@ -8,6 +8,8 @@ import pytest
 from cachefs.tiers.health import DiskHealth, Health
 from cachefs.types import Medium
 
+pytestmark = pytest.mark.real_disk_limits
+
 KIB = 1 << 10
 MIB = 1 << 20
 DISKS = [Medium.SSD, Medium.HDD]
