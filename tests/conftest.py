@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,15 +27,17 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
 
 @pytest.fixture(autouse=True)
-def _no_disk_is_slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_disk_is_slow(request: pytest.FixtureRequest) -> Iterator[None]:
     """Nobody goes around a disk, and no block is given up, because the machine is busy: else each
     test that counts GETs would depend on its speed. `@pytest.mark.real_disk_limits` for those that
     are about it."""
-    if request.node.get_closest_marker("real_disk_limits") is None:
-        limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-        monkeypatch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
-        monkeypatch.setattr(admission, "_STALL_S", 1e6)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("real_disk_limits") is None:
+            limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
+            patch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
+            patch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
+            patch.setattr(admission, "_STALL_S", 1e6)
+        yield
 
 
 def pytest_configure() -> None:

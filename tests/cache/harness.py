@@ -74,6 +74,13 @@ async def until(condition: Callable[[], object]) -> None:
             await trio.sleep(0.005)
 
 
+async def will_close_cleanly(cache: BlockCache) -> None:
+    """Wait until the cache has looked through what was there at its start. One that is closed
+    before leaves no mark, and the next takes in what the slot tables tell: also blocks that it has
+    just found damaged and dropped, which costs a second GET of them."""
+    await until(lambda: cache.is_settled)
+
+
 async def read_whole(cache: BlockCache, ref: ObjectRef) -> bytes:
     """As a reader would: on the loop if it can be, else the slow way."""
     parts = []

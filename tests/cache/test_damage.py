@@ -29,6 +29,7 @@ from tests.cache.harness import (
     recount,
     serving,
     until,
+    will_close_cleanly,
 )
 
 SMALL, LARGE = 40, 8
@@ -42,6 +43,7 @@ async def fill(path: Path) -> tuple[MemoryOrigin, list[ObjectRef]]:
     async with serving(origin, open_tier(path)) as cache:
         await assert_right(cache, origin, refs)
         await cache.drain()
+        await will_close_cleanly(cache)
     assert len(list(TierPaths(path).slabs.iterdir())) == 3
     return origin, refs
 

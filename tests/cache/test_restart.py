@@ -23,6 +23,7 @@ from tests.cache.harness import (
     serving,
     stores,
     until,
+    will_close_cleanly,
 )
 from tests.full_database import FullDatabase
 
@@ -167,6 +168,7 @@ async def test_damaged_slab_costs_fetches_never_wrong_bytes(tmp_path: Path, dama
     refs = put_many(origin, 100, 30_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
+        await will_close_cleanly(cache)
     gets = origin.counters.gets
     slabs = sorted(TierPaths(tmp_path).slabs.iterdir())
     assert len(slabs) == 1
