@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from cachefs.errors import UsageError
 ROOT_LOGGER = "cachefs"
 MAX_WARN_KEYS = 4096
 """Bound on what `warn_once` remembers; past it, it is silent rather than large."""
+_PERMISSIONS = 0o600
+"""Names of files that others may not list stand in the log."""
 KEPT_FILES = 3
 """Log files kept beside the present one: FILE.1 is the youngest."""
 
@@ -89,10 +92,12 @@ class _JournalPrefix(logging.Formatter):
 
 class _LogFile(RotatingFileHandler):
     """A file that is renamed at `max_bytes` (0: never) and begun anew, also when somebody else has
-    renamed or removed it. stdout and stderr follow, where they led to it."""
+    renamed or removed it. stdout and stderr follow, where they led to it. A new one has the
+    permissions of the one before."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._identity: tuple[int, int] | None = None
+        self._permissions = _PERMISSIONS
         super().__init__(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -114,12 +119,18 @@ class _LogFile(RotatingFileHandler):
             _logger.warning("can't rename %s, so it grows: %s", self.baseFilename, error.strerror)
 
     def _open(self) -> IO[str]:  # type: ignore[override] # typeshed names the concrete class
-        stream = super()._open()
+        stream = open(  # noqa: SIM115 - the handler closes it
+            self.baseFilename, self.mode, encoding=self.encoding, opener=self._create
+        )
+        self._permissions = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         before, self._identity = self._identity, _identity_of(stream.fileno())
         for fd in (1, 2):
             if before is not None and _identity_of(fd) == before:
                 os.dup2(stream.fileno(), fd)
         return stream
+
+    def _create(self, path: str, flags: int) -> int:
+        return os.open(path, flags, self._permissions)
 
 
 def _identity_of(file: str | int) -> tuple[int, int] | None:
@@ -179,8 +190,7 @@ def open_log_file(path: Path) -> Path:
     """Make sure that `path` can be appended to, with its directory. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _PERMISSIONS))
     except OSError as error:
         raise UsageError(
             f"can't write the log file {path}: {error.strerror}; choose another with --log-file"

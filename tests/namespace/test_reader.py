@@ -167,7 +167,10 @@ async def test_a_file_version_is_read_or_stale_never_mixed(reading: Reading) -> 
     assert await reading.read(old.ino, 0, 4) == b"1111", "and stays so"
 
 
-async def test_after_a_stale_read_the_next_look_up_sees_the_new_version(reading: Reading) -> None:
+async def test_after_a_stale_read_the_next_look_up_sees_the_new_version(
+    reading: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cachefs")
     reading.origin.put("a", b"1" * (2 * MIB))
     old = await reading.tree.find("a")
     reading.origin.put("a", b"2" * (3 * MIB))
@@ -177,6 +180,10 @@ async def test_after_a_stale_read_the_next_look_up_sees_the_new_version(reading:
     new = await reading.tree.find("a")
     assert (new.size_bytes, new.ino != old.ino) == (3 * MIB, True)
     assert reading.tree.unbound == [(ROOT_INO, b"a")]
+    with pytest.raises(ObjectChangedError):
+        await reading.read(old.ino, 0, 4)
+    (said,) = [text for text in caplog.messages if "ESTALE" in text]
+    assert "test/a has changed" in said, "once, not for each read"
     assert await reading.read(new.ino, 0, 4) == b"2222"
 
 

@@ -106,7 +106,7 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
 def _detach(log_file: Path) -> None:
     os.setsid()
     os.chdir("/")
-    output = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    output = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)

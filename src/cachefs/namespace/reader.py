@@ -9,18 +9,25 @@ Read-ahead: a stream that enters block after block gets a window that doubles up
 blocks that they touch. Small files have one block and need none of this.
 """
 
+import logging
+import math
 from collections import OrderedDict
 
+import trio
+
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import NotFoundError, ObjectChangedError
+from cachefs.errors import CachefsError, NotFoundError, ObjectChangedError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
+
+log = logging.getLogger(__name__)
 
 _BLOCK_SHIFT = 20
 _BLOCK_MASK = BLOCK_BYTES - 1
 assert 1 << _BLOCK_SHIFT == BLOCK_BYTES
 
+_TOLD_AGAIN_S = 60.0
 _EXTENT_BLOCKS = 8
 _STREAMS = 4
 _READERS = 16_384
@@ -152,6 +159,8 @@ class Readers:
         self._cache = cache
         self._max_window = -(-readahead_bytes // BLOCK_BYTES)
         self._readers: OrderedDict[int, FileReader] = OrderedDict()
+        self._stale_reads = 0
+        self._told_at_s = -math.inf
 
     def get(self, ino: int) -> FileReader:
         """Raises `ObjectChangedError` when the inode's record is gone."""
@@ -173,5 +182,17 @@ class Readers:
         try:
             return await reader.read(offset, size)
         except (ObjectChangedError, NotFoundError) as error:
+            self._tell_stale(error)
             await self._namespace.note_object_changed(reader.inode)
             raise ObjectChangedError(str(error)) from error
+
+    def _tell_stale(self, error: CachefsError) -> None:
+        """The kernel has the old size by now, so the new version can't be given in its place."""
+        self._stale_reads += 1
+        if trio.current_time() - self._told_at_s >= _TOLD_AGAIN_S:
+            self._told_at_s = trio.current_time()
+            log.info(
+                "ESTALE for a reader, as the file is another one by now: %s; who opens it again "
+                "reads the new one; %d such reads so far (shorter TTLs make them fewer)",
+                *(error, self._stale_reads),
+            )
