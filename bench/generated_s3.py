@@ -1,8 +1,9 @@
 """An S3 server of objects that are computed, never stored: for metadata of millions.
 
 Run as a program it serves bucket `data` on the given port until it is killed: below `tree/`
-directories `dNNNN` of 1,000 objects each, below `flat/` all in one directory. It knows LIST
-(version 2, with a delimiter), HEAD and GET, and counts them at `/-/counts`.
+directories `dNNNN` of 1,000 objects each, below `flat/` all in one directory. It knows HEAD, GET
+and LIST of whole directories (version 2, with and without a delimiter), and counts them at
+`/-/counts`.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import json
 import subprocess
 import sys
 import urllib.request
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -73,7 +76,29 @@ def _e_tag(number: int) -> str:
     return f"{number:032x}-1"
 
 
-def _row(key: str, number: int) -> str:
+class _Keys(Sequence[str]):
+    """A range of the bucket's keys: first those of `flat/`, then as many of `tree/`."""
+
+    def __init__(self, count: int, numbers: range) -> None:
+        self._count = count
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, position: Any) -> Any:
+        number = self._numbers[position]
+        if number < self._count:
+            return f"flat/{name_of(number)}"
+        return f"tree/{path_in_tree(number - self._count)}"
+
+
+def _prefix_row(prefix: str) -> str:
+    return f"<CommonPrefixes><Prefix>{prefix}</Prefix></CommonPrefixes>"
+
+
+def _row(key: str) -> str:
+    number = int(key.rpartition("/")[2].removesuffix(".jpg"))
     return (
         f"<Contents><Key>{key}</Key><LastModified>{_TIME}</LastModified>"
         f"<ETag>&quot;{_e_tag(number)}&quot;</ETag><Size>{_SIZE_BYTES}</Size>"
@@ -120,30 +145,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]
-        start = int(query.get("continuation-token", ["0"])[0])
         most = min(_PAGE, int(query.get("max-keys", ["1000"])[0]))
-        rows, total = [], 0
-        if prefix == "tree/" and "delimiter" in query:
-            total = -(-self.count // PER_DIRECTORY)
-            rows = [
-                f"<CommonPrefixes><Prefix>tree/d{n:04}/</Prefix></CommonPrefixes>"
-                for n in range(start, min(start + most, total))
-            ]
-        elif prefix == "tree/":
-            total = 1
-            rows = [_row(f"tree/{path_in_tree(0)}", 0)]
-        elif prefix == "flat/":
-            total = self.count
-            rows = [_row(f"flat/{name_of(n)}", n) for n in range(start, min(start + most, total))]
-        elif prefix.startswith("tree/d") and prefix[6:-1].isdecimal():
-            first = int(prefix[6:-1]) * PER_DIRECTORY
-            total = max(0, min(PER_DIRECTORY, self.count - first))
-            rows = [
-                _row(f"{prefix}{name_of(n)}", n)
-                for n in range(first + start, first + min(start + most, total))
-            ]
-        end = start + len(rows)
-        more = end < total
+        by_delimiter = "delimiter" in query and prefix in ("", "tree/")
+        below = self._prefixes(prefix) if by_delimiter else self._keys(prefix)
+        after = query.get("start-after", [""])[0]
+        start = int(query.get("continuation-token", [bisect_right(below, after)])[0])
+        end = min(start + most, len(below))
+        row = _prefix_row if by_delimiter else _row
+        rows = [row(below[position]) for position in range(start, end)]
+        more = end < len(below)
         token = f"<NextContinuationToken>{end}</NextContinuationToken>" if more else ""
         text = (
             '<?xml version="1.0" encoding="UTF-8"?>'
@@ -154,6 +164,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "</ListBucketResult>"
         )
         self._send(200, text.encode())
+
+    def _prefixes(self, prefix: str) -> Sequence[str]:
+        """All directories there are in the bucket, or below `tree/`."""
+        if not prefix:
+            return ["flat/", "tree/"]
+        return [f"tree/d{number:04}/" for number in range(-(-self.count // PER_DIRECTORY))]
+
+    def _keys(self, prefix: str) -> "_Keys":
+        """All that begin with `prefix`, which is one of a directory, in order."""
+        count = self.count
+        if prefix == "":
+            return _Keys(count, range(2 * count))
+        if prefix == "flat/":
+            return _Keys(count, range(count))
+        if prefix == "tree/":
+            return _Keys(count, range(count, 2 * count))
+        if prefix.startswith("tree/d") and prefix[6:-1].isdecimal():
+            first = int(prefix[6:-1]) * PER_DIRECTORY
+            return _Keys(count, range(count + first, count + min(first + PER_DIRECTORY, count)))
+        return _Keys(count, range(0))
 
     def _send(
         self,

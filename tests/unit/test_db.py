@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,6 +206,22 @@ async def test_a_cancelled_commit_loses_nothing(db: Database) -> None:
     await db.commit()
     assert db.pending_count == 0
     assert db.get("one", b"a") == b"1"
+
+
+async def test_a_commit_finds_a_thread_when_all_others_hang(db: Database) -> None:
+    released = threading.Event()
+    count = int(trio.to_thread.current_default_thread_limiter().total_tokens)
+    db.put("one", b"key", b"value")
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(trio.to_thread.run_sync, released.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            with trio.fail_after(30):
+                await db.commit()
+        finally:
+            released.set()
+    assert db.pending_count == 0
 
 
 async def test_changes_made_while_a_commit_runs_win_and_stay_pending(db: Database) -> None:

@@ -14,6 +14,7 @@ from cachefs.db import database_exists
 from cachefs.errors import OriginUnavailableError
 from cachefs.manifest.view import open_view
 from cachefs.mounts import prepare_mountpoint
+from cachefs.origin.host_names import HostNames
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.supervisor.link import ALIVE_INTERVAL_S, Link
@@ -54,6 +55,7 @@ async def _run(
     data_path: DataPath,
     link: Link | None,
 ) -> None:
+    trio.socket.set_custom_hostname_resolver(HostNames())
     if link is None:
         await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
         await _serve(config, on_ready, manager, data_path, None)

@@ -52,6 +52,8 @@ class Database:
         self._overlays = {name: Overlay() for name in tables}
         self._reader = env.begin()
         self._commit_lock = trio.Lock()
+        # Whatever else hangs, commits find a thread.
+        self._threads = trio.CapacityLimiter(2)
         self._failing = False
         self._damage: lmdb.Error | None = None
         """What LMDB said of a row that could not be reached."""
@@ -176,7 +178,7 @@ class Database:
             batch = {name: overlay.freeze() for name, overlay in self._overlays.items()}
             committed = False
             try:
-                await trio.to_thread.run_sync(self._write, batch)
+                await trio.to_thread.run_sync(self._write, batch, limiter=self._threads)
                 committed = True
                 self._failing = False
                 if self._journal is not None:
@@ -318,7 +320,7 @@ class Database:
         while True:
             await trio.sleep(_KEEP_SMALL_INTERVAL_S)
             if mapped_bytes() > most_bytes:
-                await trio.to_thread.run_sync(unmap_pages, self._data_path)
+                await trio.to_thread.run_sync(unmap_pages, self._data_path, limiter=self._threads)
 
     def warm(self, limit_bytes: int = WARM_LIMIT_BYTES) -> int:
         """Bring the file into the page cache, so that look-ups on the loop wait for no disk.

@@ -30,6 +30,8 @@ _REUSED_S = 3.0
 """A connection that was idle for longer may have been closed by the server."""
 _KEYS_S = 1.0
 """Credentials are looked up, in a thread, when they were not for so long."""
+_KEYS_AT_A_TIME = 4
+"""A command that gives credentials may hang, and with it a thread, whoever gives up meanwhile."""
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _ERROR_BYTES = 64 << 10
@@ -67,6 +69,7 @@ class LoopReader:
         self._is_plain = address.scheme == "http" and not get_environ_proxies(target.base_url)
         self._keys: ReadOnlyCredentials | None = None
         self._keys_at = float("-inf")
+        self._keys_threads = trio.CapacityLimiter(_KEYS_AT_A_TIME)
         self._idle: deque[_Connection] = deque()
         """The one that was used last is at the end."""
         self._piece = memoryview(bytearray(_PIECE_BYTES))
@@ -109,7 +112,9 @@ class LoopReader:
 
     async def _look_up_keys(self) -> None:
         current = self._credentials.current
-        self._keys = await trio.to_thread.run_sync(current, abandon_on_cancel=True)
+        self._keys = await trio.to_thread.run_sync(
+            current, limiter=self._keys_threads, abandon_on_cancel=True
+        )
         self._keys_at = time.monotonic()
 
     async def _ask(self, connection: "_Connection", request: bytes, item: Wanted) -> Loaded | None:
