@@ -24,8 +24,8 @@ setup(
     ext_modules=[
         Extension(
             "cachefs.fuse.relay._relay",
-            [f"{_HOME}/{name}.c" for name in ("module", "relay", "table", "waiting")],
-            depends=[f"{_HOME}/{name}.h" for name in ("relay", "table", "waiting")],
+            [f"{_HOME}/{name}.c" for name in ("module", "reads", "relay", "table", "waiting")],
+            depends=[f"{_HOME}/{name}.h" for name in ("reads", "relay", "table", "waiting")],
             extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", *_flags("--cflags")],
             extra_link_args=_flags("--libs"),
             optional=True,

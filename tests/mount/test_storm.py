@@ -107,8 +107,8 @@ def test_look_ups_in_one_directory_do_not_wait_for_each_other(
     names = [site.mountpoint / "d" / f"{number}" for number in range(READERS)]
     assert not names[0].exists()
     connection = connections / str(os.minor(os.stat(site.mountpoint).st_dev))
-    eventually(lambda: int((connection / "congestion_threshold").read_text()) == 192)
-    assert int((connection / "max_background").read_text()) == 256
+    eventually(lambda: int((connection / "congestion_threshold").read_text()) == 960)
+    assert int((connection / "max_background").read_text()) == 1024
     looks = [threading.Thread(target=name.exists) for name in names[1:]]
     daemon = site.daemon_pid()
     os.kill(daemon, signal.SIGSTOP)

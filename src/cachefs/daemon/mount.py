@@ -92,7 +92,7 @@ class Mount:
             patience_s=resilience(config).patience_s,
         )
         users = None if self._relayed is None else self._relayed.table
-        self._limits = UidLimits(config.limit_uid, users)
+        self._limits = UidLimits(config.limit_uid, users, session.bound_reads)
         self._watchers = Watchers()
         self._access_log = AccessLog(self._watchers)
         self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)

@@ -18,6 +18,7 @@ Fairness: after `_TURN_REQUESTS` requests in a row the loop gets its turn, whate
 import ctypes
 import select
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,14 @@ class RequestWaiter:
         self._pollfd_p = ctypes.byref(self._pollfd)
         self._left = _TURN_REQUESTS
         self._is_quick = False
+        self._waiting: trio.CancelScope | None = None
+        self._was_woken = False
+
+    def wake(self) -> None:
+        """There is a request although the descriptor does not say so (`fuse/relay/reads.h`)."""
+        self._was_woken = True
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def wait_readable(self, fd: int) -> None:
         """Raises `trio.ClosedResourceError` like trio's own."""
@@ -60,7 +69,11 @@ class RequestWaiter:
                 return
         self._left = _TURN_REQUESTS
         began_s = perf_counter()
-        await trio.lowlevel.wait_readable(fd)
+        if not self._was_woken:
+            with trio.CancelScope() as self._waiting:
+                await trio.lowlevel.wait_readable(fd)
+            self._waiting = None
+        self._was_woken = False
         self._is_quick = perf_counter() - began_s < _QUICK_S
 
     def _is_there(self) -> bool:
@@ -107,10 +120,11 @@ class ReadLock:
             trio.lowlevel.reschedule(self._woken)
 
 
-def install() -> None:
-    """Make pyfuse3 wait so. Before `pyfuse3.main`."""
+def install() -> Callable[[], None]:
+    """Make pyfuse3 wait so. Before `pyfuse3.main`. Returns `RequestWaiter.wake`."""
+    waiter = RequestWaiter()
     lowlevel = SimpleNamespace(
-        wait_readable=RequestWaiter().wait_readable,
+        wait_readable=waiter.wait_readable,
         current_trio_token=trio.lowlevel.current_trio_token,
         current_task=trio.lowlevel.current_task,
         notify_closing=trio.lowlevel.notify_closing,
@@ -121,3 +135,4 @@ def install() -> None:
         open_nursery=trio.open_nursery,
         lowlevel=lowlevel,
     )
+    return waiter.wake

@@ -3,16 +3,23 @@
 import logging
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pyfuse3
+import trio
 
 from cachefs.errors import MountError, RelayUnusableError
 from cachefs.fuse import loop
 from cachefs.fuse.kernel_mount import refuse_early, shown_source
 from cachefs.fuse.operations import Operations
 from cachefs.mounts import find_mount
+
+try:
+    from cachefs.fuse.relay import _relay
+except ImportError:  # not compiled here
+    _relay = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +34,13 @@ than readers times their read-ahead; an unused one costs nothing."""
 _READ_AHEAD_KB = 1024
 """Eight times the kernel's default; doubled sequential throughput. More than a block gains
 nothing."""
-_MAX_BACKGROUND = 256
-"""The kernel's default is 12. With 9 read-aheads in flight it counts the mount as congested, gives
-up reading ahead and asks for single pages: 16 readers of small files sent 2.4 READs a file."""
+_MAX_BACKGROUND = 1024
+_CONGESTION = 960
+"""The kernel's defaults are 12 and 9. With 9 read-aheads in flight it counts the mount as
+congested, gives up reading ahead and asks for single pages: 16 readers of small files sent 2.4
+READs a file. With 12 in flight everybody waits: `fuse/relay/reads.c` lets no user get so far."""
+_USUAL_READS, _FEWEST_READS = 256, 2
+"""What a user may have in hand: the rest is kept back in C."""
 
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -41,6 +52,8 @@ def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bo
     fusermount3 refuses.
     """
     refuse_early(allow_other)
+    if _relay is not None:
+        _relay.reads_ready_fd()
     options = {*_OPTIONS, f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
@@ -60,10 +73,11 @@ def connect(operations: Operations, requests_fd: int, device_fd: int) -> None:
 
     Raises `RelayUnusableError` if this libfuse can't.
     """
-    from cachefs.fuse.relay import _relay  # late: where it isn't compiled, it isn't needed
-
     global _device_fd
+    if _relay is None:
+        raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
+    _relay.reads_ready_fd()
     _relay.connect(requests_fd, device_fd)
     try:
         pyfuse3.init(operations, f"/dev/fd/{device_fd}", set(_OPTIONS))
@@ -75,8 +89,28 @@ def connect(operations: Operations, requests_fd: int, device_fd: int) -> None:
 
 async def serve() -> None:
     """Answer requests until the mount ends."""
-    loop.install()
-    await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
+    wake = loop.install()
+    async with trio.open_nursery() as nursery:
+        if _relay is not None:
+            nursery.start_soon(_wake_for_kept, _relay.reads_ready_fd(), wake)
+        await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
+        nursery.cancel_scope.cancel()
+
+
+async def _wake_for_kept(ready_fd: int, wake: Callable[[], None]) -> None:
+    """READs that were kept back have their turn (`fuse/relay/reads.h`)."""
+    while True:
+        await trio.lowlevel.wait_readable(ready_fd)
+        wake()
+        await trio.lowlevel.checkpoint()
+
+
+def bound_reads(user: int, bytes_per_s: int) -> None:
+    """Have no more READs of this user in hand than a limit allows for a second; 0 is no limit."""
+    if _relay is not None:
+        _relay.reads_ready_fd()
+        most = min(_USUAL_READS, max(_FEWEST_READS, bytes_per_s >> 20))
+        _relay.bound_reads(user, most if bytes_per_s else 0, bytes_per_s > 0)
 
 
 def stop() -> None:
@@ -111,7 +145,7 @@ def tune(device: str) -> None:
     connection = _CONNECTIONS / device.partition(":")[2]
     settings = {
         "max_background": _MAX_BACKGROUND,
-        "congestion_threshold": _MAX_BACKGROUND * 3 // 4,
+        "congestion_threshold": _CONGESTION,
     }
     if os.geteuid() == 0 and not os.path.ismount(_CONNECTIONS):
         _set_unseen(connection, settings)

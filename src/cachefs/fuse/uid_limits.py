@@ -5,7 +5,7 @@ above the inode number. Number 0 is for those who came when there were no more n
 relay there is no OPEN; it sees who reads, and gives the numbers from a table that we share.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import trio
@@ -37,10 +37,16 @@ class Users(Protocol):
 class UidLimits:
     """Used on the loop. The lists are by number: `handle >> INO_BITS`."""
 
-    def __init__(self, limits: Mapping[int, int], users: Users | None = None) -> None:
+    def __init__(
+        self,
+        limits: Mapping[int, int],
+        users: Users | None = None,
+        bound: Callable[[int, int], None] = lambda number, bytes_per_s: None,
+    ) -> None:
         """Bytes per second by uid. With `users` others give the numbers, and serve those who have
-        no limit."""
+        no limit. `bound` is told each number's limit."""
         self._users = users
+        self._bound = bound
         count = 1 if users is None else _USERS
         self.buckets: list[TokenBucket | None] = [None] * count
         """None for who has no limit."""
@@ -64,6 +70,7 @@ class UidLimits:
             elif bucket is not None:
                 bucket.set_rate(None, trio.current_time())
                 self.buckets[number] = None
+            self._bound(number, bytes_per_s)
             if self._users is not None:
                 self._users.limit_user(number, bool(bytes_per_s))
 

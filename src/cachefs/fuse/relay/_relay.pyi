@@ -19,6 +19,14 @@ def connect(requests_fd: int, device_fd: int, /) -> None:
 def is_connected() -> bool:
     """Whether it did."""
 
+def reads_ready_fd() -> int:
+    """An eventfd, readable when READs that were kept back have their turn; asked for before a
+    session begins, else none is kept back. Raises `OSError`."""
+
+def bound_reads(user: int, most: int, is_slow: bool, /) -> None:
+    """Have at most `most` READs of the user with this number in hand (0: as usual). Of a slow one's
+    little is kept back, and the rest of what nobody waits for fails."""
+
 class Relay:
     """In the supervisor: the threads that answer what they can, and forward the rest."""
 

@@ -16,10 +16,20 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "reads.h"
 #include "relay.h"
 #include "waiting.h"
 
+/* -- errors ------------------------------------------------------------------------------------- */
+
+static PyObject *os_error(int error) {
+    errno = error < 0 ? -error : error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
 /* -- the daemon's end ---------------------------------------------------------------------------- */
+
+#define MOST_TRIES 64 /* in one turn of the loop */
 
 static int wanted_requests_fd = -1, device_fd = -1;
 static bool connected;
@@ -42,15 +52,19 @@ static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
 /* EAGAIN would end the caller's loop, and EINTR means: look again when there is something. */
 static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
-    ssize_t got = recv(fd, buffer, length, MSG_DONTWAIT);
-    if (got > 0) {
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        ssize_t got = (ssize_t)reads_take(buffer);
+        if (got > 0) return got;
+        got = recv(fd, buffer, length, MSG_DONTWAIT);
+        if (got <= 0) {
+            /* ENODEV: the relay is gone, or has seen the mount's end. */
+            errno = got < 0 && (errno == EAGAIN || errno == EINTR) ? EINTR : ENODEV;
+            return -1;
+        }
         note_init(buffer);
-        return got;
+        if (reads_admit(buffer, (size_t)got)) return got;
     }
-    if (got == 0 || (errno != EAGAIN && errno != EINTR))
-        errno = ENODEV; /* the relay is gone, or has seen the mount's end */
-    else
-        errno = EINTR;
+    errno = EINTR;
     return -1;
 }
 
@@ -58,6 +72,7 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
 static ssize_t write_parts(int fd, const struct iovec *parts, int count) {
     const struct fuse_out_header *out = parts[0].iov_base;
     ssize_t written = writev(fd, parts, count);
+    if (out->unique != 0) reads_answered(out->unique);
     return written < 0 && errno == ENOENT && out->unique != 0 ? (ssize_t)out->len : written;
 }
 
@@ -76,16 +91,19 @@ static struct waiting plain_waiting;
 static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
     const struct fuse_in_header *in = buffer;
-    ssize_t got = read(fd, buffer, length);
+    ssize_t got = (ssize_t)reads_take(buffer);
+    if (got > 0) return got;
+    got = read(fd, buffer, length);
+    if (got < 0 && errno == EAGAIN) errno = EINTR; /* what it was woken for has been taken */
     if (got < (ssize_t)sizeof *in) return got;
-    if (in->opcode == FUSE_INTERRUPT) {
-        waiting_interrupt(&plain_waiting, in);
-        errno = EINTR;
-        return -1;
-    }
     note_init(in);
-    waiting_note(&plain_waiting, in);
-    return got;
+    if (in->opcode == FUSE_INTERRUPT)
+        waiting_interrupt(&plain_waiting, in);
+    else
+        waiting_note(&plain_waiting, in);
+    if (in->opcode != FUSE_INTERRUPT && reads_admit(in, (size_t)got)) return got;
+    errno = EINTR;
+    return -1;
 }
 
 static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unused) {
@@ -138,13 +156,16 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
         wanted_requests_fd = -1;
         int result = fuse_session_custom_io(session, &io, fd);
         connected = result == 0;
+        reads_begin(device_fd);
         return result;
     }
     int (*real)(struct fuse_session *, const char *) = NULL;
     *(void **)&real = of_libfuse("fuse_session_mount");
     int result = real == NULL ? -1 : real(session, mountpoint);
     int fd = result == 0 ? fuse_session_fd(session) : -1;
-    if (fd >= 0 && watch_plainly(fd)) fuse_session_custom_io(session, &plain, fd);
+    if (fd < 0 || !watch_plainly(fd)) return result;
+    fuse_session_custom_io(session, &plain, fd);
+    reads_begin(fd);
     return result;
 }
 
@@ -163,17 +184,26 @@ static PyObject *connect_session(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *bound_reads(PyObject *module, PyObject *args) {
+    (void)module;
+    unsigned user, most;
+    int is_slow;
+    if (!PyArg_ParseTuple(args, "IIp", &user, &most, &is_slow)) return NULL;
+    reads_share(user, most, is_slow);
+    Py_RETURN_NONE;
+}
+
+static PyObject *reads_ready_fd(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    int fd = reads_init();
+    return fd < 0 ? os_error(fd) : PyLong_FromLong(fd);
+}
+
 static PyObject *is_connected(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
     return PyBool_FromLong(connected);
-}
-
-/* -- errors ------------------------------------------------------------------------------------- */
-
-static PyObject *os_error(int error) {
-    errno = error < 0 ? -error : error;
-    return PyErr_SetFromErrno(PyExc_OSError);
 }
 
 /* -- Relay -------------------------------------------------------------------------------------- */
@@ -517,6 +547,8 @@ static PyMethodDef functions[] = {
     {"create_table", create_table, METH_VARARGS, NULL},
     {"connect", connect_session, METH_VARARGS, NULL},
     {"is_connected", is_connected, METH_NOARGS, NULL},
+    {"bound_reads", bound_reads, METH_VARARGS, NULL},
+    {"reads_ready_fd", reads_ready_fd, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
