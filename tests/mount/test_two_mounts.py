@@ -49,6 +49,10 @@ def test_one_directory_serves_one_mount(sites: list[Site]) -> None:
     one, two = sites
     one.mount()
     assert "directory of its own" in two.refused("--cache-dir", one.cache)
+    two.source = one.source
+    said = two.refused("--cache-dir", one.cache)
+    assert f"mounted on {one.mountpoint}" in said
+    assert "directory of its own with --cache-dir" in said
 
 
 def test_both_leave_the_same_share_of_their_file_system_free(

@@ -266,3 +266,27 @@ def test_squash_is_uid_and_gid() -> None:
 def test_squash_that_says_too_little_or_too_much(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_mount_config("s3://b", "/mnt", options)
+
+
+def test_relative_paths_in_a_file_begin_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "etc/data.toml"
+    file.parent.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def config(toml: str, **options: object) -> MountConfig:
+        file.write_text(toml)
+        return load_mount_config("s3://a/b", "/mnt", options, Path("etc/data.toml"))
+
+    here = file.parent
+    assert config('cache_dir = "a:/b: ../c"').cache_dirs == (here / "a", Path("/b"), tmp_path / "c")
+    assert config('cache_dir = ["a:b"]').cache_dirs == (here / "a:b",)
+    assert config('cache_dir = "~/x"').cache_dirs == (Path("~/x").expanduser(),)
+    assert config('cache_dir = "a"', cache_dirs="b").cache_dirs == (tmp_path / "b",)
+    others = config('log_file = "l"\nmanifest = "m"\nmem_dir = "n"\nmem_size = "64MiB"')
+    assert (others.log_file, others.mem_dir) == (here / "l", here / "n")
+    assert others.manifest == str(here / "m")
+    assert config('manifest = "s3://x/y"').manifest == "s3://x/y"
+    (tier,) = config('[[tier]]\nmedium = "SSD"\npath = "a,b"\nquota = "1GiB"').tiers
+    assert tier.paths == (here / "a", here / "b")

@@ -15,6 +15,7 @@ from cachefs import __version__
 from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
+    "cache": "Show or remove cache directories, mounted or not.",
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",

@@ -2,7 +2,14 @@
 
 from cachefs.config.address import OFF, join_address, split_address
 from cachefs.config.changes import Changes, load_changes
-from cachefs.config.fields import Flag, Group, absolute_path, nearest, user_mem_home
+from cachefs.config.fields import (
+    Flag,
+    Group,
+    absolute_path,
+    nearest,
+    user_cache_home,
+    user_mem_home,
+)
 from cachefs.config.load import flags, load_mount_config, load_table_in, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
@@ -28,5 +35,6 @@ __all__ = [
     "nearest",
     "split_address",
     "to_json",
+    "user_cache_home",
     "user_mem_home",
 ]

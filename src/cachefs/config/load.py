@@ -1,5 +1,6 @@
 """A TOML file and a command line, merged into one checked `MountConfig`."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ SECRET = re.compile(
 _ARGUMENTS = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
 _OTHER_TABLES = ("load",)
 """Tables of an instance's file that are for other commands."""
+_PATHS = {"cache_dir": ":", "mem_dir": "", "log_file": "", "credentials_dir": "", "manifest": ""}
+"""Keys whose values are paths, and what may stand between several."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
@@ -161,7 +164,26 @@ def _read_toml(file: Path) -> dict[str, Any]:
                 f"{file}: {key}: {show(values[key])} is ambiguous; write three octal digits in "
                 'quotes, such as "644"'
             )
+    for table in values.get(_TIER_TABLES, ()) if isinstance(values.get(_TIER_TABLES), list) else ():
+        if isinstance(table, dict) and "path" in table:
+            table["path"] = _anchored(table["path"], file, ":,")
+    for key, separators in _PATHS.items():
+        if key in values:
+            values[key] = _anchored(values[key], file, separators)
     return {fields[key]: value for key, value in values.items()}
+
+
+def _anchored(value: object, file: Path, separators: str) -> object:
+    """A path, or several, that a file has; relative ones begin where the file lies."""
+    if isinstance(value, list):
+        return [_anchored(part, file, "") for part in value]
+    if not isinstance(value, str) or not value or "://" in value:
+        return value
+    parts = re.split(f"([{separators}])", value) if separators else [value]
+    for number, part in enumerate(parts):
+        if number % 2 == 0 and part.strip() and not part.strip().startswith("~"):
+            parts[number] = os.path.join(os.path.abspath(file.parent), part.strip())
+    return "".join(parts)
 
 
 def _explain_unknown(key: str, known: list[str]) -> str:

@@ -9,7 +9,13 @@ from cachefs.config import MountConfig
 from cachefs.daemon.mount import Mount
 from cachefs.daemon.process import bound_malloc_arenas, calm_garbage_collector, single_error
 from cachefs.daemon.settings import origin_options, resilience
-from cachefs.daemon.tiers import close_all, namespace_path, namespace_tier, open_tiers
+from cachefs.daemon.tiers import (
+    close_all,
+    namespace_path,
+    namespace_tier,
+    open_tiers,
+    warn_of_sizes,
+)
 from cachefs.db import database_exists
 from cachefs.errors import OriginUnavailableError
 from cachefs.manifest.view import open_view
@@ -88,6 +94,8 @@ async def _serve(
             failure = None if data_path.restarts else await _check(origin, config)
             tiers = open_tiers(origin.identity, *config.tiers)
             try:
+                if not data_path.restarts:
+                    await trio.to_thread.run_sync(warn_of_sizes, config)
                 if view is not None:
                     manifests = namespace_tier(tiers).paths.manifests
                     await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)

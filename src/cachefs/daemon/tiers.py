@@ -1,5 +1,7 @@
 """Opening and closing the cache directories of a mount."""
 
+import contextlib
+import logging
 import os
 import stat
 from pathlib import Path
@@ -9,6 +11,9 @@ from cachefs.errors import CacheDirError
 from cachefs.format.paths import TierPaths
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
+from cachefs.units import format_bytes
+
+log = logging.getLogger(__name__)
 
 
 def open_tiers(source_identity: str, *wanted: TierConfig) -> list[Tier]:
@@ -37,6 +42,35 @@ def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes
         keep_ratio=config.pin_limit,
         medium=config.medium,
     )
+
+
+def warn_of_sizes(config: MountConfig) -> None:
+    """Say what was asked for and can't be had. Blocks."""
+    given = {"cache_size", "mem_size", "tier_tables"} & config.model_fields_set
+    wanted: dict[int, list[tuple[Path, int]]] = {}
+    for tier in config.tiers if given else ():
+        for path, quota_bytes in zip(tier.paths, tier.quotas, strict=True):
+            if tier.medium is Medium.MEM and quota_bytes > (most := _memory_bytes()):
+                log.warning(
+                    "%s: %s are more than the machine's memory, %s; choose a smaller --mem-size",
+                    *(path, format_bytes(quota_bytes), format_bytes(most)),
+                )
+                continue
+            with contextlib.suppress(OSError):
+                wanted.setdefault(path.stat().st_dev, []).append((path, quota_bytes))
+    for places in wanted.values():
+        paths = ", ".join(str(path) for path, _ in places)
+        quota_bytes = sum(quota_bytes for _, quota_bytes in places)
+        found = os.statvfs(places[0][0])
+        if quota_bytes > (most := found.f_blocks * found.f_frsize):
+            log.warning(
+                "%s: %s are more than the file system there has, %s; the cache will be smaller",
+                *(paths, format_bytes(quota_bytes), format_bytes(most)),
+            )
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def close_all(tiers: list[Tier]) -> None:

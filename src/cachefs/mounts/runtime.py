@@ -208,6 +208,19 @@ def find_entry(mountpoint: Path) -> RuntimeEntry | None:
     return read_entry(entry_path(mountpoint))
 
 
+def mountpoint_of(pid: int) -> str | None:
+    """Where the daemon with that process id, or its supervisor, has this user's mount."""
+    try:
+        stat_line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        parent = int(stat_line.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    for entry in read_entries():
+        if entry.alive and (entry.pid == pid or (entry.supervised and entry.pid == parent)):
+            return entry.mountpoint
+    return None
+
+
 def remove_leftovers(mountpoint: Path) -> None:
     """Remove what a dead daemon left for `mountpoint`; nothing if the daemon lives."""
     entry = find_entry(mountpoint)

@@ -96,7 +96,10 @@ class ObjectStoreOrigin(Origin):
         target = self._target
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
             if not await self._has_keys(target.prefix) and target.prefix:
-                raise NotFoundError(f"there is nothing under {target.url} at {target.endpoint}")
+                log.warning(
+                    "there is nothing under %s at %s; an empty directory is shown until there is",
+                    *(target.url, target.endpoint),
+                )
         if scope.cancelled_caught:
             self.counters.errors += 1
             raise s3_errors.unreachable(target, target.url)

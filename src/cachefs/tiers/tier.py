@@ -30,6 +30,7 @@ from cachefs.format.slab import (
     table_offset,
 )
 from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
+from cachefs.mounts import mountpoint_of
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.probe import probe_read_flags
 from cachefs.tiers.slabs import SlabSet
@@ -254,7 +255,7 @@ def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
         if identity.source != source_identity:
             raise CacheDirError(
                 f"cache directory {root} belongs to the mount of {identity.source}: "
-                "give every source a directory of its own"
+                "give every source a directory of its own with --cache-dir"
             )
         return identity
     _refuse_foreign_files(paths)
@@ -278,8 +279,11 @@ def _lock(paths: TierPaths) -> int:
     except BlockingIOError:
         owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
+        place = mountpoint_of(int(owner)) if owner.isdigit() else None
+        where = "" if place is None else f", which has it mounted on {place}"
         raise CacheDirError(
-            f"cache directory {paths.root} is in use by another cachefs (pid {owner})"
+            f"cache directory {paths.root} is in use by another cachefs (pid {owner}){where}: "
+            "use that mount, or give this one a directory of its own with --cache-dir"
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -1,0 +1,86 @@
+"""`cachefs cache`: cache directories on this machine, mounted or not."""
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cachefs.config import user_cache_home, user_mem_home
+from cachefs.errors import CacheDirError
+from cachefs.tiers.leftover import CacheInfo, find_caches, remove_cache
+from cachefs.units import format_bytes, format_duration
+
+
+@click.group("cache", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Show or remove cache directories, also those that nothing uses any more.
+
+    \b
+      cachefs cache ls
+      cachefs cache rm /var/cache/cachefs/s3-old-0123abcd
+    """
+
+
+@command.command("ls", short_help="Show cache directories, with sources, sizes and last uses.")
+@click.argument("directories", nargs=-1, metavar="[DIR...]", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object for each.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def show(directories: tuple[Path, ...], as_json: bool, debug: bool) -> None:
+    """Show the cache directories DIR, those directly below DIR, or those in the default places,
+    on disk and in memory.
+
+    Directories that were given with --cache-dir are found only if they are named here.
+    """
+    places = [Path(os.path.abspath(path)) for path in directories]
+    caches = find_caches(places or [user_cache_home(), user_mem_home()])
+    caches.sort(key=lambda cache: -cache.used_at)
+    if as_json:
+        rows = [{**asdict(cache), "path": str(cache.path)} for cache in caches]
+        click.echo(json.dumps(rows, indent=2))
+    elif caches:
+        _print(caches)
+    else:
+        where = " and ".join(map(str, places or [user_cache_home(), user_mem_home()]))
+        click.echo(f"there is no cache directory in {where}")
+
+
+def _print(caches: list[CacheInfo]) -> None:
+    from cachefs.cli import tier_table
+
+    table = tier_table.table()
+    for title in ("PATH", "SOURCE"):
+        table.add_column(title, overflow="fold")
+    for title in ("SIZE", "LAST USED", "BY"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for cache in caches:
+        age = format_duration(max(0.0, time.time() - cache.used_at))
+        user = "-" if not cache.in_use else f"process {cache.pid}" if cache.pid else "a process"
+        last = "now" if cache.in_use else f"{age} ago"
+        table.add_row(str(cache.path), cache.source, format_bytes(cache.size_bytes), last, user)
+    tier_table.console().print(table)
+
+
+@command.command("rm", short_help="Remove cache directories that no mount uses.")
+@click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=Path)
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def remove(directories: tuple[Path, ...], debug: bool) -> int:
+    """Remove the cache directories DIR with all that is cached there. The data at the source stay.
+
+    A directory that a mount uses is refused, and so is one that is no cache directory. Files of
+    others in it are left.
+    """
+    code = 0
+    for directory in directories:
+        path = Path(os.path.abspath(directory))
+        try:
+            info = remove_cache(path)
+        except CacheDirError as error:
+            click.echo(f"cachefs: error: {error}", err=True)
+            code = 1
+            continue
+        left = "; files of others were left there" if path.exists() else ""
+        click.echo(f"{path}: removed, {format_bytes(info.size_bytes)} of {info.source}{left}")
+    return code

@@ -1,0 +1,121 @@
+"""Cache directories as seen by somebody who has none of them mounted: listed, and removed."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachefs.errors import CacheDirError, reason_of
+from cachefs.format.paths import OWN_NAMES, TierPaths
+from cachefs.format.tier_identity import decode_identity
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """`size_bytes` is what it takes of the disk. `used_at` is when a daemon last wrote there, in
+    seconds since the epoch. `pid` is of the daemon that uses it, 0 if that can't be told."""
+
+    path: Path
+    source: str
+    size_bytes: int
+    used_at: float
+    in_use: bool
+    pid: int
+
+
+def find_caches(places: Iterable[Path]) -> list[CacheInfo]:
+    """Those of the places that are cache directories, and those directly below the others. What
+    may not be looked into is left out."""
+    found = {}
+    for place in places:
+        for path in (place, *_children(place)):
+            with contextlib.suppress(CacheDirError, OSError):
+                found[path] = inspect_cache(path)
+    return list(found.values())
+
+
+def _children(place: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in place.iterdir() if entry.is_dir())
+    except OSError:
+        return []
+
+
+def inspect_cache(path: Path) -> CacheInfo:
+    """Raises `CacheDirError` if it is no cache directory, `OSError`."""
+    paths = TierPaths(path)
+    try:
+        source = decode_identity(paths.identity.read_bytes(), str(path)).source
+    except (FileNotFoundError, NotADirectoryError):
+        raise CacheDirError(f"{path} is no cache directory of cachefs") from None
+    size_bytes, used_at = 0, 0.0
+    for file in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            info = file.lstat()
+            size_bytes += info.st_blocks * 512
+            used_at = max(used_at, info.st_mtime)
+    with _lock_file(paths) as fd:
+        in_use = fd is not None and not _try_lock(fd, fcntl.LOCK_SH)
+        text = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if in_use and fd else ""
+    return CacheInfo(path, source, size_bytes, used_at, in_use, int(text) if text.isdigit() else 0)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for directory, _, names in os.walk(path):
+        for name in names:
+            yield Path(directory, name)
+
+
+def remove_cache(path: Path) -> CacheInfo:
+    """Delete what cachefs has in the directory, and the directory if nothing else is in it; what
+    was there. Raises `CacheDirError`; then what is left is a cache directory as before."""
+    try:
+        info = inspect_cache(path)
+        paths = TierPaths(path)
+        with _lock_file(paths) as fd:
+            if fd is not None and not _try_lock(fd, fcntl.LOCK_EX):
+                raise CacheDirError(
+                    f"{path} is in use by a daemon (process {info.pid or 'unknown'}); unmount first"
+                )
+            # The index first: without one, the slabs that are left make a new one. Who the
+            # directory belongs to is the last to go.
+            last = [paths.slabs.name, paths.identity.name, paths.lock.name]
+            for name in [*sorted(OWN_NAMES - set(last)), *last]:
+                _delete(path / name)
+        with contextlib.suppress(OSError):  # somebody else's files, or a mountpoint
+            path.rmdir()
+    except OSError as error:
+        raise CacheDirError(f"can't remove the cache {path}: {reason_of(error)}") from error
+    return info
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock_file(paths: TierPaths) -> Iterator[int | None]:
+    """The descriptor of the lock's file, None if there is none."""
+    try:
+        fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
