@@ -25,6 +25,7 @@ from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.store import OnAdmitted, TierStore
 from cachefs.cache.tier_set import TierSet
+from cachefs.cache.unstored import UnstoredAhead
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
@@ -64,6 +65,7 @@ class BlockCache:
         )
         self._flights = self._fetches.flights
         self._admitting: dict[BlockKey, memoryview] = {}
+        self._unstored = UnstoredAhead()
         self.waiting_readers = 0
         """Reads that wait for the origin."""
         self.reader_waited_at = -math.inf
@@ -127,6 +129,10 @@ class BlockCache:
                 if data is not None:
                     self._count_hit(length)
                     return data
+            unstored = self._unstored.get(key)
+            if unstored is not None:
+                self._count_hit(length)
+                return unstored[offset : offset + length]
         return (await self._fetched_block(ref, key))[offset : offset + length]
 
     async def _fetched_block(self, ref: ObjectRef, key: BlockKey) -> memoryview:
@@ -173,25 +179,29 @@ class BlockCache:
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
         """Whether fetching the block ahead would be a waste."""
-        return key in self._admitting or key in self._flights or self._tiers.have(key)
+        is_coming = key in self._admitting or key in self._flights
+        return is_coming or self._tiers.have(key) or key in self._unstored
 
-    def fetch(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
+    def fetch(
+        self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
+    ) -> None:
         """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
 
         One GET, unless some of the blocks are here or under way already: then one for every
-        gap. Errors reach those who read the blocks meanwhile; else nobody.
+        gap. Errors reach those who read the blocks meanwhile; else nobody. With `ahead`, blocks
+        that no tier takes stay in memory for a while, for a reader who is expected.
         """
         run_start: int | None = None
         end = min(first_block + block_count, ref.block_count)
         for index in range(first_block, end):
             known = self.is_cached_or_inflight(BlockKey(ref.object_id, index))
             if known and run_start is not None:
-                self._fetches.start(ref, run_start, index - run_start)
+                self._fetches.start(ref, run_start, index - run_start, ahead)
                 run_start = None
             elif not known and run_start is None:
                 run_start = index
         if run_start is not None:
-            self._fetches.start(ref, run_start, end - run_start)
+            self._fetches.start(ref, run_start, end - run_start, ahead)
 
     async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
@@ -258,7 +268,7 @@ class BlockCache:
             if not self._offer(candidate, 0):
                 if len(self._tiers):
                     self._tiers[-1].store.counters.rejected += 1
-                self._settle(candidate)
+                self._give_up(candidate)
 
     def _offer(self, candidate: Candidate, first_level: int) -> bool:
         """Queue the block for the first level from `first_level` on that has room for it."""
@@ -272,8 +282,16 @@ class BlockCache:
         return True
 
     def _settled(self, candidate: Candidate, stored: bool) -> None:
-        if stored or not self._offer(candidate.anew(), candidate.level + 1):
+        if stored:
             self._settle(candidate)
+        elif not self._offer(candidate.anew(), candidate.level + 1):
+            self._give_up(candidate)
+
+    def _give_up(self, candidate: Candidate) -> None:
+        """No tier takes the block."""
+        if candidate.flight is not None and candidate.flight.is_ahead:
+            self._unstored.put(candidate.key, candidate.data)
+        self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
         self._fetches.settled_at = trio.current_time()

@@ -94,10 +94,13 @@ class Fetches:
 
     # -- one flight ----------------------------------------------------------------------------
 
-    def start(self, ref: ObjectRef, first_block: int, block_count: int) -> Flight:
+    def start(
+        self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
+    ) -> Flight:
         """Atomic with the caller's look at `flights`: no block ever has two."""
         nursery = self._open_nursery()
         flight = Flight(ref, first_block, block_count)
+        flight.is_ahead = ahead
         for key in flight.keys:
             assert key not in self.flights
             self.flights[key] = flight

@@ -24,6 +24,7 @@ class Flight:
         "error",
         "first_block",
         "has_room",
+        "is_ahead",
         "is_joined",
         "keys",
         "length",
@@ -44,6 +45,8 @@ class Flight:
         self.done = trio.Event()
         self.has_room = False
         """False while it waits for memory (`Budget`)."""
+        self.is_ahead = False
+        """Nobody has asked for its blocks yet, but a reader is expected."""
         self.is_joined = False
         """Somebody waits for it, or has."""
         self.data: memoryview | None = None

@@ -296,6 +296,15 @@ class MountConfig(BaseModel):
     readahead: Annotated[
         int, size(0), Flag(("--readahead", "--max-readahead"), metavar="SIZE", group=Group.READING)
     ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")
+    prefetch: Annotated[
+        Literal["off", "order"],
+        choice("off", "order"),
+        Flag(("--prefetch",), metavar="off|order", group=Group.READING),
+    ] = Field(
+        "order",
+        description="Which files are fetched before they are read: with order, the next ones of a "
+        "directory whose files are read in name order.",
+    )
 
     uid: Annotated[
         int | None,

@@ -42,6 +42,7 @@ from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.prefetch.order import OrderPrefetcher
 from cachefs.supervisor.link import Link
 from cachefs.systemd_notify import ServiceManager
 from cachefs.tiers.tier import Tier
@@ -148,7 +149,7 @@ class Mount:
                 control.start_soon(self._serve_others_later, handlers)
             else:
                 await control.start(self._serve_others, handlers)
-            await self._serve_kernel(namespace, on_ready)
+            await self._serve_kernel(namespace, self._readers(namespace, control), on_ready)
             control.cancel_scope.cancel()
 
     async def _switch_access_log_on(self, file: Path | None) -> None:
@@ -196,8 +197,21 @@ class Mount:
         )
         return Jobs(around)
 
-    async def _serve_kernel(self, namespace: Namespace, on_ready: Callable[[], None]) -> None:
-        readers = Readers(namespace, self._cache, self._config.readahead)
+    def _readers(self, namespace: Namespace, nursery: trio.Nursery) -> Readers:
+        readahead_bytes = self._config.readahead
+        if self._config.prefetch == "off":
+            return Readers(namespace, self._cache, readahead_bytes)
+        in_order = OrderPrefetcher(
+            namespace,
+            self._cache,
+            nursery,
+            lambda: not self._origin.is_down and not self._origin.queued,
+        )
+        return Readers(namespace, self._cache, readahead_bytes, in_order.note_first_read)
+
+    async def _serve_kernel(
+        self, namespace: Namespace, readers: Readers, on_ready: Callable[[], None]
+    ) -> None:
         shared = None if self._relayed is None else self._relayed.share(self._cache, readers)
         if self._relayed is not None and shared is not None:
             self._relayed.yield_to(self._watchers)

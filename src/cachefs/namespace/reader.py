@@ -12,6 +12,7 @@ blocks that they touch. Small files have one block and need none of this.
 import logging
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 
 import trio
 
@@ -154,7 +155,16 @@ class FileReader:
 class Readers:
     """The readers of a mount by inode number; the oldest go first."""
 
-    def __init__(self, namespace: Namespace, cache: BlockCache, readahead_bytes: int) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        cache: BlockCache,
+        readahead_bytes: int,
+        on_first_read: Callable[[Inode], None] = lambda inode: None,
+    ) -> None:
+        """`on_first_read(inode)` is told of each file that is read for the first time, or again
+        after many others; it must not call back and must not wait."""
+        self._on_first_read = on_first_read
         self._namespace = namespace
         self._cache = cache
         self._max_window = -(-readahead_bytes // BLOCK_BYTES)
@@ -171,6 +181,7 @@ class Readers:
             reader = self._readers[ino] = FileReader(self._cache, inode, ref, self._max_window)
             if len(self._readers) > _READERS:
                 self._readers.popitem(last=False)
+            self._on_first_read(inode)
         return reader
 
     async def read(self, reader: FileReader, offset: int, size: int) -> Buffer:
