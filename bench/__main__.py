@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 from bench import sandbox
 
-CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs", "metadata")
+CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs", "metadata", "far")
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case is begun when more than this share of the time is gone."""
@@ -92,6 +92,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 
 def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
     from bench import hdfs, large_directory, large_file, load, metadata, small_files
+    from bench.far import case as far
 
     cases = {
         "herd": small_files.herd,
@@ -102,6 +103,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "load": load.load,
         "hdfs": hdfs.hdfs,
         "metadata": metadata.metadata,
+        "far": far.far_origin,
     }
     return [(name, cases[name]) for name in only or CASES]
 

@@ -36,14 +36,15 @@ class Bench:
     _mounts: int = 0
     _made: dict[str, Any] = field(default_factory=dict)
 
-    def mount(self, prefix: str, *options: str) -> rig.Mount:
-        """A mount of `prefix` with a cache directory of its own, not yet mounted."""
+    def mount(self, prefix: str, *options: str, endpoint: str | None = None) -> rig.Mount:
+        """A mount of `prefix` with a cache directory of its own, not yet mounted; by default of
+        the server itself."""
         self._mounts += 1
         return rig.Mount(
             self.directory / f"mount-{self._mounts}",
             f"s3://{rig.BUCKET}/{prefix}",
             self.server.environment,
-            self.server.endpoint,
+            endpoint or self.server.endpoint,
             ["--cache-size", "8GiB", "--free-space-ratio", "0.01", *options],
         )
 

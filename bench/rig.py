@@ -45,13 +45,13 @@ class Server(SeaweedFS):
             self._process.wait()
             self._process = None
 
-    def store(self) -> Any:
-        """obstore's view of the bucket."""
+    def store(self, endpoint: str | None = None) -> Any:
+        """obstore's view of the bucket, through another endpoint if one is given."""
         from obstore.store import S3Store
 
         return S3Store(
             BUCKET,
-            endpoint=self.endpoint,
+            endpoint=endpoint or self.endpoint,
             region=self.region,
             access_key_id=self.access_key,
             secret_access_key=self.secret_key,
