@@ -203,6 +203,14 @@ class BlockCache:
         if run_start is not None:
             self._fetches.start(ref, run_start, end - run_start, ahead)
 
+    def put_ahead(self, ref: ObjectRef, data: Buffer) -> None:
+        """Take the bytes of a whole file of one block, which came with a look-up. They are dropped
+        if the block is known already, or if there is no memory for it."""
+        block = memoryview(data)
+        is_whole = block.nbytes == ref.meta.size_bytes and ref.block_count == 1
+        if is_whole and not self.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
+            self._fetches.put(ref, block.cast("B") if block.format != "B" else block)
+
     async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
         end = min(first_block + block_count, ref.block_count)

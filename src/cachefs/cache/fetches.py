@@ -108,6 +108,22 @@ class Fetches:
         nursery.start_soon(self._fly, flight)
         return flight
 
+    def put(self, ref: ObjectRef, data: memoryview) -> bool:
+        """Take the only block of a file, which has come without being asked for. False if there is
+        no memory for it. Atomic with the caller's look at `flights`."""
+        if not self.budget.try_reserve(data.nbytes):
+            return False
+        flight = Flight(ref, 0, 1)
+        flight.is_ahead = flight.has_room = True
+        flight.data = data
+        (key,) = flight.keys
+        self.flights[key] = flight
+        self._history.on_miss(key)
+        self._counters.fetches += 1
+        self._counters.fetched_bytes += data.nbytes
+        self._end(flight)
+        return True
+
     def _open_nursery(self) -> trio.Nursery:
         if self.nursery is None:
             raise OriginUnavailableError("the cache is shutting down")

@@ -96,11 +96,17 @@ class Budget:
     def used_bytes(self) -> int:
         return self._total_bytes - self._free_bytes
 
+    def try_reserve(self, size_bytes: int) -> bool:
+        """Reserve if nobody waits and the bytes can be held now."""
+        if self._waiting or size_bytes > self._free_bytes:
+            return False
+        self._free_bytes -= size_bytes
+        return True
+
     async def reserve(self, size_bytes: int) -> None:
         """Wait until the bytes can be held. A cancelled wait reserves nothing."""
         size_bytes = min(size_bytes, self._total_bytes)
-        if not self._waiting and size_bytes <= self._free_bytes:
-            self._free_bytes -= size_bytes
+        if self.try_reserve(size_bytes):
             return
         granted = trio.Event()
         entry = (size_bytes, granted)

@@ -26,6 +26,7 @@ from cachefs.daemon.tiers import namespace_tier, open_tiers
 from cachefs.db import Database
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.format import inode_record
+from cachefs.format.inode_record import Inode
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
@@ -42,6 +43,7 @@ from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
 from cachefs.supervisor.link import Link
 from cachefs.systemd_notify import ServiceManager
@@ -92,6 +94,7 @@ class Mount:
             scrub_interval_s=config.scrub_interval,
             patience_s=resilience(config).patience_s,
         )
+        self._look_up_reads = LookUpReads(self._cache)
         users = None if self._relayed is None else self._relayed.table
         self._limits = UidLimits(config.limit_uid, users, session.bound_reads)
         self._watchers = Watchers()
@@ -207,7 +210,12 @@ class Mount:
             nursery,
             lambda: not self._origin.is_down and not self._origin.queued,
         )
-        return Readers(namespace, self._cache, readahead_bytes, in_order.note_first_read)
+
+        def note_first_read(inode: Inode) -> None:
+            self._look_up_reads.note_first_read(inode)
+            in_order.note_first_read(inode)
+
+        return Readers(namespace, self._cache, readahead_bytes, note_first_read)
 
     async def _serve_kernel(
         self, namespace: Namespace, readers: Readers, on_ready: Callable[[], None]
@@ -259,6 +267,7 @@ class Mount:
             give_way=self._cache.give_way,
             # Where /run is memory, nothing that the disk does holds the loop back.
             journal=socket_path(config.mountpoint).with_suffix(".journal"),
+            reads=None if config.prefetch == "off" else self._look_up_reads,
         )
         if self._failure is not None:
             namespace.begin_outage(self._failure)

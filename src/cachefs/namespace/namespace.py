@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -33,7 +34,7 @@ from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
 from cachefs.namespace.snapshot import Snapshot
 from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
-from cachefs.types import ObjectMeta, ObjectRef
+from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,16 @@ class _Asking:
         self.inode: Inode | None = None
 
 
+class LookUpReads(Protocol):
+    """Who decides whether a look-up brings the file's bytes along."""
+
+    def may_bring(self) -> bool:
+        """Whether the next look-up of an unknown name asks for the bytes, too."""
+
+    def note_look_up(self, inode: Inode, ref: ObjectRef | None, data: Buffer | None) -> None:
+        """A name was asked for and is this inode; `ref` and `data` are a whole file's."""
+
+
 class Namespace:
     """See the module docstring. Runs on the loop thread; only methods marked async await."""
 
@@ -88,12 +99,14 @@ class Namespace:
         on_changed: Callable[[int], None] = lambda ino: None,
         journal: Path | None = None,
         give_way: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        reads: LookUpReads | None = None,
     ) -> None:
         """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
         `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
         be told; they must not call back. `journal` is where what was told to the kernel is kept
         (see `outlive`), less an ending; by default beside the database. A tmpfs is best.
         `give_way` is awaited between two pieces of work for which no request of the kernel waits.
+        `reads` decides whether look-ups bring the bytes of files along.
 
         Raises `CacheDirError` when the database is of another format or another source."""
         self._db = db
@@ -118,6 +131,7 @@ class Namespace:
             give_way,
         )
         self.give_way = give_way
+        self._reads = reads
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._heads_since_listing: dict[int, int] = {}
@@ -359,9 +373,11 @@ class Namespace:
             raise NotADirError("not a directory")
         self._list_if_cheaper(directory)
         observed_ns = self._clock.now_ns()
+        # A known name is asked for again when its TTL has ended: its bytes are here already.
+        is_unknown = self.table.dirent(parent, name) is None
         try:
             with self._outage.asking():
-                meta = await self._origin.stat(join(self.table.path(directory), name))
+                meta, data = await self._ask_origin(directory, name, is_unknown)
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
             self._list_if_absent(directory)
@@ -372,7 +388,21 @@ class Namespace:
         self._negatives.pop((parent, name), None)
         if changed:
             self._listings.note_change(parent)
-        return self.inode(ino)
+        inode = self.inode(ino)
+        if self._reads is not None and is_unknown and not inode.is_dir:
+            is_it = isinstance(meta, ObjectMeta) and meta.version == inode.version
+            ref = self.object_ref(inode) if data is not None and is_it else None
+            self._reads.note_look_up(inode, ref, data)
+        return inode
+
+    async def _ask_origin(
+        self, directory: Inode, name: bytes, is_unknown: bool
+    ) -> tuple[Found, Buffer | None]:
+        """What a name stands for, and a small file's bytes if the look-up brings them along."""
+        path = join(self.table.path(directory), name)
+        if is_unknown and self._reads is not None and self._reads.may_bring():
+            return await self._origin.stat_and_read(path)
+        return await self._origin.stat(path), None
 
     def _note_absent(self, parent: int, name: bytes, observed_ns: int) -> None:
         if self.table.unbind(parent, name, observed_ns):

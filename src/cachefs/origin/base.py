@@ -97,6 +97,10 @@ class Origin(ABC):
         the directory. Raises `NotFoundError`.
         """
 
+    async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
+        """`stat`, and all bytes of the object if it is small and they cost no further request."""
+        return await self.stat(path), None
+
     async def stat_unlisted(self, path: str) -> Found:
         """`stat` of what is known to be a file, or a directory, and never a LIST: so an empty
         object wins over a directory, and a directory without an owner may be taken for absent.

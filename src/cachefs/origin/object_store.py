@@ -22,7 +22,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginError,
 )
-from cachefs.origin import digest, s3_errors
+from cachefs.origin import digest, s3_errors, s3_wire
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.body import Body
 from cachefs.origin.credential_files import choose_source
@@ -118,6 +118,33 @@ class ObjectStoreOrigin(Origin):
         if not meta.size_bytes and await self._has_keys(below):
             return None
         return meta
+
+    async def stat_and_read(self, path: str) -> tuple[ObjectMeta | None, Buffer | None]:
+        """One GET of at most `_SMALL_BYTES` instead of a HEAD; of larger objects the bytes are
+        thrown away. Everything else is as `stat` does it."""
+        if not path or not self._on_loop.is_usable:
+            return await self.stat(path), None
+        key = self.checked_key(path)
+        self.counters.gets += 1
+        try:
+            found = await self._on_loop.look_up(key, _SMALL_BYTES, self._subject(path))
+        except NotFoundError as error:
+            if await self._has_keys(key + "/"):
+                return None, None
+            raise error from None
+        except OriginError:
+            self.counters.errors += 1
+            raise
+        meta = None if found is None else s3_wire.described(found.headers)
+        if found is None or meta is None or not meta.size_bytes:
+            return await self.stat(path), None
+        data = found.data
+        self.counters.get_bytes += len(data)
+        md5 = self._md5_of(meta)
+        is_whole = len(data) == meta.size_bytes
+        if not is_whole or (md5 is not None and not digest.has_md5(data, md5)):
+            return meta, None
+        return meta, memoryview(data)
 
     async def stat_unlisted(self, path: str) -> ObjectMeta | None:
         """One HEAD."""

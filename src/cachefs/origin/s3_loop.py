@@ -10,6 +10,8 @@ As in `s3_direct` this is for the usual case alone.
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,7 +24,14 @@ from cachefs.origin.options import OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3_config import S3Target
 from cachefs.origin.s3_credentials import Credentials
-from cachefs.origin.s3_wire import Head, UnusualError, Wanted, get_request, read_head
+from cachefs.origin.s3_wire import (
+    Head,
+    UnusualError,
+    Wanted,
+    get_request,
+    look_up_request,
+    read_head,
+)
 
 _REST_S = 10.0
 """Nothing is asked this way for so long after a failure."""
@@ -35,6 +44,7 @@ _KEYS_AT_A_TIME = 4
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _ERROR_BYTES = 64 << 10
+_NO_SUCH_RANGE = 416
 
 
 class _RefusedError(Exception):
@@ -55,6 +65,13 @@ class Loaded(NamedTuple):
 
     data: memoryview
     is_as_told: bool
+
+
+class LookedUp(NamedTuple):
+    """What there is under a name: the headers by lower-case names, and the first bytes."""
+
+    headers: dict[bytes, bytes]
+    data: bytearray
 
 
 class LoopReader:
@@ -84,18 +101,41 @@ class LoopReader:
     async def get(self, item: Wanted, subject: str) -> Loaded | None:
         """None if it can't be had so: `ObjectStoreOrigin.read` finds out why. Raises what the
         server says, as an `OriginError` about the `subject`."""
+        request = partial(get_request, self._target, item)
+        found = await self._answer(request, item, item.size_bytes, subject)
+        if found is None:
+            return None
+        data = found.data
+        return Loaded(memoryview(data), item.md5 is None or digest.has_md5(data, item.md5))
+
+    async def look_up(self, key: str, most_bytes: int, subject: str) -> LookedUp | None:
+        """Whatever version there is under a key, with its first `most_bytes`. None if it can't be
+        had so: HEAD finds out why. Raises as `get`."""
+        request = partial(look_up_request, self._target, key, most_bytes)
+        return await self._answer(request, None, most_bytes, subject)
+
+    async def _answer(
+        self,
+        request_with: Callable[[ReadOnlyCredentials | None, float], bytes],
+        item: Wanted | None,
+        most_bytes: int,
+        subject: str,
+    ) -> LookedUp | None:
+        """The answer to a request, on an idle connection or a new one."""
         try:
             if time.monotonic() >= self._keys_at + _KEYS_S:
                 await self._look_up_keys()
-            request = get_request(self._target, item, self._keys, time.time())
+            request = request_with(self._keys, time.time())
             connection = self._idle_one()
             if connection is not None:
                 try:
-                    return await self._ask(connection, request, item)
+                    return await self._ask(connection, request, item, most_bytes)
                 except (EOFError, ConnectionError):
                     pass  # the server had closed it meanwhile
-            return await self._ask(await self._opened(), request, item)
+            return await self._ask(await self._opened(), request, item, most_bytes)
         except _RefusedError as refused:
+            if refused.status == _NO_SUCH_RANGE:
+                return None  # the object is empty
             raise s3_errors.from_status(
                 self._target,
                 subject,
@@ -117,15 +157,14 @@ class LoopReader:
         )
         self._keys_at = time.monotonic()
 
-    async def _ask(self, connection: "_Connection", request: bytes, item: Wanted) -> Loaded | None:
+    async def _ask(
+        self, connection: "_Connection", request: bytes, item: Wanted | None, most_bytes: int
+    ) -> LookedUp | None:
         try:
             await connection.send(request)
-            found = await connection.answer(item, self._piece)
+            return await connection.answer(item, most_bytes, self._piece)
         finally:
             self._give_back(connection)
-        if found is None:
-            return None
-        return Loaded(memoryview(found), item.md5 is None or digest.has_md5(found, item.md5))
 
     def _give_back(self, connection: "_Connection") -> None:
         now = time.monotonic()
@@ -180,9 +219,12 @@ class _Connection:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._socket)
 
-    async def answer(self, item: Wanted, piece: memoryview) -> bytearray | None:
-        """The object, or None if it is not there as it is wanted. `piece` is anybody's between two
-        turns. Raises `UnusualError`, `EOFError`, and what sockets raise."""
+    async def answer(
+        self, item: Wanted | None, most_bytes: int, piece: memoryview
+    ) -> LookedUp | None:
+        """The object (any, without an `item`), or None if it is not there as it is wanted. `piece`
+        is anybody's between two turns. Raises `UnusualError`, also for an object that is sent with
+        more than `most_bytes`, `EOFError`, and what sockets raise."""
         head, end = b"", -1
         while end < 0:
             if len(head) > len(piece):
@@ -194,9 +236,12 @@ class _Connection:
         told = read_head(head[:end].split(b"\r\n"), item)
         begun = memoryview(head)[end + 4 :]
         if told.is_wanted:
-            data = await self._body(item.size_bytes, begun)
+            size_bytes = told.length_bytes or 0
+            if size_bytes > most_bytes:
+                raise UnusualError  # the server knows no ranges
+            data = await self._body(size_bytes, begun)
             self.is_idle = told.stays_open
-            return data
+            return LookedUp(told.headers, data)
         if told.status == 200:
             return None
         if told.length_bytes is None or told.length_bytes > _ERROR_BYTES:

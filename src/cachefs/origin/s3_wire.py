@@ -5,6 +5,7 @@ asks again and knows what to make of it.
 """
 
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -13,8 +14,10 @@ from botocore.credentials import ReadOnlyCredentials
 from cachefs.origin.s3_config import S3Target
 from cachefs.origin.s3_listing import version_of
 from cachefs.origin.s3_sign import signed_headers
+from cachefs.types import ObjectMeta
 
 _HEAD_LINES = 100
+_NS_PER_S = 1_000_000_000
 REPLACED = (404, 412)
 """Answers that say something about one object, and nothing about the server."""
 
@@ -50,9 +53,26 @@ def get_request(
     target: S3Target, item: Wanted, keys: ReadOnlyCredentials | None, now_s: float
 ) -> bytes:
     """The GET of an object. Raises `UnusualError` for a name that can't be written."""
+    return _request(target, item.key, {"if-match": item.e_tag}, keys, now_s)
+
+
+def look_up_request(
+    target: S3Target, key: str, most_bytes: int, keys: ReadOnlyCredentials | None, now_s: float
+) -> bytes:
+    """The GET of the first `most_bytes` of whatever version there is. Raises as `get_request`."""
+    return _request(target, key, {"range": f"bytes=0-{most_bytes - 1}"}, keys, now_s)
+
+
+def _request(
+    target: S3Target,
+    key: str,
+    conditions: dict[str, str],
+    keys: ReadOnlyCredentials | None,
+    now_s: float,
+) -> bytes:
     address = urlsplit(target.base_url)
-    path = f"{address.path}/{quote(item.key, safe='/-_.~')}"
-    headers = {"host": address.netloc, "if-match": item.e_tag}
+    path = f"{address.path}/{quote(key, safe='/-_.~')}"
+    headers = {"host": address.netloc, **conditions}
     if keys is not None:
         headers |= signed_headers(keys, target.region, address.netloc, path, now_s)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -61,9 +81,9 @@ def get_request(
     return "\r\n".join([*lines, "\r\n"]).encode("ascii")
 
 
-def read_head(lines: Iterable[bytes], item: Wanted) -> Head:
+def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
     """Of the answer to that: its `lines` without their ends, up to the empty one, which is not
-    among them. Raises `UnusualError`."""
+    among them. Without an `item`, any object is wanted. Raises `UnusualError`."""
     version = status = b""
     headers: dict[bytes, bytes] = {}
     for number, line in enumerate(lines):
@@ -81,7 +101,30 @@ def read_head(lines: Iterable[bytes], item: Wanted) -> Head:
     length = headers.get(b"content-length", b"")
     is_counted = length.isdigit() and b"transfer-encoding" not in headers
     length_bytes = int(length) if is_counted else None
-    e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
-    is_wanted = status == b"200" and (length_bytes, e_tag) == (item.size_bytes, item.e_tag)
+    if item is None:
+        is_wanted = status in (b"200", b"206") and length_bytes is not None
+    else:
+        e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
+        is_wanted = status == b"200" and (length_bytes, e_tag) == (item.size_bytes, item.e_tag)
     stays_open = headers.get(b"connection", b"").lower() != b"close"
     return Head(int(status), is_wanted, length_bytes, stays_open, headers)
+
+
+def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
+    """What the headers of a GET say of the whole object, as a HEAD would. None if they don't say
+    its size, time and version: the caller asks by HEAD then."""
+    length = headers.get(b"content-length", b"")
+    if b"content-range" in headers:
+        unit, _, length = headers[b"content-range"].rpartition(b"/")
+        if not unit.startswith(b"bytes 0-"):
+            return None
+    e_tag = headers.get(b"etag", b"").decode("latin-1")
+    if not length.isdigit() or not e_tag:
+        return None
+    try:
+        modified = parsedate_to_datetime(headers.get(b"last-modified", b"").decode("latin-1"))
+        mtime_ns = int(modified.timestamp()) * _NS_PER_S
+    except (ValueError, OverflowError):
+        return None
+    size_bytes = int(length)
+    return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))

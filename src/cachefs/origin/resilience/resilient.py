@@ -162,6 +162,12 @@ class ResilientOrigin(Origin):
         self._known_path = path or self._known_path
         return found
 
+    async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
+        """`Origin.stat_and_read`. With a bandwidth limit only what is read is fetched."""
+        if self._bucket.bytes_per_s:
+            return await self.stat(path), None
+        return await self._call(path, partial(self._inner.stat_and_read, path))
+
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """`Origin.list_dir`; each page has a deadline of its own."""
         pages = aiter(self._inner.list_dir(path, below))
