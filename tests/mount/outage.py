@@ -123,7 +123,8 @@ class Outage:
     def __init__(self, site: Site, cold: Sequence[str] = COLD) -> None:
         self.site = site
         self._cold_names = sorted(os.path.basename(name) for name in cold)
-        self._cold = iter(cold)
+        # Backwards: read-ahead over a directory must not fetch them before their time.
+        self._cold = reversed(cold)
 
     @property
     def root(self) -> Path:
