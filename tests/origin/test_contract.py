@@ -187,6 +187,19 @@ async def test_listing_and_stat_agree(backend, origin) -> None:
     assert (await origin.stat("a")).mtime_ns > 0
 
 
+async def test_a_look_up_with_bytes_agrees_with_stat(backend, origin) -> None:
+    contents = {"a": b"one", "empty": b"", "sub/c": b"three", "large": bytes(300 << 10)}
+    for name, content in contents.items():
+        backend.put(name, content)
+    for name in (*contents, "sub"):
+        found, data = await origin.stat_and_read(name)
+        assert found == await origin.stat(name)
+        assert data is None or bytes(data) == contents[name]
+    assert await origin.stat_and_read("") == (await origin.stat(""), None)
+    with pytest.raises(NotFoundError):
+        await origin.stat_and_read("no/such/thing")
+
+
 async def test_empty_file(backend, origin) -> None:
     backend.put("dir/empty", b"")
     meta = await origin.stat("dir/empty")

@@ -38,6 +38,8 @@ class Server:
 
     def __init__(self) -> None:
         self.pieces: list[bytes | float | None] = [answer()]
+        self.answers: dict[bytes, list[bytes]] = {}
+        """By method, instead of `pieces`."""
         self.requests: list[bytes] = []
         self.connections = 0
         self.port = 0
@@ -58,7 +60,7 @@ class Server:
                 while b"\r\n\r\n" in seen:
                     request, _, seen = seen.partition(b"\r\n\r\n")
                     self.requests.append(request)
-                    for piece in self.pieces:
+                    for piece in self.answers.get(request.split(b" ")[0], self.pieces):
                         if piece is None:
                             return
                         if isinstance(piece, bytes):
@@ -232,6 +234,65 @@ async def test_nothing_wrong_comes_through(
     server.pieces = pieces()
     with pytest.raises((BadDataError, ObjectChangedError, OriginUnavailableError)):
         await read(origin)
+
+
+LAST_MODIFIED = "last-modified: Sun, 22 Nov 2026 10:00:00 GMT\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "has_bytes"),
+    [
+        (answer(headers=LAST_MODIFIED), True),
+        (
+            answer(
+                status="206 Partial Content",
+                headers=f"{LAST_MODIFIED}content-range: bytes 0-102399/102400\r\n",
+            ),
+            True,
+        ),
+        (
+            answer(
+                status="206 Partial Content",
+                headers=f"{LAST_MODIFIED}content-range: bytes 0-102399/900000\r\n",
+            ),
+            False,
+        ),
+        (answer(b"?" + BODY[1:], headers=LAST_MODIFIED), False),
+    ],
+    ids=["whole", "range", "first part", "wrong bytes"],
+)
+async def test_a_look_up_may_bring_the_bytes(
+    server: Server, origin: Origin, first: bytes, has_bytes: bool
+) -> None:
+    server.pieces = [first]
+    meta, data = await origin.stat_and_read("k")
+    assert isinstance(meta, ObjectMeta)
+    assert meta.version == E_TAG
+    assert meta.mtime_ns == 1_795_341_600 * 1_000_000_000
+    assert (None if data is None else bytes(data)) == (BODY if has_bytes else None)
+    assert len(server.requests) == 1
+    assert b"range: bytes=0-262143" in server.requests[0]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        answer(b"", status="416 Range Not Satisfiable"),
+        answer(headers="last-modified: yesterday\r\n"),
+        answer(b"x" * 300_000, headers=LAST_MODIFIED),
+        answer(headers=f"{LAST_MODIFIED}content-range: bytes 9-99/102400\r\n"),
+        answer(b"", status="302 Found"),
+    ],
+    ids=["empty", "no time", "no ranges", "another range", "elsewhere"],
+)
+async def test_a_look_up_that_is_unusual_is_asked_by_head(
+    server: Server, origin: Origin, first: bytes
+) -> None:
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: 5\r\netag: {E_TAG}\r\n{LAST_MODIFIED}\r\n"
+    server.answers = {b"GET": [first], b"HEAD": [head.encode()]}
+    meta, data = await origin.stat_and_read("k")
+    assert isinstance(meta, ObjectMeta)
+    assert (meta.size_bytes, data) == (5, None)
 
 
 async def test_after_something_unusual_it_rests(

@@ -44,7 +44,6 @@ _KEYS_AT_A_TIME = 4
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _ERROR_BYTES = 64 << 10
-_NO_SUCH_RANGE = 416
 
 
 class _RefusedError(Exception):
@@ -134,8 +133,8 @@ class LoopReader:
                     pass  # the server had closed it meanwhile
             return await self._ask(await self._opened(), request, item, most_bytes)
         except _RefusedError as refused:
-            if refused.status == _NO_SUCH_RANGE:
-                return None  # the object is empty
+            if item is None and not _is_plain_answer(refused.status):
+                return None  # such as 416 for an empty object: HEAD finds out
             raise s3_errors.from_status(
                 self._target,
                 subject,
@@ -195,6 +194,11 @@ class LoopReader:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def _is_plain_answer(status: int) -> bool:
+    """Whether a look-up has its answer: there is no such object, or the server has trouble."""
+    return status in (404, 429) or status >= 500
 
 
 class _Connection:
