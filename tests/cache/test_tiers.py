@@ -260,7 +260,7 @@ async def test_a_tier_goes_while_blocks_are_dropped_from_it(
 
         await until(lambda: cache.is_settled)
         for slab in store.slabs.by_id.values():
-            slab.settled = False
+            slab.agrees = False
         monkeypatch.setattr(store, "settle_slab", remove_first)
         assert (await cache.objects.evict(refs)).blocks == 0
         assert len(cache.status()) == 1

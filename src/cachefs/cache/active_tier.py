@@ -1,7 +1,7 @@
 """One tier in use: its parts, put together, and their life."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
@@ -15,6 +15,7 @@ from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.scrubber import Scrubber
 from cachefs.cache.store import TierStore
 from cachefs.errors import CacheDirError
+from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey
 from cachefs.units import format_bytes
@@ -36,6 +37,7 @@ class CacheOptions:
     """Compare checksums on every read, not only on the first after a start."""
     scrub_interval_s: float = 0.0
     """How long until every block has been proven again; 0 or infinite: never."""
+    open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
 
 
 class Neighbours(Protocol):
@@ -62,7 +64,12 @@ class ActiveTier:
         self.level = 0
         self._neighbours = neighbours
         self.store = TierStore.open(
-            tier, options.policy, history, options.verify_full, neighbours.intents
+            tier,
+            options.policy,
+            history,
+            options.verify_full,
+            neighbours.intents,
+            options.open_slabs,
         )
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, neighbours.resting)

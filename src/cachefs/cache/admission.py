@@ -194,7 +194,9 @@ class Admission:
     def _take_batch(self) -> list[Candidate]:
         batch: list[Candidate] = []
         size_bytes = 0
-        while self._queue and len(batch) < _BATCH_BLOCKS and size_bytes < _BATCH_BYTES:
+        # Each block may go to another slab, whose file is open until it is written.
+        most = min(_BATCH_BLOCKS, max(1, self._store.files.open_slabs.limit // 2))
+        while self._queue and len(batch) < most and size_bytes < _BATCH_BYTES:
             batch.append(self._queue.popleft())
             size_bytes += len(batch[-1].data)
         return batch

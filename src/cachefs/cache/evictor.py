@@ -254,9 +254,10 @@ class Evictor:
         self._failing = False
         slab = slabs.add(slab_id)
         slab.fd = fd
-        slab.settled = True
+        slab.was_opened = slab.agrees = True
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
+        self._store.files.open_slabs.note(slab)
         return True
 
     def _failed(self, error: OSError, what: str, broken: bool) -> None:
@@ -299,7 +300,8 @@ class Evictor:
             return False
         self._slabs.drain(slab)
         try:
-            await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
+            with slab.in_use():
+                await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
         except OSError as error:
             what = f"{store.tier.paths.slab(slab.slab_id)}: can't be rewritten"
             self._failed(error, what, broken=True)

@@ -295,7 +295,8 @@ async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]
         return places
     layout = slab.layout
     try:
-        table = await store.io.read(layout.data_offset, store.tier.read_table, slab.fd, layout)
+        with slab.in_use():
+            table = await store.io.read(layout.data_offset, store.tier.read_table, slab.fd, layout)
     except OSError:
         store.counters.read_errors += 1
         return []

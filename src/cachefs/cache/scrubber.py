@@ -48,6 +48,10 @@ class Scrubber:
             return
         if not await store.open_slab(slab):
             return
+        with slab.in_use():
+            await self._scrub_open(slab)
+
+    async def _scrub_open(self, slab: Slab) -> None:
         step: list[int] = []
         size_bytes = 0
         for slot in list(slab.used_slots()):

@@ -14,6 +14,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.store import TierStore
+from cachefs.tiers.open_slabs import descriptors_for_slabs
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRef
 
@@ -21,6 +22,10 @@ _FILES = 1 << 20
 _SYNC_S = 0.2
 _HITS = 1_000
 """Hits noted between two checkpoints: about 1 ms."""
+_LOANS = 32
+"""Descriptors that take the place of others, in each `_SYNC_S`: more would keep both sides busy
+with nothing else where far more slabs are read than may be open."""
+_LOOKS = 64
 _AWAITED = 65_536
 """Blocks that are on their way into a tier, for readers that had them from the origin."""
 
@@ -66,14 +71,20 @@ class SharedBlocks:
         table: Table,
         files: Files,
         key_of: Callable[[int, int], BlockKey | None],
+        most_lent: int | None = None,
     ) -> None:
-        """`key_of(ino, block)` is the key of a block, None if that is forgotten."""
+        """`key_of(ino, block)` is the key of a block, None if that is forgotten. `most_lent` is how
+        many descriptors the one who reads can hold; by default as many as we."""
         self._cache = cache
         self._table = table
         self._files = files
         self._key_of = key_of
         self._shared: dict[int, _Shared] = {}
         self._next_file = 0
+        self._most_lent = descriptors_for_slabs() if most_lent is None else most_lent
+        self._lent: OrderedDict[int, None] = OrderedDict()
+        """Files whose descriptors the reader has. Of the others it sends us the READs."""
+        self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
         cache.tell_admitted(self._admitted)
 
@@ -108,6 +119,8 @@ class SharedBlocks:
         slab = store.slabs.by_id[location.slab]
         if slab.shared_as < 0 and not self._share(store, slab):
             return
+        if slab.shared_as not in self._lent:
+            self._lend(store, slab)
         offset = slab.layout.slot_offset(location.slot)
         block = key.block_index
         self._table.publish(ino, block, slab.shared_as, offset, location.length, is_last)
@@ -121,9 +134,31 @@ class SharedBlocks:
         self._shared[file] = _Shared(store, slab)
         store.slabs.on_freed = self._freed
         store.slabs.on_withdrawn = self._withdrawn
-        self._files.send_file(file, slab.fd, store.tier.medium is not Medium.MEM)
+        self._lend(store, slab)
         self._table.revive(file)
         return True
+
+    def _lend(self, store: TierStore, slab: Slab) -> None:
+        """The reader gets the descriptor, if need be in the place of one that it hasn't used."""
+        if slab.fd < 0:
+            return
+        if len(self._lent) >= self._most_lent:
+            if self._loans_left == 0:
+                return
+            self._loans_left -= 1
+            self._files.close_file(self._least_used())
+        self._lent[slab.shared_as] = None
+        self._files.send_file(slab.shared_as, slab.fd, store.tier.medium is not Medium.MEM)
+
+    def _least_used(self) -> int:
+        """The file that was lent longest ago, of those that were not read since they were looked
+        at; it is not lent any more."""
+        for _ in range(min(len(self._lent), _LOOKS)):
+            file, _ = self._lent.popitem(last=False)
+            if not self._count_hits(file, self._shared[file]):
+                return file
+            self._lent[file] = None
+        return self._lent.popitem(last=False)[0]
 
     def _freed(self, slab: Slab, slot: int) -> None:
         self._table.invalidate(slab.shared_as, slab.layout.slot_offset(slot))
@@ -132,7 +167,9 @@ class SharedBlocks:
         file = slab.shared_as
         self._table.kill(file)
         self._count_hits(file, self._shared.pop(file))
-        self._files.close_file(file)
+        if file in self._lent:
+            del self._lent[file]
+            self._files.close_file(file)
 
     # -- what the relay did ----------------------------------------------------------------------
 
@@ -140,6 +177,7 @@ class SharedBlocks:
         """For ever: have the policies know of the relay's hits."""
         while True:
             await trio.sleep(_SYNC_S)
+            self._loans_left = _LOANS
             while self.note_hits() == _HITS:
                 await trio.lowlevel.checkpoint()
 
@@ -162,9 +200,11 @@ class SharedBlocks:
         for file, shared in self._shared.items():
             self._count_hits(file, shared)
 
-    def _count_hits(self, file: int, shared: _Shared) -> None:
+    def _count_hits(self, file: int, shared: _Shared) -> int:
+        """Returns how many there were since the last call."""
         hits, hit_bytes = self._table.take_file_hits(file)
         if hits:
             for counters in (shared.store.counters, self._cache.counters):
                 counters.hits += hits
                 counters.hit_bytes += hit_bytes
+        return hits

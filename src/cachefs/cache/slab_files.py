@@ -26,6 +26,7 @@ from cachefs.cache.index import Index
 from cachefs.cache.tier_io import OverdueError, TierIo
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import entry_at
+from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.slabs import FREE, Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockLocation
@@ -49,8 +50,11 @@ class SlabFiles:
         io: TierIo,
         counters: TierCounters,
         clock: Callable[[], int],
+        open_slabs: OpenSlabs,
     ) -> None:
         self.closed = False
+        self.open_slabs = open_slabs
+        """Those of the mount."""
         self._tier = tier
         self._slabs = tier.slabs
         self._by_id = tier.slabs.by_id
@@ -138,7 +142,7 @@ class SlabFiles:
                 return False
         if slab.fd < 0:
             return True
-        return await self._one_at_a_time(slab, lambda: slab.settled, self._settle)
+        return await self._one_at_a_time(slab, lambda: slab.agrees, self._settle)
 
     async def _one_at_a_time(
         self, slab: Slab, is_done: Callable[[], bool], do: Callable[[Slab], Awaitable[bool]]
@@ -188,22 +192,31 @@ class SlabFiles:
             os.close(opened.fd)
             return
         slab.fd = opened.fd
-        slab.settled = not self.must_reconcile
+        self.open_slabs.note(slab)
+        if not slab.was_opened:
+            slab.was_opened = True
+            slab.agrees = not self.must_reconcile
         if opened.header is None:
             self._counters.bad_slabs += 1
             self.report(slab, "the header is damaged or another slab's; its blocks are dropped")
             self._slabs.reformat(slab, None, self._clock())
             self.put_row(slab)
-            slab.settled = True
+            slab.agrees = True
         elif opened.header.class_index != slab.class_index:
             self._slabs.reformat(slab, opened.header.class_index, self._clock())
             self.put_row(slab)
-            slab.settled = False
+            slab.agrees = False
         slab.hydrate()
 
     # -- after a crash -------------------------------------------------------------------------
 
     async def _settle(self, slab: Slab) -> bool:
+        if slab.fd < 0:  # closed while we waited for another
+            return False
+        with slab.in_use():
+            return await self._reconcile(slab)
+
+    async def _reconcile(self, slab: Slab) -> bool:
         layout = slab.layout
         try:
             table = await self._io.read(layout.data_offset, self._tier.read_table, slab.fd, layout)
@@ -223,7 +236,7 @@ class SlabFiles:
                 await trio.lowlevel.checkpoint()
         used_bytes = sum(lengths[slot] for slot in slab.used_slots())
         self._slabs.set_used_bytes(slab, used_bytes)
-        slab.settled = True
+        slab.agrees = True
         return True
 
     def _settle_slot(self, slab: Slab, slot: int, table: bytes) -> int:

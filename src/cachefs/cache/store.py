@@ -28,6 +28,7 @@ from cachefs.format.slab import (
     table_offset,
 )
 from cachefs.tiers.disk import Disk
+from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
@@ -72,6 +73,7 @@ class TierStore:
         history: History,
         verify_full: bool,
         intents: Intents,
+        open_slabs: OpenSlabs,
     ) -> None:
         self.tier = tier
         self.intents = intents
@@ -94,7 +96,9 @@ class TierStore:
         self._arrivals = Arrivals(tier.disk.read_now)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else _PROVE_NOW_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
-        self.files = SlabFiles(tier, index, self.io, self.counters, lambda: self.policy.now)
+        self.files = SlabFiles(
+            tier, index, self.io, self.counters, lambda: self.policy.now, open_slabs
+        )
         self.open_slab = self.files.open
         self.settle_slab = self.files.settle
         self.put_row = self.files.put_row
@@ -108,10 +112,12 @@ class TierStore:
         history: History,
         verify_full: bool = False,
         intents: Intents | None = None,
+        open_slabs: OpenSlabs | None = None,
     ) -> "TierStore":
-        """`intents` are those of the mount. Raises `CacheDirError`."""
+        """`intents` and `open_slabs` are those of the mount. Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        return cls(tier, index, policy_name, history, verify_full, intents or Intents())
+        of_mount = (intents or Intents(), open_slabs or OpenSlabs())
+        return cls(tier, index, policy_name, history, verify_full, *of_mount)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -176,6 +182,7 @@ class TierStore:
         if self.on_lower_hit is not None:
             self.on_lower_hit(key, self.policy.age(slab, slot))
         self.policy.on_hit(slab, slot)
+        slab.was_read = True
         counters = self.counters
         counters.hits += 1
         counters.hit_bytes += length

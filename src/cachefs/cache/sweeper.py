@@ -47,6 +47,10 @@ class Sweeper:
         # Open it first: after a crash the header may turn out to say another class than the row.
         if not slab.settled and not await self._store.settle_slab(slab):
             return
+        with slab.in_use():
+            await self._evict_from(slab, plan, enough)
+
+    async def _evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         layout = slab.layout
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             if slab.loose_count == 0 or slab.fd < 0 or slab.layout is not layout:
@@ -125,7 +129,7 @@ class Sweeper:
         """Evict the blocks of these slots, as far as they may go."""
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             some = [slot for slot in slots if first <= slot < first + _STEP_SLOTS]
-            if some:
+            if some and slab.fd >= 0:
                 await self._evict_slots(slab, some, first, lambda: False)
 
     async def _read_table(self, slab: Slab, first: int) -> bytes:
@@ -133,9 +137,10 @@ class Sweeper:
         tier, stop = self._store.tier, first + _STEP_SLOTS
         size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
         try:
-            return await self._store.io.read(
-                size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
-            )
+            with slab.in_use():
+                return await self._store.io.read(
+                    size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
+                )
         except OSError:
             self._store.counters.read_errors += 1
             return b""
@@ -146,6 +151,10 @@ class Sweeper:
         block is being written, or read for too long."""
         if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
+        with slab.in_use():
+            return await self._empty(slab, must)
+
+    async def _empty(self, slab: Slab, must: bool) -> bool:
         self._slabs.drain(slab)
         if slab.kept_count and not await self._clear_kept(slab):
             return False

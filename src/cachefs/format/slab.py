@@ -26,7 +26,8 @@ FRONT_BYTES = 2 * HEADER_BYTES
 """Header and table of a slab of whole blocks."""
 MIN_SLAB_BYTES = 2 << 20
 MAX_SLAB_BYTES = 64 << 20
-"""Without `FRONT_BYTES`."""
+HUGE_SLAB_BYTES = 1 << 31
+"""Without `FRONT_BYTES`. Huge ones are for huge caches; the header has 32 bits for the size."""
 
 _HEADER = struct.Struct("<8sHHIIII16s")
 """magic, format, class, slot bytes, slot count, slab id, slab bytes, tier uuid."""

@@ -23,6 +23,7 @@ that a tier whose slots are all used is charged its whole quota whatever the cla
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ class Slab:
         "_hint",
         "_kept_bitmap",
         "_pins",
+        "agrees",
         "charge_bytes",
         "class_index",
         "data_offset",
@@ -64,7 +66,6 @@ class Slab:
         "load_ticks",
         "proof",
         "reported",
-        "settled",
         "shared_as",
         "slab_bytes",
         "slab_id",
@@ -75,6 +76,9 @@ class Slab:
         "ticks",
         "used_bytes",
         "used_count",
+        "users",
+        "was_opened",
+        "was_read",
         "writing_count",
     )
 
@@ -82,13 +86,20 @@ class Slab:
         self.slab_id = slab_id
         self.slab_bytes = slab_bytes
         self.fd = -1
+        """-1 while it is not open; see `open_slabs.py` for when it is closed."""
+        self.was_opened = False
+        """Since the daemon started: what its header says is known."""
+        self.was_read = False
+        """Lately, by us (`open_slabs.py`)."""
+        self.users = 0
+        """Those who need the descriptor to stay open, beside pins and slots being written."""
         self.shared_as = -1
         """The number by which others know the file, who read blocks from it (`cache/sharing.py`);
         -1: nobody does."""
         self.reported = False
         """A bad block was logged already."""
-        self.settled = False
-        """The file is open, and slots, index and slot table agree (`cache/slab_files.py`)."""
+        self.agrees = False
+        """Slots, index and slot table do (`cache/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
         """Asked for the ticks of an earlier run when they are first needed."""
         self._pins: dict[int, int] = {}
@@ -194,6 +205,25 @@ class Slab:
         if self._bitmap is not None:
             return bool(self._kept_bitmap[slot >> 3] >> (slot & 7) & 1)
         return self.state[slot] == KEPT
+
+    @property
+    def settled(self) -> bool:
+        """The file is open, and slots, index and slot table agree."""
+        return self.fd >= 0 and self.agrees
+
+    @property
+    def is_busy(self) -> bool:
+        """The descriptor is in use, or may be by a thread."""
+        return bool(self._pins or self.writing_count or self.users)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The descriptor stays open; for those who wait between two uses of it."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     def is_empty(self) -> bool:
         """No slot is used, being written, or read by a thread."""

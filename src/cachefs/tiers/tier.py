@@ -17,8 +17,8 @@ from typing import NamedTuple
 from cachefs.errors import CacheDirError
 from cachefs.format.paths import OWN_NAMES, TierPaths, slab_id_of
 from cachefs.format.slab import (
-    FRONT_BYTES,
     HEADER_BYTES,
+    HUGE_SLAB_BYTES,
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
     SLOT_ENTRY,
@@ -34,10 +34,11 @@ from cachefs.mounts import mountpoint_of
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.probe import probe_read_flags
 from cachefs.tiers.slabs import SlabSet
-from cachefs.types import Medium
+from cachefs.types import BLOCK_BYTES, Medium
 
 log = logging.getLogger(__name__)
 
+_MANY_SLABS = 1 << 16
 _PROBE = bytes(range(256)) * 16
 
 
@@ -53,14 +54,17 @@ class OpenedSlab(NamedTuple):
 
     fd: int
     header: SlabHeader | None
-    table: bytes
 
 
 def slab_bytes_for(quota_bytes: int) -> int:
     """Near quota/512: a power of two between 2 and 64 MiB, and what header and table need beside
-    that many whole blocks, so that the slots of full blocks fit exactly."""
+    that many whole blocks, so that the slots of full blocks fit exactly. Above 4 TiB slabs are
+    larger, so that there are never more than some 100,000: 1 GiB for 100 TiB."""
     wanted = max(MIN_SLAB_BYTES, min(MAX_SLAB_BYTES, quota_bytes // 512))
-    return (1 << (wanted.bit_length() - 1)) + FRONT_BYTES
+    wanted = max(wanted, min(HUGE_SLAB_BYTES, quota_bytes // _MANY_SLABS))
+    slots_bytes = 1 << (wanted.bit_length() - 1)
+    table_bytes = slots_bytes // BLOCK_BYTES * SLOT_ENTRY.size
+    return slots_bytes + HEADER_BYTES + -(-table_bytes // HEADER_BYTES) * HEADER_BYTES
 
 
 class Tier:
@@ -196,15 +200,14 @@ class Tier:
         self.disk.write(fd, encode_header(header), 0)
 
     def open_slab(self, slab_id: int) -> OpenedSlab:
-        """Open a slab file and read its header, and its table if the header is this slab's."""
+        """Open a slab file and read its header."""
         fd = self.disk.open(self.paths.slab(slab_id))
         try:
             header = decode_header(self.disk.read(fd, HEADER_BYTES, 0))
             mine = (slab_id, self.identity.slab_bytes, self.identity.uuid)
             if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
-                return OpenedSlab(fd, None, b"")
-            table = self.read_table(fd, slab_layout(header.class_index, header.slab_bytes))
-            return OpenedSlab(fd, header, table)
+                return OpenedSlab(fd, None)
+            return OpenedSlab(fd, header)
         except BaseException:
             os.close(fd)
             raise

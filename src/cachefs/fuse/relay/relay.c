@@ -43,12 +43,15 @@
 #define AHEAD_BLOCKS 4
 #define QUICK_NS 500000ull
 
+#define WAITS (1u << 31)       /* in `files`: reads may wait for a disk */
+
 enum { IDLE, WAITING, HANDED_OVER };
 
 struct piece {
     struct rt_found found;
     uint64_t position;
     uint32_t length;
+    uint64_t opened;              /* what `files` said when it was read */
 };
 
 struct worker {
@@ -81,7 +84,9 @@ struct relay {
     _Atomic unsigned waiting_count; /* threads that wait for a disk */
     sem_t lead, help;
     _Atomic int idle_helpers;
-    _Atomic int *fds;               /* [RT_FILES] fd + 1, negated where reads may wait; 0: none */
+    _Atomic uint64_t *files;        /* [RT_FILES] fd + 1, WAITS, and above a number that never comes
+                                       again; 0: it is not open here */
+    _Atomic uint32_t opened_count;
 
     pthread_mutex_t lock;           /* of what follows */
     pthread_cond_t has_queue;
@@ -221,21 +226,31 @@ static ssize_t locate(struct relay *relay, uint64_t ino, uint64_t offset, uint32
     return done;
 }
 
-static int fd_of(struct relay *relay, uint32_t file, bool *blocks) {
-    int stored = atomic_load_explicit(&relay->fds[file], memory_order_acquire);
-    *blocks = stored < 0;
-    return (stored < 0 ? -stored : stored) - 1;
+static uint64_t opened_file(struct relay *relay, uint32_t file) {
+    return atomic_load_explicit(&relay->files[file], memory_order_acquire);
+}
+
+static int fd_of(uint64_t opened) { return (int)(opened & (WAITS - 1)) - 1; }
+
+static bool are_open(struct relay *relay, const struct piece *pieces, int count) {
+    for (int i = 0; i < count; i++)
+        if (opened_file(relay, pieces[i].found.file) == 0) return false;
+    return true;
+}
+
+/* After the bytes were copied, and after a fence: the descriptor was that file's all the time. */
+static bool is_same_file(struct relay *relay, const struct piece *piece) {
+    return GET(relay->files[piece->found.file]) == piece->opened;
 }
 
 /* What is in memory. True if that is all. */
-static bool read_now(struct relay *relay, const struct piece *pieces, int count, char *data) {
+static bool read_now(struct relay *relay, struct piece *pieces, int count, char *data) {
     for (int i = 0; i < count; i++) {
-        bool blocks;
-        int fd = fd_of(relay, pieces[i].found.file, &blocks);
+        uint64_t opened = pieces[i].opened = opened_file(relay, pieces[i].found.file);
         struct iovec part = {data, pieces[i].length};
-        if (fd < 0) return false;
-        if (preadv2(fd, &part, 1, (off_t)pieces[i].position, blocks ? RWF_NOWAIT : 0) !=
-            (ssize_t)pieces[i].length)
+        if (opened == 0) return false;
+        if (preadv2(fd_of(opened), &part, 1, (off_t)pieces[i].position,
+                    opened & WAITS ? RWF_NOWAIT : 0) != (ssize_t)pieces[i].length)
             return false;
         data += pieces[i].length;
     }
@@ -243,12 +258,11 @@ static bool read_now(struct relay *relay, const struct piece *pieces, int count,
 }
 
 /* The same from disk, in whatever time that takes. */
-static bool read_waiting(struct relay *relay, const struct piece *pieces, int count, char *data) {
+static bool read_waiting(struct relay *relay, struct piece *pieces, int count, char *data) {
     for (int i = 0; i < count; i++) {
-        bool blocks;
-        int fd = fd_of(relay, pieces[i].found.file, &blocks);
-        if (fd < 0 || pread(fd, data, pieces[i].length, (off_t)pieces[i].position) !=
-                          (ssize_t)pieces[i].length)
+        uint64_t opened = pieces[i].opened = opened_file(relay, pieces[i].found.file);
+        if (opened == 0 || pread(fd_of(opened), data, pieces[i].length,
+                                 (off_t)pieces[i].position) != (ssize_t)pieces[i].length)
             return false;
         data += pieces[i].length;
     }
@@ -262,13 +276,12 @@ static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool 
     uint64_t block = offset >> RT_BLOCK_SHIFT;
     for (unsigned ahead = has_waited ? 1 : AHEAD_BLOCKS; ahead <= AHEAD_BLOCKS; ahead++) {
         struct rt_found found;
-        bool blocks;
         if (block + ahead > UINT32_MAX ||
             !rt_find(&relay->table, ino, (uint32_t)(block + ahead), &found))
             return;
-        int fd = fd_of(relay, found.file, &blocks);
-        if (fd >= 0 && blocks)
-            posix_fadvise(fd, (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
+        uint64_t opened = opened_file(relay, found.file);
+        if (opened & WAITS)
+            posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
     }
 }
 
@@ -287,7 +300,7 @@ static void account(struct relay *relay, const struct piece *pieces, int count, 
 
 /* Waits for a disk, unless too many do: the daemon, too, has threads for that. While it waits the
  * request may be handed over to the daemon by `look_after`. */
-static bool read_slowly(struct worker *worker, const struct piece *pieces, int count,
+static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
                         const char *request, size_t length) {
     struct relay *relay = worker->relay;
     if (length > SMALL_REQUEST) return false;
@@ -336,7 +349,7 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
     if (GET(h->paused) || GET(relay->table.limited[user])) return false;
     if (read_in->size > BLOCK_BYTES) return false;
     ssize_t bytes = locate(relay, in->nodeid, read_in->offset, read_in->size, pieces, &count);
-    if (bytes < 0) return false;
+    if (bytes < 0 || !are_open(relay, pieces, count)) return false;
 
     bool is_read = read_now(relay, pieces, count, worker->data);
     bool waited = !is_read;
@@ -344,7 +357,7 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
         read_ahead(relay, in->nodeid, read_in->offset, waited);
     if (waited) is_read = read_slowly(worker, pieces, count, request, length);
     for (int i = 0; i < count && is_read; i++) {
-        if (!rt_still(&relay->table, &pieces[i].found)) {
+        if (!rt_still(&relay->table, &pieces[i].found) || !is_same_file(relay, &pieces[i])) {
             ADD(h->changed, 1);
             is_read = false;
         }
@@ -525,7 +538,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     relay->last = &relay->first;
     relay->thread_count = threads < 2 ? 2 : threads > MOST_THREADS ? MOST_THREADS : threads;
     relay->workers = calloc(relay->thread_count + HELPERS, sizeof *relay->workers);
-    relay->fds = calloc(RT_FILES, sizeof *relay->fds);
+    relay->files = calloc(RT_FILES, sizeof *relay->files);
     relay->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&relay->lock, NULL);
     pthread_cond_init(&relay->has_queue, NULL);
@@ -536,7 +549,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     /* The daemon shares the descriptor, but only writes to it. */
     if (*error == 0 && fcntl(device_fd, F_SETFL, fcntl(device_fd, F_GETFL) | O_NONBLOCK) < 0)
         *error = errno;
-    if (relay->workers == NULL || relay->fds == NULL) *error = ENOMEM;
+    if (relay->workers == NULL || relay->files == NULL) *error = ENOMEM;
     for (unsigned i = 0; i < relay->thread_count + HELPERS && *error == 0; i++) {
         struct worker *worker = &relay->workers[i];
         worker->relay = relay;
@@ -612,22 +625,24 @@ int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks) {
         close(fd);
         return -EINVAL;
     }
-    int before = atomic_exchange(&relay->fds[file], blocks ? -(fd + 1) : fd + 1);
-    if (before != 0) close((before < 0 ? -before : before) - 1);
+    uint64_t number = ADD(relay->opened_count, 1);
+    uint64_t opened = number << 32 | (blocks ? WAITS : 0) | (uint32_t)(fd + 1);
+    uint64_t before = atomic_exchange(&relay->files[file], opened);
+    if (before != 0) close(fd_of(before));
     return 0;
 }
 
-/* A thread may be about to read from it. The table called the file dead before, so whatever is
- * read then, from whatever has the number by then, is thrown away. */
+/* A thread may be about to read from it, or in the middle. It looks afterwards whether the file is
+ * still open, and throws away what it has read, from whatever has the descriptor by then, if not. */
 void relay_close_file(struct relay *relay, uint32_t file) {
     if (file >= RT_FILES) return;
-    int before = atomic_exchange(&relay->fds[file], 0);
-    if (before != 0) close((before < 0 ? -before : before) - 1);
+    uint64_t before = atomic_exchange(&relay->files[file], 0);
+    if (before != 0) close(fd_of(before));
 }
 
 void relay_drop_files(struct relay *relay) {
     for (uint32_t file = 0; file < RT_FILES; file++)
-        if (GET(relay->fds[file]) != 0) relay_close_file(relay, file);
+        if (GET(relay->files[file]) != 0) relay_close_file(relay, file);
 }
 
 int relay_ended_fd(struct relay *relay) { return relay->ended_fd; }
