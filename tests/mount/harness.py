@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,16 @@ class Site:
 def stored_blocks(status: dict[str, Any]) -> int:
     """How many blocks the tiers hold."""
     return sum(tier["cached_blocks"] for tier in status["tiers"])
+
+
+@contextlib.contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """A process is stopped, and goes on afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def drop_pages(path: Path) -> None:

@@ -28,6 +28,10 @@ def contents(directory: Path) -> dict[str, bytes | None]:
     }
 
 
+LONGEST_S = 50
+"""5 s on a quiet machine."""
+
+
 def assert_untouched(site: Site) -> None:
     assert not site.is_mounted()
     assert not site.is_running()
@@ -54,7 +58,7 @@ def test_an_endpoint_where_nobody_listens(s3_site: Site) -> None:
         port = server.getsockname()[1]
     began = time.monotonic()
     said = s3_site.refused("--endpoint", f"http://127.0.0.1:{port}")
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < LONGEST_S
     assert f"127.0.0.1:{port}" in said
     assert_untouched(s3_site)
 
@@ -63,7 +67,7 @@ def test_an_endpoint_that_never_answers(s3_site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         began = time.monotonic()
         said = s3_site.refused("--endpoint", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert time.monotonic() - began < 12, "5 s, on a busy machine"
+        assert time.monotonic() - began < LONGEST_S
     assert "answer" in said
     assert_untouched(s3_site)
 

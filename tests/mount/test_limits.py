@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be seve
 
 LIMITED, FREE = 4242, 4243
 FILE_BYTES = 160 * MIB
-RATE = 10 * MIB
+RATE = 4 * MIB
+"""Far below what a busy machine reads."""
 
 _READER = """
 import os, sys, time
@@ -59,7 +60,7 @@ class Reader:
         self._process.stdin.flush()
 
     def bytes_per_s(self) -> float:
-        out, _ = self._process.communicate(timeout=60)
+        out, _ = self._process.communicate(timeout=120)
         assert self._process.returncode == 0
         return float(out)
 
@@ -89,26 +90,26 @@ def warm(site: Site) -> None:
 
 
 def test_a_limit_holds_one_user_and_nobody_else(site: Site) -> None:
-    site.mount("--limit-uid", f"{LIMITED}=10MiB/s")
+    site.mount("--limit-uid", f"{LIMITED}=4MiB/s")
     warm(site)
     limited, free = speeds(site, LIMITED, FREE)
     print(f"limited {limited / MIB:.1f}, free {free / MIB:.1f} MiB/s")
     assert 0.75 * RATE < limited < 1.25 * RATE
-    assert free > 3 * RATE
+    assert free > 2 * RATE
 
 
 def test_limits_are_changed_while_mounted(site: Site) -> None:
     site.mount()
     warm(site)
-    said = site.cli("set", site.mountpoint, f"limit-uid={LIMITED}=10MiB/s", "max-downloads=7")
-    assert "was unlimited and is 10 MiB/s until" in said.stdout
-    assert "LIMIT          10 MiB/s for uid 4242" in site.cli("status", site.mountpoint).stdout
+    said = site.cli("set", site.mountpoint, f"limit-uid={LIMITED}=4MiB/s", "max-downloads=7")
+    assert "was unlimited and is 4 MiB/s until" in said.stdout
+    assert "LIMIT          4 MiB/s for uid 4242" in site.cli("status", site.mountpoint).stdout
     (limited,) = speeds(site, LIMITED)
     assert 0.75 * RATE < limited < 1.25 * RATE
     reader = Reader(site, "a", LIMITED, 3)
     site.cli("set", site.mountpoint, f"limit-uid={LIMITED}=0")
     reader.go()
-    assert reader.bytes_per_s() > 3 * RATE, "files that are open are freed too"
+    assert reader.bytes_per_s() > 2 * RATE, "files that are open are freed too"
     site.cli("set", site.mountpoint, "cache-size=1GiB", code=2)
 
 
@@ -117,7 +118,7 @@ def test_the_download_limit(site: Site) -> None:
     began = time.monotonic()
     with (site.mountpoint / "a").open("rb") as file:
         assert len(file.read(30 * MIB)) == 30 * MIB
-    assert 2 < time.monotonic() - began < 10
+    assert 2 < time.monotonic() - began < 50
     site.cli("set", site.mountpoint, "download-limit=0")
     warm(site)
     eventually(lambda: "LIMIT" not in site.cli("status", site.mountpoint).stdout)

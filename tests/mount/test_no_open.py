@@ -141,10 +141,10 @@ def test_refresh_tells_the_kernel_at_once(five: Site) -> None:
     expected = change_everything(five.files / "dir")
     assert shown(directory) == before, "nobody has asked"
     five.cli("refresh", directory)
-    eventually(lambda: shown(directory) == expected, 2)
+    eventually(lambda: shown(directory) == expected)
     replace(five.files / "dir/kept", b"replaced, too")
     five.cli("refresh", directory / "kept")
-    eventually(lambda: (directory / "kept").read_bytes() == b"replaced, too", 2)
+    eventually(lambda: (directory / "kept").read_bytes() == b"replaced, too")
 
 
 def test_refresh_shows_what_others_have_found_before_the_kernel(five: Site) -> None:
@@ -219,7 +219,7 @@ def test_a_held_file_and_a_mapping_keep_their_version(site: Site, is_killed: boo
         time.sleep(1.5)  # it is stored, and the store's index, too
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         replace(site.files / "file", new)
-        eventually(lambda: path.stat().st_size == len(new), 10)
+        eventually(lambda: path.stat().st_size == len(new))
         assert path.read_bytes() == new
         if is_killed:
             kill_daemon(site)
@@ -249,7 +249,7 @@ def test_what_the_kernel_keeps_stays_right_after_a_kill(five: Site, messages: Me
     assert messages.least_of(lambda: os.listdir(directory)) == {}
     expected = change_everything(five.files / "dir")
     five.cli("refresh", directory)
-    eventually(lambda: shown(directory) == expected, 2)
+    eventually(lambda: shown(directory) == expected)
 
 
 def test_changes_are_seen_when_the_ttl_ends_also_after_a_kill(five: Site) -> None:
@@ -333,20 +333,20 @@ def test_an_outage_leaves_nothing_stale_in_the_kernel(
     shown for the rest of it."""
     bucket, proxy = away
     seaweedfs.put_many(bucket, {f"dir/{number}": b"x" for number in range(5)})
-    ttls = [word for name in TTL_NAMES for word in (name, "8s")]
+    ttls = [word for name in TTL_NAMES for word in (name, "15s")]
     site.mount(*RELAY, *ttls)
     directory = site.mountpoint / "dir"
     known = {str(number) for number in range(5)}
     assert set(os.listdir(directory)) == known
     listed = time.monotonic()
     proxy.fault(Fault.REFUSE)
-    time.sleep(8.5)
+    time.sleep(15.5)
     assert set(os.listdir(directory)) == known
     assert set(os.listdir(directory)) == known
     proxy.clear()
     seaweedfs.put_many(bucket, {"dir/new": b"x"})
-    eventually(lambda: "new" in os.listdir(directory), 6)
-    assert time.monotonic() - listed < 16, "the next TTL would have shown it anyway"
+    eventually(lambda: "new" in os.listdir(directory))
+    assert time.monotonic() - listed < 30, "the next TTL would have shown it anyway"
     assert set(os.listdir(directory)) == {*known, "new"}
 
 

@@ -215,14 +215,14 @@ def test_an_open_file_is_one_version_or_stale(replaced: tuple[Site, Store], tmp_
         if any(reader.poll() is not None for reader in readers):
             break  # it says why below
     stop.touch()
-    results = [reader.communicate(timeout=40) for reader in readers]
+    results = [reader.communicate(timeout=90) for reader in readers]
     for (out, err), reader in zip(results, readers, strict=True):
         print(f"{reader.args[7]}: whole, stale, absent: {out.strip()}")
         assert reader.returncode == 0, err
     assert sum(store.done.values()) == STEPS
     print(dict(store.done))
     told = [list(map(int, out.split())) for out, _ in results]
-    assert sum(whole for whole, _, _ in told) > 30
+    assert sum(whole for whole, _, _ in told) > 10
     assert sum(stale for _, stale, _ in told) > 0, "nobody was ever too late: it proves little"
     # Once all is quiet, the last versions are seen.
     time.sleep(0.7)

@@ -25,6 +25,7 @@ from tests.mount.harness import (
     drop_pages,
     eventually,
     is_running,
+    standing_still,
 )
 
 pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: {relay.why_not()}")
@@ -99,7 +100,7 @@ def reading(site: Site, content: dict[str, bytes]) -> Iterator[list[Reader]]:
         for reader in readers:
             reader.stopping = True
         for reader in readers:
-            reader.join(30)
+            reader.join(60)
     assert [error for reader in readers for error in reader.errors] == []
     assert all(reader.count > 0 for reader in readers)
     print(f"{sum(reader.count for reader in readers)} files read,", end=" ")
@@ -118,7 +119,7 @@ def serving(site: Site, but_not: int | None = None) -> int:
                 found.append(row["pid"])
         return bool(found)
 
-    eventually(look, 40)
+    eventually(look)
     return found[0]
 
 
@@ -183,10 +184,10 @@ def test_a_kernel_that_can_not_send_requests_again(
         assert not any(waiting.done() for waiting in reads + looks)
         began = time.monotonic()
         kill_daemon(site)
-        errors = [look.exception(10) for look in looks]
+        errors = [look.exception(60) for look in looks]
         assert time.monotonic() - began < LONGEST_PAUSE_S
         assert [getattr(error, "errno", None) for error in errors] == [errno.EIO] * len(unknown)
-        assert [read.result(10) for read in reads] == [content[name] for name in known]
+        assert [read.result(60) for read in reads] == [content[name] for name in known]
     kill_daemon(site)  # with nothing under way
     for name, data in content.items():
         drop_pages(site.mountpoint / name)
@@ -223,21 +224,26 @@ def test_cached_files_are_read_while_the_daemon_stands_still(
 
     eventually(is_known)
     daemon = relayed.daemon_pid()
-    for name in names:
-        drop_pages(relayed.mountpoint / name)
-    os.kill(daemon, signal.SIGSTOP)
-    try:
-        read: list[bool] = []
 
-        def read_all() -> None:
-            read.extend((relayed.mountpoint / n).read_bytes() == content[n] for n in names)
+    def all_are_read() -> bool:
+        for name in names:
+            drop_pages(relayed.mountpoint / name)
+        with standing_still(daemon):
+            read: list[bool] = []
 
-        thread = threading.Thread(target=read_all)
-        thread.start()
-        thread.join(20)
+            def read_all() -> None:
+                read.extend((relayed.mountpoint / n).read_bytes() == content[n] for n in names)
+
+            thread = threading.Thread(target=read_all)
+            thread.start()
+            thread.join(20)
+            is_done = not thread.is_alive()
+        thread.join()
         assert read == [True] * len(names)
-    finally:
-        os.kill(daemon, signal.SIGCONT)
+        return is_done
+
+    # A READ for which the disk takes more than 250 ms is handed over to the daemon.
+    assert any(all_are_read() for _ in range(3))
 
 
 def test_a_killed_supervisor_leaves_nothing(relayed: Site) -> None:
@@ -272,7 +278,7 @@ def test_whoever_unmounts_both_end_well(
     with foreground(site) as process:
         daemon = serving(site)
         subprocess.run([*command, site.mountpoint], check=True)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert not is_running(daemon)
 
 
@@ -281,7 +287,7 @@ def test_ctrl_c_in_a_terminal(site: Site) -> None:
     with foreground(site, start_new_session=True) as process:
         daemon = serving(site)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert not is_running(daemon)
     assert not site.is_mounted()
     assert "Traceback" not in site.log.read_text()
@@ -301,7 +307,7 @@ def foreground(
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def patched(code: str) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Unit:
         )
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(home / "notify"))
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
 
     def value(self, key: str) -> str:
         return _value(self.text, key)
