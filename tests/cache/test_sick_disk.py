@@ -33,7 +33,7 @@ from tests.cache.harness import (
 
 pytestmark = pytest.mark.real_disk_limits
 
-SICK = "the disk is unstable|the disk is down|can't store blocks|can't grow|read failed|does not answer"
+SICK = "the disk is (unstable|down)|can't store blocks|can't grow|read failed|does not answer"
 
 
 @pytest.fixture

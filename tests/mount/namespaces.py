@@ -38,7 +38,7 @@ class MountNamespace:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
             env=os.environ | environment,
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)

@@ -335,7 +335,7 @@ def test_where_there_is_no_relay(site: Site) -> None:
 
     def run(data_path: str) -> "subprocess.CompletedProcess[str]":
         args = [*map(str, command), data_path]
-        return subprocess.run(args, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(args, capture_output=True, text=True, check=False, timeout=120)
 
     done = run("relay")
     assert done.returncode == 1

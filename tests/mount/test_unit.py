@@ -80,12 +80,12 @@ class Unit:
             self.after()
 
     def load(self, code: int = 0) -> None:
-        done = subprocess.run(_start(self.load_text), check=False, capture_output=True, timeout=60)
+        done = subprocess.run(_start(self.load_text), check=False, capture_output=True, timeout=120)
         assert done.returncode == code, done
 
     def after(self) -> None:
         command = shlex.split(self.value("ExecStopPost").removeprefix("-"))
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -105,7 +105,7 @@ def test_started_stopped_and_cleaned_up(unit: Unit) -> None:
     with unit.started() as daemon:
         assert (site.mountpoint / "private").read_text() == "content"
         daemon.terminate()
-        assert daemon.wait(20) == 0
+        assert daemon.wait(60) == 0
     assert not site.is_mounted()
 
 
@@ -132,7 +132,11 @@ def test_reload_replaces_the_daemon(unit: Unit) -> None:
     with unit.started() as process:
         children = children_of(process.pid)
         done = subprocess.run(
-            _start(unit.text, "ExecReload"), check=False, capture_output=True, text=True, timeout=60
+            _start(unit.text, "ExecReload"),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         if DATA_PATH == "python":
             assert "has no supervisor" in done.stderr
@@ -147,7 +151,7 @@ def test_reload_replaces_the_daemon(unit: Unit) -> None:
 def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Unit) -> None:
     command = shlex.split(unit.value("ExecStart"))
     Path(command[-1]).write_text('source = "s3://bucket"\nmountpoint = "/mnt"\nsiez = 1\n')
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert str(done.returncode) == unit.value("RestartPreventExitStatus")
     assert done.stderr.count("\n") == 1
 

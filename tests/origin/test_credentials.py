@@ -208,7 +208,7 @@ def recorder():
 
 async def ask_until(origin, recorder, key: str) -> None:
     """Both libraries must come to use `key`."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             recorder.keys.clear()
             await origin.check()
@@ -251,7 +251,7 @@ async def test_temporary_credentials_are_renewed(tmp_path, recorder) -> None:
     origin = open_origin("s3://b", options)
     started = time.monotonic()
     await ask_until(origin, recorder, "KEY2")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 50
     for _ in range(20):
         await origin.read("f", META, 0, 4)
     assert len(counter.read_text()) <= 4, "good ones are kept"

@@ -44,10 +44,10 @@ class Launch:
         )
 
     def said(self) -> str:
-        return self.parent.communicate(timeout=30)[0].strip()
+        return self.parent.communicate(timeout=120)[0].strip()
 
     def daemon_pid(self) -> int:
-        for _ in range(500):
+        for _ in range(3000):
             if self.pid_file.exists() and self.pid_file.read_text():
                 return int(self.pid_file.read_text())
             time.sleep(0.02)

@@ -137,14 +137,14 @@ def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
     assert stage.daemons == 6
 
 
-@pytest.mark.expect_log("has given no sign of life for 1 s; it is ended")
+@pytest.mark.expect_log("has given no sign of life for 2 s; it is ended")
 @pytest.mark.expect_log("was killed by SIGABRT; what is cached is served on")
 def test_a_daemon_that_hangs_is_aborted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SILENCE_S", 1.0)
+    monkeypatch.setattr(supervisor, "SILENCE_S", 2.0)
     stage.run(
         "hello(); ready()\n"
         "if count == 1: time.sleep(60)\n"
-        "for _ in range(15): channel.send({'alive': True}); time.sleep(0.1)\n"
+        "for _ in range(30): channel.send({'alive': True}); time.sleep(0.1)\n"
         "end()"
     )
     assert stage.daemons == 2
@@ -174,7 +174,9 @@ def test_an_upgrade_waits_until_the_next_daemon_is_loaded(stage: Stage) -> None:
 def test_an_upgrade_that_fails_leaves_the_daemon(stage: Stage, second: str, why: str) -> None:
     stage.run(
         f"if count == 2: {second}\n"
-        "hello(); ready(); os.kill(os.getppid(), signal.SIGHUP); time.sleep(2); end()"
+        "hello(); ready(); os.kill(os.getppid(), signal.SIGHUP)\n"
+        "while len(count_file.read_text()) < 2: time.sleep(0.01)\n"
+        "time.sleep(2); end()"
     )
     assert stage.daemons == 2
     assert len(stage.failed_upgrades) == 1
