@@ -47,7 +47,7 @@ class Server:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

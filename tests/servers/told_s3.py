@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 MOST_BYTES = 256 << 20
-MOST_S = 30.0
+MOST_S = 120.0
 DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 ROW_DATE = "2026-11-02T10:00:00Z"
 
