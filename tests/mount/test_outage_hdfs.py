@@ -25,6 +25,8 @@ from tests.mount.outage import (
 from tests.servers.hdfs import Hdfs
 from tests.servers.ports import wait_until
 
+pytestmark = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
+
 ROOT = "/outage"
 NAMES = COLD[:200]
 

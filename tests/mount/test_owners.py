@@ -126,6 +126,7 @@ def hdfs_site(tmp_path: Path, hdfs: Hdfs) -> Iterator[Site]:
     hdfs.delete(root)
 
 
+@pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 def test_hdfs(hdfs_site: Site, hdfs: Hdfs) -> None:
     site, root = hdfs_site, hdfs_site.source.removeprefix(hdfs.url)
     hdfs.put(f"{root}/f", b"data")

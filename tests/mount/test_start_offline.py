@@ -89,6 +89,7 @@ def test_an_answer_is_no_outage(known: Site) -> None:
     assert "access denied" in known.refused()
 
 
+@pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 def test_hdfs(tmp_path: Path, hdfs: Hdfs) -> None:
     """The mode of the root is known before anybody is let in."""
     root = f"/{tmp_path.name}"
