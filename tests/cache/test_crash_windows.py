@@ -241,7 +241,7 @@ async def reassigned(scene: Scene, instant: Instant) -> tuple[list[ObjectRef], i
         await scene.read(cache, small)
         store = stores(cache)[0]
         await store.index.commit()
-        held = [ref for ref in small if cache.cached_fraction(ref)]
+        held = [ref for ref in small if await cache.cached_fraction(ref)]
         counts = {slab.slab_id: slab.used_count for slab in store.slabs.by_id.values()}
         scene.disk.arm(instant)
         await scene.read(cache, large)
@@ -360,7 +360,7 @@ async def deleted(scene: Scene, kind: str) -> list[ObjectRef]:
     async with scene.serving() as cache:
         await scene.read(cache, refs)
         await stores(cache)[0].index.commit()
-        refs = [ref for ref in refs if cache.cached_fraction(ref)]
+        refs = [ref for ref in refs if await cache.cached_fraction(ref)]
     scene.disk.arm(lambda at, *_: at == kind)
     async with scene.serving(8 * MIB) as cache:
         await until(lambda: scene.disk.taken)

@@ -7,7 +7,7 @@ import trio
 
 from cachefs.errors import BadDataError, ObjectChangedError, OriginUnavailableError
 from cachefs.origin.memory import MemoryOrigin
-from cachefs.types import BLOCK_BYTES
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, ObjectMeta, ObjectRef
 from tests.cache.harness import key_of, open_tier, put, put_many, read_whole, serving
 
 
@@ -106,7 +106,7 @@ async def test_a_window_is_one_get_and_split_into_blocks(tmp_path: Path) -> None
         cache.fetch(ref, 0, 99)
         assert await read_whole(cache, ref) == origin.expected("a")
         await cache.drain()
-        assert cache.cached_fraction(ref) == 1.0
+        assert await cache.cached_fraction(ref) == 1.0
         assert origin.counters.gets == 1
         assert cache.held_bytes == 0
 
@@ -173,3 +173,26 @@ async def test_reads_fail_clearly_once_the_cache_is_closed(tmp_path: Path) -> No
             await trio.testing.wait_all_tasks_blocked()
             await cache.aclose()
         await reader()
+
+
+async def test_counting_what_is_cached_of_a_huge_file_lets_others_run(tmp_path: Path) -> None:
+    origin = MemoryOrigin()
+    size_bytes = 3_000 * BLOCK_BYTES
+    ref = ObjectRef(b"o" * 16, "huge", ObjectMeta(size_bytes, 0, "v"))
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        index = next(iter(cache._tiers)).store.index
+        for number in range(0, 3_000, 2):
+            index.put(BlockKey(ref.object_id, number), BlockLocation(1, number, BLOCK_BYTES, 0))
+        turns = 0
+        give_way = cache.give_way
+
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await give_way()
+
+        cache.give_way = counted
+        assert await cache.cached_fraction(ref) == 0.5
+        assert turns == 5
+        for number in range(0, 3_000, 2):
+            index.delete(BlockKey(ref.object_id, number))

@@ -227,7 +227,7 @@ async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: 
     async with serving(origin, *tiers(), policy_name="lru") as cache:
         await assert_right(cache, origin, refs)
         await cache.drain()
-        held = [ref for ref in refs if cache.cached_fraction(ref) == 1.0]
+        held = [ref for ref in refs if await cache.cached_fraction(ref) == 1.0]
     gets = origin.counters.gets
     assert len(held) == len(refs)
     for policy in ("sieve", "epoch", "2-random", "none"):

@@ -1,12 +1,14 @@
 """Directories: streamed, kept for a TTL, swept, and their times."""
 
 import math
+import threading
 from contextlib import suppress
 
 import pytest
 import trio
 import trio.testing
 
+from cachefs.db import Changes, database
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.namespace.namespace import ROOT_INO, Ttls
 from cachefs.namespace.snapshot import Snapshot
@@ -603,3 +605,32 @@ async def test_a_listing_that_repeats_itself_for_ever_is_an_error(
     origin.list_dir = lambda path, below=None: Pages(same_page)  # type: ignore[method-assign]
     with trio.fail_after(60), pytest.raises(OriginError, match="same names"):
         await read_to_end(tree.namespace.open_directory(ROOT_INO))
+
+
+async def test_a_job_waits_for_a_slow_disk_and_a_reader_does_not(
+    tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = fill(origin, 2000)
+    monkeypatch.setattr(database, "_MUCH_PENDING", 500)
+    released = threading.Event()
+    write = tree.db._write
+
+    def slow_write(batch: dict[str, Changes]) -> None:
+        released.wait(60)
+        write(batch)
+
+    monkeypatch.setattr(tree.db, "_write", slow_write)
+    most_pending = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tree.namespace.listed_since, ROOT_INO, 0)
+        with trio.fail_after(60):
+            while not tree.db.is_behind:  # noqa: ASYNC110 - it has no event
+                await trio.sleep(0.001)
+            nursery.start_soon(tree.db.commit)
+            for _ in range(200):
+                await trio.sleep(0.001)
+                most_pending = max(most_pending, tree.db.pending_count)
+            assert 500 < most_pending < 1000, "the job goes no further"
+            assert await read_to_end(tree.namespace.open_directory(ROOT_INO)) == names
+        assert tree.db.pending_count > 2000
+        released.set()

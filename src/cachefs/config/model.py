@@ -292,7 +292,11 @@ class MountConfig(BaseModel):
 
     buffer_size: Annotated[
         int, size(8 << 20), Flag(("--buffer-size",), metavar="SIZE", group=Group.READING)
-    ] = Field(300 << 20, description="Most memory for data on its way from the origin.")
+    ] = Field(
+        300 << 20,
+        description="Most memory for data on its way from the origin; a quarter of the control "
+        "group's memory limit, if that is less.",
+    )
     readahead: Annotated[
         int, size(0), Flag(("--readahead", "--max-readahead"), metavar="SIZE", group=Group.READING)
     ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")

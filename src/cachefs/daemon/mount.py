@@ -20,6 +20,7 @@ from cachefs.control.profile_verb import ProfileVerb
 from cachefs.control.set_verb import SetVerb
 from cachefs.control.tier_verbs import TierVerbs
 from cachefs.daemon.changes import Changes, access_log_in
+from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
 from cachefs.daemon.tiers import namespace_tier, open_tiers
@@ -85,11 +86,12 @@ class Mount:
         self._jobs_directory = home.paths.jobs
         names = home.paths.namespace if view is None else view.namespace
         self._db = Database.open(str(names), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
+        self._buffer_bytes = bounded_buffer(config.buffer_size)
         self._cache = BlockCache(
             origin,
             tiers,
             config.cache_eviction,
-            config.buffer_size,
+            self._buffer_bytes,
             verify_full=config.verify == "full",
             scrub_interval_s=config.scrub_interval,
             patience_s=resilience(config).patience_s,
@@ -196,7 +198,7 @@ class Mount:
             self._origin,
             Journal(self._jobs_directory),
             PathReader(str(config.mountpoint), self._origin.url),
-            config.buffer_size // 2,
+            self._buffer_bytes // 2,
         )
         return Jobs(around)
 

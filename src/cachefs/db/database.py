@@ -33,10 +33,13 @@ WARM_LIMIT_BYTES = 1 << 30
 
 _WARM_STEP_BYTES = 4 << 20
 
-MOST_MAPPED_BYTES = 96 << 20
+MOST_MAPPED_BYTES = 64 << 20
 """Of files in memory, libraries (some 25 MiB) included, until `Database.keep_small` acts."""
 
 _KEEP_SMALL_INTERVAL_S = 1.0
+
+_MUCH_PENDING = 100_000
+"""Changes."""
 
 _JOURNAL_ROW = Struct("<QQ")
 """A random number, the identity of the database; the number of the last change committed."""
@@ -163,6 +166,12 @@ class Database:
     def pending_count(self) -> int:
         """Changes that a crash at this instant would lose."""
         return sum(len(o.pending) + len(o.flushing) for o in self._overlays.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """So much is pending, some 30 MB, that who has time waits for a commit. Not while commits
+        fail: that may last."""
+        return not self._failing and self.pending_count > _MUCH_PENDING
 
     async def commit(self) -> bool:
         """Write everything pending at the time of the call, durably.

@@ -322,7 +322,7 @@ class Operations(pyfuse3.Operations):
             # there is no such thing in the whole mount. The kernel would pass on every question.
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if name.startswith(PREFIX):
-            value = self._xattrs.get(self._namespace.inode(inode), name)
+            value = await self._xattrs.get(self._namespace.inode(inode), name)
             if value is not None:
                 return value
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)

@@ -22,7 +22,7 @@ class Xattrs:
     def names(self, inode: Inode) -> list[bytes]:
         return [SOURCE] if inode.is_dir else [VERSION, CACHED, SOURCE]
 
-    def get(self, inode: Inode, name: bytes) -> bytes | None:
+    async def get(self, inode: Inode, name: bytes) -> bytes | None:
         """The value, or None if there is no such attribute. `cached` is in whole percent,
         rounded down, so that 100 means all of it."""
         if name == SOURCE:
@@ -32,6 +32,6 @@ class Xattrs:
         if name == VERSION:
             return inode.version.encode("utf-8", "surrogateescape")
         if name == CACHED:
-            fraction = self._cache.cached_fraction(self._namespace.object_ref(inode))
+            fraction = await self._cache.cached_fraction(self._namespace.object_ref(inode))
             return str(int(fraction * 100)).encode()
         return None

@@ -279,6 +279,11 @@ class InodeTable:
         self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))
 
     @property
+    def is_behind(self) -> bool:
+        """See `Database.is_behind`."""
+        return self._db.is_behind
+
+    @property
     def next_ino(self) -> int:
         """What is bound anew from now on has this number, or a greater one."""
         return self._next_ino

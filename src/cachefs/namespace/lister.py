@@ -30,6 +30,7 @@ _SWEEP_CHUNK = 500
 
 _PAGES_AGAIN = 100
 """So many pages that bring no new name make it certain that a listing never ends."""
+_BEHIND_S = 0.05
 
 
 class TooLongError(Exception):
@@ -133,7 +134,7 @@ class Lister:
             names_before = len(listing.seen)
             for first in range(0, len(page), _BIND_CHUNK):
                 self._bind(ino, page[first : first + _BIND_CHUNK], listing)
-                await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()
+                await self._let_others(snapshot)
             listing.page = None
             listing.page_count += 1
             listing.pages_again += 1
@@ -142,6 +143,13 @@ class Lister:
             elif listing.pages_again >= _PAGES_AGAIN:
                 raise BadDataError("a listing has shown nothing but the same names for long")
             snapshot.wake()
+
+    async def _let_others(self, snapshot: Snapshot) -> None:
+        """Between two pieces. A disk that takes its time holds up jobs, so that what they find
+        does not pile up in memory, but no request of the kernel."""
+        await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()
+        while self._table.is_behind and not snapshot.is_awaited:  # noqa: ASYNC110 - no event
+            await trio.sleep(_BEHIND_S)
 
     def mtime_ns(self, ino: int) -> int:
         """The directory's, or 0 if it is gone."""
