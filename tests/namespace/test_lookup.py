@@ -14,7 +14,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginUnavailableError,
 )
-from cachefs.format.inode_record import KIND_DIR, Inode, ino_key, pack_inode
+from cachefs.format.inode_record import KIND_DIR, KIND_FILE, Inode, dirent_key, ino_key, pack_inode
 from cachefs.namespace.namespace import ROOT_INO, Ttls
 from tests.namespace.harness import NS, TTLS, ScriptedOrigin, Tree, WallClock
 
@@ -469,3 +469,26 @@ async def test_directories_that_lie_in_each_other_are_no_loop(tree: Tree) -> Non
         tree.db.put("inodes", ino_key(ino), record)
     with pytest.raises(LookupError):
         tree.namespace.table.path(tree.namespace.inode(90))
+
+
+async def test_rows_that_make_no_sense_count_as_missing(tree: Tree, origin: ScriptedOrigin) -> None:
+    for name in ("a", "b", "c"):
+        origin.put(name, b"x")
+    inos = await tree.entries()
+    tree.db.put("inodes", ino_key(inos[b"a"]), b"\2\0short")
+    huge = pack_inode(Inode(inos[b"b"], KIND_FILE, ROOT_INO, b"b", (1 << 64) - 1, 0, "v"))
+    tree.db.put("inodes", ino_key(inos[b"b"]), huge)
+    tree.db.put("dirents", dirent_key(ROOT_INO, b"c"), b"")
+    tree.db.put("listings", ino_key(ROOT_INO), b"?")
+    tree.db.put("inodes", ino_key(ROOT_INO), b"")
+    await tree.restart()
+    for name in ("a", "b", "c"):
+        assert (await tree.find(name)).size_bytes == 1
+    assert await tree.names() == ["a", "b", "c"]
+
+
+async def test_numbers_that_were_never_given_out_are_damage(tree: Tree) -> None:
+    tree.db.put("meta", b"next_ino", b"\xff" * 8)
+    with pytest.raises(CacheDirError, match="the namespace is damaged"):
+        await tree.restart()
+    tree.db.put("meta", b"next_ino", (1 << 30).to_bytes(8, "big"))

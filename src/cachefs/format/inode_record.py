@@ -13,16 +13,21 @@ All integers are little-endian in values and big-endian in keys, so that keys so
 | meta     | name                     | free form: `format`, `identity`, `next_ino` (u64)  |
 """
 
+import struct
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from cachefs.types import NO_POSIX, Posix
+from cachefs.types import MOST_SIZE_BYTES, NO_POSIX, Posix
+
+BadRecordError = struct.error
+"""What all functions raise here for a record that makes no sense."""
 
 FORMAT_VERSION = 2
 TABLES = ("inodes", "dirents", "listings", "orphans", "meta")
 KIND_DIR = 1
 KIND_FILE = 2
+_KINDS = (KIND_DIR, KIND_FILE)
 
 _INO_KEY = Struct(">Q")
 _INODE = Struct("<BBHQQqII")
@@ -112,8 +117,11 @@ def pack_inode_of(
 
 
 def unpack_inode(ino: int, record: bytes) -> Inode:
+    """Raises `BadRecordError`."""
     kind, name_length, mode, parent, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
+    if size_bytes > MOST_SIZE_BYTES or kind not in _KINDS or name_end > len(record):
+        raise BadRecordError("an inode's")
     return Inode(
         ino,
         kind,
@@ -128,7 +136,7 @@ def unpack_inode(ino: int, record: bytes) -> Inode:
 
 def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, int, int]:
     """(kind, name, size in bytes, mtime_ns, version, uid, gid, mode): `unpack_inode` without an
-    `Inode`."""
+    `Inode`. Raises `BadRecordError`."""
     kind, name_length, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
     version = record[name_end:].decode("utf-8", "surrogateescape")
@@ -136,8 +144,11 @@ def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, 
 
 
 def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:
-    """(kind, size in bytes, mtime_ns, uid, gid, mode) alone: all that a directory entry needs."""
+    """(kind, size in bytes, mtime_ns, uid, gid, mode) alone: all that a directory entry needs.
+    Raises `BadRecordError`."""
     kind, _, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
+    if size_bytes > MOST_SIZE_BYTES:
+        raise BadRecordError("an inode's")
     return kind, size_bytes, mtime_ns, uid, gid, mode
 
 
@@ -146,6 +157,7 @@ def pack_dirent(dirent: Dirent) -> bytes:
 
 
 def unpack_dirent(record: bytes) -> Dirent:
+    """Raises `BadRecordError`."""
     return Dirent(*_DIRENT.unpack(record))
 
 
@@ -154,4 +166,5 @@ def pack_listing(listing: Listing) -> bytes:
 
 
 def unpack_listing(record: bytes) -> Listing:
+    """Raises `BadRecordError`."""
     return Listing(*_LISTING.unpack(record))

@@ -14,15 +14,17 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from cachefs.db import Database
-from cachefs.errors import CacheDirError
+from cachefs.errors import CacheDirError, ObjectChangedError
 from cachefs.format.inode_record import (
     FORMAT_VERSION,
     KIND_DIR,
     KIND_FILE,
+    BadRecordError,
     Dirent,
     Inode,
     Listing,
@@ -47,15 +49,21 @@ ROOT_INO = 1
 FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
 
-_MOST_LEVELS = 1 << 15
-"""Above an inode: a path with more would be longer than any source has."""
+_MOST_INO = (1 << 48) - (1 << 32)
+"""The relay has no room for larger ones (docs/formats/relay_table.md)."""
 _ORPHANS_PER_START = 100_000
 _INO_RESERVE = 1 << 24
 """More than can be handed out during the slowest commit; inode numbers have 48 bits."""
 
 
+class NoPathError(ObjectChangedError, LookupError):
+    """Of an inode whose directories are not known any more, or lie in each other (in a damaged
+    table)."""
+
+
 class InodeTable:
-    """All methods are synchronous and atomic: none awaits."""
+    """All methods are synchronous and atomic: none awaits. A row that makes no sense counts as
+    missing."""
 
     def __init__(
         self,
@@ -85,14 +93,23 @@ class InodeTable:
         self._check_meta(identity)
         db.recover("meta", b"journal", journal)
         last_key = db.last_key("inodes")
-        last_ino = ROOT_INO if last_key is None else ino_of_key(last_key)
+        try:
+            last_ino = ROOT_INO if last_key is None else ino_of_key(last_key)
+        except BadRecordError:
+            last_ino = _MOST_INO
         self._next_ino = max(_reserved_to(db.get("meta", b"next_ino")), last_ino + 1)
+        if self._next_ino >= _MOST_INO:
+            raise CacheDirError(
+                "the namespace is damaged: it has inode numbers that were never given out. Remove "
+                "the directory namespace of the cache directory: its names are asked for anew"
+            )
         self._reserved_to = self._next_ino
         self._kept_to = 0
         """Numbers below it may be handed out: their reservation is known to outlive us."""
         self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
-        if db.get("inodes", ino_key(ROOT_INO)) is None:
+        root = self.get(ROOT_INO)
+        if root is None or not root.is_dir:
             self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, clock.now_ns(), ""))
 
     def _check_meta(self, identity: str) -> None:
@@ -111,38 +128,53 @@ class InodeTable:
 
     def get(self, ino: int) -> Inode | None:
         record = self._db.get("inodes", ino_key(ino))
-        return None if record is None else unpack_inode(ino, record)
+        try:
+            return None if record is None else unpack_inode(ino, record)
+        except BadRecordError:
+            return None
 
     def stat(self, ino: int) -> tuple[int, int, int, int, int, int] | None:
         """(kind, size in bytes, mtime_ns, uid, gid, mode): a cheaper `get`."""
         record = self._db.get("inodes", ino_key(ino))
-        return None if record is None else unpack_stat(record)
+        try:
+            return None if record is None else unpack_stat(record)
+        except BadRecordError:
+            return None
 
     def dirent(self, parent: int, name: bytes) -> Dirent | None:
         record = self._db.get("dirents", dirent_key(parent, name))
-        return None if record is None else unpack_dirent(record)
+        try:
+            return None if record is None else unpack_dirent(record)
+        except BadRecordError:
+            return None
 
     def dirents(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, Dirent]]:
         """In name order, names greater than `after` only. Dead after the next await or write."""
         start = None if after is None else dirent_key(parent, after) + b"\0"
         for key, record in self._db.scan("dirents", ino_key(parent), start):
-            yield name_of_key(key), unpack_dirent(record)
+            try:
+                dirent = unpack_dirent(record)
+            except BadRecordError:
+                continue
+            yield name_of_key(key), dirent
 
     def listing(self, ino: int) -> Listing | None:
         record = self._db.get("listings", ino_key(ino))
-        return None if record is None else unpack_listing(record)
+        try:
+            return None if record is None else unpack_listing(record)
+        except BadRecordError:
+            return None
 
     def path(self, inode: Inode) -> str:
-        """Path below the mounted prefix, `""` for the root. Raises `LookupError` for an inode that
-        isn't below it."""
-        below: list[Inode] = []
+        """Path below the mounted prefix, `""` for the root. Raises `NoPathError`."""
+        below: dict[int, Inode] = {}
         while (path := self._dir_paths.get(inode.ino)) is None:
-            below.append(inode)
+            below[inode.ino] = inode
             parent = self.get(inode.parent)
-            if parent is None or len(below) > _MOST_LEVELS:  # of a damaged table
-                raise LookupError(f"inode {inode.ino} has no parent")
+            if parent is None or parent.ino in below:
+                raise NoPathError(f"inode {inode.ino} is in no directory any more")
             inode = parent
-        for inode in reversed(below):
+        for inode in reversed(below.values()):
             path = join(path, inode.name)
             if inode.is_dir:
                 if len(self._dir_paths) > 100_000:
@@ -327,14 +359,17 @@ class InodeTable:
         Only to be called while no kernel knows an inode of ours. Returns how many went; at most
         100,000 (about a second), the rest waits for the next start.
         """
-        doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"")]
+        doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"") if len(key) == 8]
         purged = 0
         while doomed and purged < _ORPHANS_PER_START:
             ino = doomed.pop()
+            if ino == ROOT_INO:
+                continue  # only of a damaged table: the root never loses its name
             key = ino_key(ino)
             children = list(self._db.scan("dirents", key))
             for child_key, record in children:
-                doomed.append(unpack_dirent(record).ino)
+                with suppress(BadRecordError):
+                    doomed.append(unpack_dirent(record).ino)
                 self._db.delete("dirents", child_key)
             for table in ("inodes", "listings", "orphans"):
                 self._db.delete(table, key)

@@ -15,6 +15,7 @@ from cachefs.db import Database, DatabaseSnapshot
 from cachefs.errors import UsageError
 from cachefs.format.inode_record import (
     KIND_DIR,
+    BadRecordError,
     Listing,
     ino_key,
     name_of_key,
@@ -92,11 +93,14 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
         after = ""
         for key, record in snapshot.scan("dirents", ino_key(ino)):
             name = name_of_key(key)
-            dirent = unpack_dirent(record)
-            stored = snapshot.get("inodes", ino_key(dirent.ino))
-            if stored is None or not _is_text(name):
+            try:
+                dirent = unpack_dirent(record)
+                stored = snapshot.get("inodes", ino_key(dirent.ino))
+                if stored is None or not _is_text(name):
+                    continue
+                entry = _entry(snapshot, dirent.ino, stored, dirent.checked_at_ns)
+            except BadRecordError:
                 continue
-            entry = _entry(snapshot, dirent.ino, stored, dirent.checked_at_ns)
             if len(entries) == _PIECE_ENTRIES:
                 yield Piece(path, after, False, listed_at_ns, entries)
                 after, entries = entries[-1].name, []
