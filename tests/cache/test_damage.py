@@ -12,10 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.cache.check import check_directory
 from cachefs.cache.counters import TierCounters
 from cachefs.db import Database
 from cachefs.errors import CacheDirError, OriginUnavailableError
-from cachefs.format.index_record import STATE_TABLE, TABLES, TIER_KEY
+from cachefs.format.index_record import (
+    BLOCKS_TABLE,
+    SLABS_TABLE,
+    STATE_TABLE,
+    TABLES,
+    TIER_KEY,
+    decode_location,
+    encode_location,
+)
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import decode_header, slab_layout, table_offset
 from cachefs.origin.memory import MemoryOrigin
@@ -468,3 +477,28 @@ async def test_an_index_damaged_under_a_running_daemon(tmp_path: Path) -> None:
         await until(lambda: counters.adopted >= ALL)
         await assert_right(cache, origin, refs)
         recount(cache)
+
+
+def spoil_rows(path: Path) -> None:
+    """Rows of wrong lengths, and one that says that nothing was proven, in a slot of another."""
+    database = Database.open(str(TierPaths(path).index), TABLES, 1 << 30)
+    keys = [key for key, _ in database.scan(BLOCKS_TABLE, b"")]
+    other = decode_location(database.get(BLOCKS_TABLE, keys[1]) or b"")
+    database.put(BLOCKS_TABLE, keys[0], encode_location(other._replace(checksum=0)))
+    database.put(BLOCKS_TABLE, keys[2], b"short")
+    database.put(BLOCKS_TABLE, keys[3] + b"longer", encode_location(other))
+    database.put(SLABS_TABLE, b"slab?", b"")
+    database.close()
+
+
+@pytest.mark.expect_log("a block is not what was stored", required=False)
+async def test_rows_of_the_index_that_make_no_sense(tmp_path: Path) -> None:
+    origin, refs = await fill(tmp_path)
+    spoil_rows(tmp_path)
+    assert check_directory(tmp_path).counts
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        for _ in range(2):
+            await assert_right(cache, origin, refs)
+    check_directory(tmp_path, repair=True)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs)

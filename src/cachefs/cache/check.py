@@ -43,6 +43,7 @@ from cachefs.format.index_record import (
     BLOCKS_TABLE,
     CLEAN_KEY,
     RECENCY_TABLE,
+    SLAB_KEY_BYTES,
     SLABS_TABLE,
     STATE_TABLE,
     TABLES,
@@ -282,6 +283,9 @@ class _Check:
         if self._reader is None:
             return
         for key, value in self._reader.scan(SLABS_TABLE):
+            if len(key) != SLAB_KEY_BYTES:
+                self.report.add(Problem.NO_FILE, f"a row with a key of {len(key)} bytes")
+                continue
             slab_id, row = decode_slab_key(key), decode_slab_row(value)
             self._rows[slab_id] = row
             layout = self._layouts.get(slab_id)

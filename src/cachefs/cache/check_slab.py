@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from cachefs.format.index_record import BLOCK_RECORD, decode_block_key
+from cachefs.format.index_record import BLOCK_KEY_BYTES, BLOCK_RECORD, decode_block_key
 from cachefs.format.slab import (
     HEADER_BYTES,
     SLOT_ENTRY,
@@ -125,6 +125,9 @@ def _check_slot(
 
 
 def describe(key: bytes) -> str:
+    """A block, by the key of its row."""
+    if len(key) != BLOCK_KEY_BYTES:
+        return f"a row with a key of {len(key)} bytes"
     object_id, block_index = decode_block_key(key)
     return f"block {block_index} of {object_id.hex()}"
 

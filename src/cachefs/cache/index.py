@@ -8,6 +8,7 @@ both, and a crash can't tear them apart.
 
 import logging
 import shutil
+import struct
 import uuid
 from array import array
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ from pathlib import Path
 from cachefs.db import DamagedDatabaseError, Database
 from cachefs.errors import CacheDirError
 from cachefs.format.index_record import (
+    BLOCK_KEY_BYTES,
     BLOCK_RECORD,
     BLOCKS_TABLE,
     CLEAN_KEY,
     CRASHED_KEY,
     NEXT_SLAB_KEY,
     RECENCY_TABLE,
+    SLAB_KEY_BYTES,
     SLABS_TABLE,
     STATE_TABLE,
     TABLES,
@@ -51,7 +54,8 @@ _unpack = BLOCK_RECORD.unpack
 
 
 class Index:
-    """The index of one cache directory. Synchronous: no look-up ever waits."""
+    """The index of one cache directory. Synchronous: no look-up ever waits. Rows of another length
+    than they should have count as missing."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -87,7 +91,10 @@ class Index:
     def find(self, key: BlockKey) -> tuple[int, int, int, int] | None:
         """slab, slot, length, checksum: the fields of a `BlockLocation` without making one."""
         value = self._get(BLOCKS_TABLE, key[0] + key[1].to_bytes(4, "big"))
-        return None if value is None else _unpack(value)
+        try:
+            return None if value is None else _unpack(value)
+        except struct.error:
+            return None
 
     def locate(self, key: BlockKey) -> BlockLocation | None:
         found = self.find(key)
@@ -102,7 +109,8 @@ class Index:
     def blocks_of(self, object_id: bytes) -> Iterator[tuple[BlockKey, BlockLocation]]:
         """The cached blocks of one object version in order. Use it up before the next await."""
         for key, value in self._database.scan(BLOCKS_TABLE, object_id):
-            yield decode_block_key(key), decode_location(value)
+            if len(key) == BLOCK_KEY_BYTES and len(value) == BLOCK_RECORD.size:
+                yield decode_block_key(key), decode_location(value)
 
     def blocks_between(
         self, object_id: bytes, first: int, stop: int
@@ -110,6 +118,8 @@ class Index:
         """Those with indexes of [first, stop). Use it up before the next await."""
         start = encode_block_key(BlockKey(object_id, first))
         for data, value in self._database.scan(BLOCKS_TABLE, object_id, start):
+            if len(data) != BLOCK_KEY_BYTES or len(value) != BLOCK_RECORD.size:
+                continue
             key = decode_block_key(data)
             if key.block_index >= stop:
                 return
@@ -117,7 +127,8 @@ class Index:
 
     def slab_rows(self) -> Iterator[tuple[int, SlabRow | None]]:
         for key, value in self._database.scan(SLABS_TABLE, b""):
-            yield decode_slab_key(key), decode_slab_row(value)
+            if len(key) == SLAB_KEY_BYTES:
+                yield decode_slab_key(key), decode_slab_row(value)
 
     def put_slab(self, slab_id: int, row: SlabRow) -> None:
         self._database.put(SLABS_TABLE, encode_slab_key(slab_id), encode_slab_row(row))

@@ -139,7 +139,7 @@ class TierStore:
         if self._verify_full:
             return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
         try:
-            if slab.proof[slot] != checksum:
+            if slab.proof[slot] != checksum or not checksum:  # 0 would be "not proven"
                 if stored_length > _PROVE_NOW_BYTES:
                     return None
                 return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
@@ -196,7 +196,7 @@ class TierStore:
         slab = self._by_id.get(location.slab)
         if slab is None or slab.fd < 0 or not slab.holds(location.slot):
             return None
-        return location if slab.proof[location.slot] == location.checksum else None
+        return location if slab.proof[location.slot] == location.checksum != 0 else None
 
     def hit_elsewhere(self, slab: Slab, slot: int, key: BlockKey | None) -> None:
         """Somebody has read a used slot, without us, once or more. `key` is that of its block, if

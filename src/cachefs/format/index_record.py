@@ -32,7 +32,9 @@ NEXT_SLAB_KEY = b"next_slab"
 BLOCK_RECORD = struct.Struct("<IIIQ")
 """slab, slot, length, checksum."""
 _BLOCK_KEY = struct.Struct(">16sI")
+BLOCK_KEY_BYTES = _BLOCK_KEY.size
 _SLAB_KEY = struct.Struct(">I")
+SLAB_KEY_BYTES = _SLAB_KEY.size
 _NEXT_SLAB = struct.Struct("<I")
 _SLAB_ROW = struct.Struct("<HHIIIQ")
 """class, flags, slot count, used count, recency tick, bytes of the blocks; then the bitmaps."""
