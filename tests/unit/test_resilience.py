@@ -17,11 +17,14 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
+from cachefs.origin.body import Body
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import Buffer, Entry, ObjectMeta
 
 DOWN = OriginUnavailableError("down")
+MIB = 1 << 20
+PIECE = 16 << 10
 OPENS = "does not answer; what is not cached fails at once"
 CLOSES = "answers again"
 
@@ -432,3 +435,76 @@ async def test_a_hedged_read_that_fails(autojump_clock: MockClock) -> None:
     store.fail_next(1, ObjectChangedError("changed"))
     with pytest.raises(ObjectChangedError):
         await read(origin, store)
+
+
+class SlowStore(Store):
+    """Tells nothing of a body before all of it is there, at so many bytes a second for all."""
+
+    bytes_per_s = float(MIB)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free_at = 0.0
+        self.lengths: list[int] = []
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        self.lengths.append(length)
+        began_at = trio.current_time()
+        self._free_at = max(self._free_at, began_at) + length / self.bytes_per_s
+        try:
+            await trio.sleep_until(self._free_at)
+        except trio.Cancelled:
+            self._free_at = trio.current_time()  # the line is free again
+            raise
+        return await super().read(path, meta, offset, length)
+
+
+async def test_over_a_slow_line_less_is_asked_for_at_a_time(autojump_clock: MockClock) -> None:
+    store = SlowStore()
+    data = bytes(range(256)) * (32 * MIB // 256)
+    meta = store.put("large", data)
+    origin = resilient(store)
+    for start in (0, 8 * MIB, 16 * MIB, 24 * MIB):
+        found = await origin.read("large", meta, start, 8 * MIB)
+        assert bytes(found) == data[start : start + 8 * MIB]
+    assert store.lengths[0] == 8 * MIB
+    assert MIB // 4 <= min(store.lengths) < 8 * MIB
+    assert origin.best_read_bytes <= 8 * MIB
+    store.bytes_per_s = 100.0 * MIB
+    for _ in range(10):
+        await origin.read("large", meta, 0, 8 * MIB)
+    assert store.lengths[-1] == 8 * MIB
+    assert origin.best_read_bytes > 8 * MIB
+
+
+class SharedLine(Store):
+    """All bodies come at once, piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free_at = 0.0
+
+    async def read_body(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
+        assert body is not None
+        for _ in range(0, length, PIECE):
+            self._free_at = max(self._free_at, trio.current_time()) + PIECE / MIB
+            await trio.sleep_until(self._free_at)
+            body.add(memoryview(bytes(PIECE)))
+        return body.take()
+
+
+async def test_bodies_that_hardly_move_make_fewer_requests(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachefs.origin.body._TELL_EVERY_S", 0)
+    store = SharedLine()
+    meta = store.put("large", bytes(64 * MIB))
+    origin = resilient(store)
+    async with trio.open_nursery() as nursery:
+        for index in range(64):
+            nursery.start_soon(origin.read, "large", meta, index * MIB, MIB)
+    assert origin.health()["limit"] < 64
+    assert origin.health()["failed_calls"] == 0
+    assert origin.best_read_bytes < 2 * MIB

@@ -190,13 +190,18 @@ class BlockCache:
         """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
 
         One GET, unless some of the blocks are here or under way already: then one for every
-        gap. Errors reach those who read the blocks meanwhile; else nobody. With `ahead`, blocks
-        that no tier takes stay in memory for a while, for a reader who is expected.
+        gap; or the line is slow: then one for as much as comes in a moment. Errors reach those who
+        read the blocks meanwhile; else nobody. With `ahead`, blocks that no tier takes stay in
+        memory for a while, for a reader who is expected.
         """
         run_start: int | None = None
         end = min(first_block + block_count, ref.block_count)
+        most = max(1, min(block_count, self._fetches.best_read_bytes // BLOCK_BYTES))
         for index in range(first_block, end):
             known = self.is_cached_or_inflight(BlockKey(ref.object_id, index))
+            if run_start is not None and index - run_start >= most:
+                self._fetches.start(ref, run_start, index - run_start, ahead)
+                run_start = None
             if known and run_start is not None:
                 self._fetches.start(ref, run_start, index - run_start, ahead)
                 run_start = None

@@ -54,6 +54,11 @@ class Fetches:
         self._failed: dict[BlockKey, Flight] = {}
         self._landed_at = -math.inf
 
+    @property
+    def best_read_bytes(self) -> float:
+        """See `Origin.best_read_bytes`."""
+        return self._origin.best_read_bytes
+
     # -- those who wait ------------------------------------------------------------------------
 
     def failed_lately(self, key: BlockKey) -> Flight | None:
@@ -69,10 +74,14 @@ class Fetches:
 
     async def wait_for(self, flight: Flight) -> None:
         """Until it is over. A queue of requests or of blocks to store costs no reader his patience
-        as long as it moves. Raises `OriginUnavailableError` when it doesn't."""
+        as long as it moves, nor does a body that comes slowly. Raises `OriginUnavailableError`
+        when nothing comes."""
         flight.is_joined = True
         while not flight.done.is_set():
-            moved_at = max(flight.began_at, self._landed_at, self._origin.held_back_at)
+            origin = self._origin
+            moved_at = max(
+                flight.began_at, self._landed_at, origin.held_back_at, origin.progressed_at
+            )
             if not flight.has_room:
                 moved_at = max(moved_at, self.settled_at)
             if moved_at + self._patience_s <= trio.current_time():

@@ -21,6 +21,7 @@ from cachefs.errors import (
 from cachefs.format.manifest_record import Directory
 from cachefs.manifest.table import ManifestTable, is_unknown
 from cachefs.origin.base import Origin
+from cachefs.origin.body import Body
 from cachefs.origin.names import Pages, join
 from cachefs.origin.options import CHECK_DEADLINE_S
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
@@ -186,8 +187,14 @@ class UnlistedOrigin(Origin):
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """`inner`'s; says when the manifest's version can't be had any more."""
+        return await self.read_body(path, meta, offset, length, None)
+
+    async def read_body(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
+        """The same."""
         try:
-            return await self._inner.read(path, meta, offset, length)
+            return await self._inner.read_body(path, meta, offset, length, body)
         except (ObjectChangedError, NotFoundError) as error:
             self._note_changed(path, error)
             raise

@@ -70,6 +70,12 @@ class Origin(ABC):
     held_back_at = float("-inf")
     """When a read was last kept waiting on purpose (a bandwidth limit), on trio's clock."""
 
+    progressed_at = float("-inf")
+    """When bytes last came of a body that takes its time, on trio's clock."""
+
+    best_read_bytes = float("inf")
+    """How much to ask for in one `read`: less over a slow line."""
+
     tells_owners = False
     """Files and directories have an owner, a group and a mode; so `stat("")` is a request."""
 

@@ -1,5 +1,6 @@
 """The body of an answer, as it comes."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -37,7 +38,8 @@ class Body:
         now = time.monotonic()
         if now >= self._told_at + _TELL_EVERY_S:
             self._told_at = now
-            self._token.run_sync_soon(self._on_progress, idempotent=True)
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._on_progress, idempotent=True)
         return True
 
     def take(self) -> memoryview:

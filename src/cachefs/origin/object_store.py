@@ -165,7 +165,8 @@ class ObjectStoreOrigin(Origin):
     ) -> Buffer:
         """`read`; see `Origin.read_body`."""
         key = self.checked_key(path)
-        if length == meta.size_bytes <= _SMALL_BYTES and self._on_loop.is_usable:
+        is_small = length == meta.size_bytes <= _SMALL_BYTES
+        if is_small and body is None and self._on_loop.is_usable:
             small = await self._read_small(path, key, meta)
             if small is not None:
                 return small

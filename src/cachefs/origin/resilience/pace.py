@@ -1,5 +1,6 @@
 """How fast bodies have come lately: what a large one may take, and which request is a straggler."""
 
+import math
 from collections import deque
 
 _MIB = 1 << 20
@@ -8,6 +9,10 @@ _LEAST_S_PER_MIB, _MOST_S_PER_MIB = 0.1, 1.0
 _WEIGHT = 0.1
 _MEASURED_BYTES = 256 << 10
 """What is smaller measures the latency, not the rate."""
+_RECENT_WEIGHT = 0.5
+_QUICK_S = 1.0
+_PIECE_S = 2.0
+_SLOW_BYTES_PER_S = 128 << 10
 _SAMPLES = 200
 _ENOUGH_SAMPLES = 50
 _QUANTILE = 0.95
@@ -20,6 +25,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._s_per_mib = 2 * _LEAST_S_PER_MIB / _FACTOR
+        self._recent_s_per_mib: float | None = None
         self._latencies_s: deque[float] = deque(maxlen=_SAMPLES)
         self._since_renewal = 0
         self._straggler_s: float | None = None
@@ -29,7 +35,14 @@ class Pace:
     def note(self, size_bytes: int, took_s: float) -> None:
         """A read of `size_bytes` has succeeded."""
         if size_bytes >= _MEASURED_BYTES:
-            self._s_per_mib += _WEIGHT * (took_s * _MIB / size_bytes - self._s_per_mib)
+            s_per_mib = took_s * _MIB / size_bytes
+            self._s_per_mib += _WEIGHT * (s_per_mib - self._s_per_mib)
+            recent = self._recent_s_per_mib
+            if recent is None or math.isinf(recent):
+                recent = s_per_mib
+            self._recent_s_per_mib = recent + _RECENT_WEIGHT * (s_per_mib - recent)
+        elif self._recent_s_per_mib == math.inf and took_s < _QUICK_S:
+            self._recent_s_per_mib = None
         if size_bytes > _MIB:
             return
         self._latencies_s.append(took_s)
@@ -47,6 +60,29 @@ class Pace:
         """What a body of this size may take on top of what any request may."""
         s_per_mib = self._s_per_mib * _FACTOR
         return min(max(s_per_mib, _LEAST_S_PER_MIB), _MOST_S_PER_MIB) * size_bytes / _MIB
+
+    def note_silence(self) -> None:
+        """A body has not come in time."""
+        self._recent_s_per_mib = math.inf
+
+    def is_quick(self, size_bytes: int) -> bool:
+        """Whether a body of this size will be there before anybody asks how far it is."""
+        recent = self._recent_s_per_mib
+        if recent is None:
+            return size_bytes < _MEASURED_BYTES
+        return recent * size_bytes / _MIB < _QUICK_S
+
+    @staticmethod
+    def is_slow(size_bytes: int, took_s: float) -> bool:
+        """Whether more requests than the line can carry shared it."""
+        return size_bytes >= _MEASURED_BYTES and size_bytes < _SLOW_BYTES_PER_S * took_s
+
+    @property
+    def best_read_bytes(self) -> float:
+        """How much to ask for in one request: what comes in a moment, as nobody has any of it
+        before all of it is there."""
+        recent = self._recent_s_per_mib
+        return math.inf if not recent else _PIECE_S / recent * _MIB
 
     def straggler_s(self, size_bytes: int) -> float | None:
         """After how long a read is a straggler; None if nobody knows."""

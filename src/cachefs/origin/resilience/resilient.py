@@ -2,15 +2,16 @@
 
 **Deadlines.** A call fails after `Resilience.patience_s`, whatever its requests do; a single
 request is given up sooner, so that there is time for another. Large bodies may take longer, in
-proportion to how fast others came lately. Time in a queue (for a slot, for the end of a
-Retry-After) counts only while the origin serves nobody: an origin at work must not turn load into
-errors. What a bandwidth limit costs never counts.
+proportion to how fast others came lately, and as long as they come: both times begin anew with the
+bytes that arrive, and what has arrived stays when the rest is asked for again. Time in a queue
+(for a slot, for the end of a Retry-After) counts only while the origin serves nobody: an origin at
+work must not turn load into errors. What a bandwidth limit costs never counts.
 
 **Retries** of all that may be better next time, with full jitter. Definite answers (absent, denied,
 changed) are passed on at once.
 
-**Too much to do** (429, 503) and requests that time out while others are served lower the number of
-requests under way (`limiter.py`).
+**Too much to do** (429, 503), requests that time out while others are served and bodies that hardly
+move lower the number of requests under way (`limiter.py`).
 
 **Away.** When the breaker is open new calls fail at once; those that were under way wait for the
 origin to come back as long as their deadline lets them. Probes find out when it does.
@@ -40,6 +41,7 @@ from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
 from cachefs.origin.resilience.pace import Pace
+from cachefs.origin.resilience.reading import Reading
 from cachefs.origin.resilience.settings import OriginHealth, Resilience
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
@@ -179,8 +181,10 @@ class ResilientOrigin(Origin):
         self._refuse_if_down()
         if self._bucket.bytes_per_s:
             await self._hold_back(length)
-        attempt = partial(self._read_once, path, meta, offset, length)
-        return await self._call(path, attempt, extra_s=self._pace.allowance_s(length))
+        reading = Reading(length, length == meta.size_bytes, self._note_progress)
+        attempt = partial(self._read_once, path, meta, offset, reading)
+        extra_s = self._pace.allowance_s(length)
+        return await self._call(path, attempt, extra_s=extra_s, reading=reading)
 
     @property
     def reads_many(self) -> bool:
@@ -237,6 +241,7 @@ class ResilientOrigin(Origin):
         extra_s: float = 0.0,
         request_s: float | None = None,
         most_tries: int | None = None,
+        reading: Reading | None = None,
     ) -> T:
         """Try until there is an answer. Raises `OriginError`.
 
@@ -254,9 +259,11 @@ class ResilientOrigin(Origin):
                 now = trio.current_time()
                 try:
                     timeout_s = request_s or self._request_s(deadline - now, extra_s)
-                    return await self._try(path, attempt, now, timeout_s)
+                    return await self._try(path, attempt, now, timeout_s, reading)
                 except (OriginUnavailableError, BadDataError) as error:
                     failure = error
+                if reading is not None:
+                    deadline = max(deadline, reading.moved_at + self._settings.patience_s)
                 tries += 1
                 if most_tries is not None and tries >= most_tries:
                     raise failure
@@ -275,19 +282,32 @@ class ResilientOrigin(Origin):
         return full_s if left_s >= full_s + self._settings.request_timeout_s else left_s
 
     async def _try(
-        self, path: str, attempt: Callable[[], Awaitable[T]], began_at: float, timeout_s: float
+        self,
+        path: str,
+        attempt: Callable[[], Awaitable[T]],
+        began_at: float,
+        timeout_s: float,
+        reading: Reading | None = None,
     ) -> T:
         """One request in a slot that is given back here. Every outcome is noted."""
         try:
-            with trio.move_on_at(began_at + timeout_s):
+            with trio.move_on_at(began_at + timeout_s) as scope:
+                if reading is not None:
+                    reading.scope = scope
                 result = await attempt()
                 self._note_answer()
                 return result
             self.counters.errors += 1
             if self._answered_at > began_at:  # too much for it rather than away
                 self._note_refusal(began_at)
+            if reading is not None:
+                self._pace.note_silence()
+                self.best_read_bytes = self._pace.best_read_bytes
+            silent_s = min(max(timeout_s, 0.0), self._settings.request_timeout_s)
+            if reading is None or reading.moved_at < began_at:
+                silent_s = max(timeout_s, 0.0)
             raise OriginUnavailableError(
-                f"{self._subject(path)} can't be read: no answer within {max(timeout_s, 0.0):.1f} s"
+                f"{self._subject(path)} can't be read: no answer within {silent_s:.1f} s"
             )
         except OriginBusyError:
             self._busy_answers += 1
@@ -369,16 +389,54 @@ class ResilientOrigin(Origin):
             self.held_back_at = trio.current_time()
             await trio.sleep(min(left_s, 1.0))
 
-    async def _read_once(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+    async def _read_once(
+        self, path: str, meta: ObjectMeta, offset: int, reading: Reading
+    ) -> Buffer:
+        """What is left of it, in one request, or in smaller ones where that was too much."""
+        while reading.next_bytes < reading.left_bytes:
+            reading.keep(await self._read_part(path, meta, offset, reading))
+            self._note_progress(reading)
+        if not reading.left_bytes:
+            return reading.joined(b"")
+        return reading.joined(await self._read_part(path, meta, offset, reading))
+
+    async def _read_part(
+        self, path: str, meta: ObjectMeta, offset: int, reading: Reading
+    ) -> Buffer:
+        """One request."""
         began_at = trio.current_time()
-        read = partial(self._inner.read, path, meta, offset, length)
+        at, length = offset + reading.kept_bytes, reading.next_bytes
+        read = partial(self._inner.read, path, meta, at, length)
         straggler_s = self._pace.straggler_s(length) if self._settings.hedge else None
-        if straggler_s is None:
-            data = await read()
-        else:
-            data = await hedged(read, straggler_s, self._slots, self._count_hedge)
-        self._pace.note(length, trio.current_time() - began_at)
+        body = None if self._pace.is_quick(length) else reading.new_body()
+        try:
+            if straggler_s is not None:
+                data = await hedged(read, straggler_s, self._slots, self._count_hedge)
+            elif body is None:
+                data = await read()
+            else:
+                data = await self._inner.read_body(path, meta, at, length, body)
+        except (OriginUnavailableError, trio.Cancelled) as error:
+            come = body.take() if body is not None else b""
+            reading.keep(come)
+            if isinstance(error, trio.Cancelled) and not come:
+                reading.ask_for_less()
+            raise
+        took_s = trio.current_time() - began_at
+        self._pace.note(length, took_s)
+        self.best_read_bytes = self._pace.best_read_bytes
+        if self._pace.is_slow(length, took_s):
+            self._note_refusal(began_at)
         return data
+
+    def _note_progress(self, reading: Reading) -> None:
+        """Bytes have come of a body that takes its time: neither it nor the origin is silent."""
+        now = trio.current_time()
+        self.progressed_at = reading.moved_at = self._answered_at = now
+        if reading.scope is not None:
+            until = now + self._settings.request_timeout_s
+            reading.scope.deadline = max(reading.scope.deadline, until)
+        self._end_of_run()
 
     def _count_hedge(self) -> None:
         self._hedges += 1
