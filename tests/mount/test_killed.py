@@ -17,7 +17,7 @@ from tests.mount.harness import MIB, Site, eventually
 PATIENCE_S = 90
 """Far below the time after which the origin would answer, which is never."""
 
-_ORIGIN = """
+HANGING_ORIGIN = """
 from cachefs.fuse.relay import _relay  # before libfuse
 import pathlib
 import trio
@@ -66,7 +66,7 @@ def site(
         pytest.skip(f"no relay: {relay.why_not()}")
     root: Path = tmp_path_factory.mktemp(request.param)
     site = Site(root)
-    (root / "sitecustomize.py").write_text(_ORIGIN.format(marks=str(root)))
+    (root / "sitecustomize.py").write_text(HANGING_ORIGIN.format(marks=str(root)))
     site.environment = {"PYTHONPATH": str(root)}
     (site.files / "no-list").mkdir()
     for number in range(len(WAYS)):

@@ -247,7 +247,7 @@ class Mount:
         if self._link is None:
             return session.mount(operations, place, source, self._config.allow_other)
         sockets = self._link.mount(place, source, self._config.allow_other)
-        session.connect(operations, sockets.requests_fd, sockets.device_fd)
+        session.connect(operations, sockets.requests_fd, sockets.device_fd, sockets.takes_notices)
         return sockets.device
 
     async def _open_namespace(self, nursery: trio.Nursery) -> Namespace:

@@ -67,9 +67,10 @@ def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bo
     return "" if found is None else found.device
 
 
-def connect(operations: Operations, requests_fd: int, device_fd: int) -> None:
+def connect(operations: Operations, requests_fd: int, device_fd: int, takes_notices: bool) -> None:
     """Serve a mount that the supervisor has made: requests come from one descriptor, replies go
-    to the other. Both are closed with the session.
+    to the other. Both are closed with the session. With `takes_notices` the first passes names to
+    be dropped on to the kernel.
 
     Raises `RelayUnusableError` if this libfuse can't.
     """
@@ -78,7 +79,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int) -> None:
         raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
     _relay.reads_ready_fd()
-    _relay.connect(requests_fd, device_fd)
+    _relay.connect(requests_fd, device_fd, takes_notices)
     try:
         pyfuse3.init(operations, f"/dev/fd/{device_fd}", set(_OPTIONS))
     except RuntimeError as error:

@@ -14,7 +14,8 @@ From the daemon:
     {"fall_back": TEXT}                                     the relay can't be used, and ends
 From the supervisor:
     {"start": {...}} and the table                          `link.Start`; may be long after hello
-    {"mounted": DEVICE} and requests socket, /dev/fuse      the answer to "mount"
+    {"mounted": DEVICE, "notices": BOOL} and                the answer to "mount"; the socket takes
+        requests socket, /dev/fuse                          notices for the kernel, too
     {"error": TEXT}                                         the other one
     {"dropped": true}                                       the answer to "drop_files"
     {"ended": true}                                         the mount has ended: SIGTERM follows

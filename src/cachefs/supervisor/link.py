@@ -59,11 +59,13 @@ class Start:
 
 class Sockets(NamedTuple):
     """What a mount is served with: the socket that requests come from, and /dev/fuse for the
-    replies. `device` is what the mount table calls the mount."""
+    replies. `device` is what the mount table calls the mount. An older supervisor's socket takes no
+    notices for the kernel."""
 
     requests_fd: int
     device_fd: int
     device: str
+    takes_notices: bool
 
 
 class Link:
@@ -100,7 +102,7 @@ class Link:
         requests_fd, device_fd = fds
         device = str(message["mounted"])
         self._mount = KernelMount(mountpoint, device_fd, device)
-        return Sockets(requests_fd, device_fd, device)
+        return Sockets(requests_fd, device_fd, device, bool(message.get("notices")))
 
     def send_file(self, number: int, fd: int, waits: bool) -> None:
         """Give the relay a slab file. `fd` stays the caller's. Numbers are never used again."""

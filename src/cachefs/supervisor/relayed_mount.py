@@ -58,7 +58,7 @@ class RelayedMount:
                     "before had not answered have failed with EIO"
                 )
             fds = [its.fileno(), self._mount.fd]
-            child.channel.send({"mounted": self._mount.device}, fds)
+            child.channel.send({"mounted": self._mount.device, "notices": True}, fds)
 
     def detach(self) -> None:
         """The daemon is gone, or goes: what it was to answer waits for the next one."""

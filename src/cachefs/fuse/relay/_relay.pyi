@@ -12,9 +12,10 @@ def create_table(entries: int, /) -> int:
     """A memfd with an empty table for so many blocks: a power of two, 8 to 2**28. Raises
     `OSError`."""
 
-def connect(requests_fd: int, device_fd: int, /) -> None:
+def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     """The next session of pyfuse3 reads requests from the socket, and writes its replies to
-    /dev/fuse, whatever mountpoint it is given."""
+    /dev/fuse, whatever mountpoint it is given. Names to be dropped go to the socket if it takes
+    them."""
 
 def is_connected() -> bool:
     """Whether it did."""

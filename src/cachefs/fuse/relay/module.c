@@ -32,6 +32,7 @@ static PyObject *os_error(int error) {
 #define MOST_TRIES 64 /* in one turn of the loop */
 
 static int wanted_requests_fd = -1, device_fd = -1;
+static int notices_fd = -1; /* the relay's socket, if it passes notices on */
 static bool connected;
 static uint64_t init_unique; /* of an INIT that is to be answered */
 
@@ -81,6 +82,12 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
     (void)unused;
     const struct fuse_out_header *out = parts[0].iov_base;
     if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to the INIT that was played */
+    if (out->unique == 0 && out->error == FUSE_NOTIFY_INVAL_ENTRY && notices_fd >= 0) {
+        /* See pass_notices_on in relay.c. A relay that has turned away ends the daemon anyway. */
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+        while (sendmsg(notices_fd, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {}
+        return out->len;
+    }
     ask_for_parallel_lookups(parts, count);
     return write_parts(device_fd, parts, count);
 }
@@ -179,7 +186,9 @@ __attribute__((visibility("default"))) void fuse_session_unmount(struct fuse_ses
 
 static PyObject *connect_session(PyObject *module, PyObject *args) {
     (void)module;
-    if (!PyArg_ParseTuple(args, "ii", &wanted_requests_fd, &device_fd)) return NULL;
+    int takes_notices;
+    if (!PyArg_ParseTuple(args, "iip", &wanted_requests_fd, &device_fd, &takes_notices)) return NULL;
+    notices_fd = takes_notices ? wanted_requests_fd : -1;
     connected = false;
     Py_RETURN_NONE;
 }

@@ -29,6 +29,7 @@
 #define INO_BITS 48            /* of a handle; the user's number stands above (uid_limits.py) */
 #define BLOCK_BYTES (1u << RT_BLOCK_SHIFT)
 #define MOST_PIECES 3          /* a READ of 1 MiB touches two blocks */
+#define NOTICE_BYTES 2048      /* a name has 1,024 at most */
 #define REQUEST_BYTES (BLOCK_BYTES + 65536) /* the kernel refuses less than max_write and a header */
 #define SMALL_REQUEST 512      /* of a READ there is no more than 80 bytes */
 #define UNIQUES (1u << 16)
@@ -97,6 +98,10 @@ struct relay {
     uint64_t uniques[UNIQUES];      /* of the latest forwarded requests; for kernels that can't */
     uint64_t unique_count;          /* resend */
     pthread_t queue_thread;
+    struct message *first_notice, **last_notice; /* for the kernel, of a daemon that has gone */
+    bool says_nothing;              /* the daemon's end of the socket is closed */
+    pthread_cond_t has_daemon;
+    pthread_t notice_thread;
 };
 
 static uint64_t now_ns(void) {
@@ -140,8 +145,24 @@ static struct message *dequeue(struct relay *relay) {
     return message;
 }
 
+/* A notice from the daemon, if there is one. */
+static struct message *receive_notice(struct relay *relay) {
+    char bytes[NOTICE_BYTES];
+    if (relay->requests_fd < 0 || relay->says_nothing) return NULL;
+    ssize_t length = recv(relay->requests_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (length >= (ssize_t)sizeof(struct fuse_out_header)) return message_of(bytes, (size_t)length);
+    if (length == 0 || (length < 0 && errno != EAGAIN && errno != EINTR)) relay->says_nothing = true;
+    return NULL;
+}
+
 static void lose_daemon(struct relay *relay) {
     if (relay->requests_fd < 0) return;
+    struct message *notice;
+    while ((notice = receive_notice(relay)) != NULL) {
+        *relay->last_notice = notice;
+        relay->last_notice = &notice->next;
+    }
+    shutdown(relay->requests_fd, SHUT_RDWR); /* whoever polls it looks again */
     close(relay->requests_fd);
     relay->requests_fd = -1;
     /* What is queued was not taken by anybody. The kernel sends it again if it can. */
@@ -194,6 +215,40 @@ static void *send_queue(void *argument) {
         } else if (errno != EINTR) {
             lose_daemon(relay);
         }
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return NULL;
+}
+
+static struct message *next_notice(struct relay *relay) {
+    struct message *notice = relay->first_notice;
+    if (notice == NULL) return receive_notice(relay);
+    relay->first_notice = notice->next;
+    if (relay->first_notice == NULL) relay->last_notice = &relay->first_notice;
+    return notice;
+}
+
+/* The kernel drops a name only when nobody looks anything up in its directory, and until then it
+ * holds whoever told it so, in a sleep that not even SIGKILL ends. So that is not the daemon: one that
+ * could not die would keep the next from coming, which is to answer that very look-up. */
+static void *pass_notices_on(void *argument) {
+    struct relay *relay = argument;
+    pthread_mutex_lock(&relay->lock);
+    while (!GET(relay->stopping)) {
+        struct message *notice = next_notice(relay);
+        struct pollfd said = {relay->requests_fd, POLLIN, 0};
+        if (notice == NULL && (relay->requests_fd < 0 || relay->says_nothing)) {
+            pthread_cond_wait(&relay->has_daemon, &relay->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&relay->lock);
+        if (notice == NULL)
+            poll(&said, 1, -1);
+        else if (write(relay->device_fd, notice->bytes, notice->length) < 0) {
+            /* ENOENT: the kernel does not know the name */
+        }
+        free(notice);
+        pthread_mutex_lock(&relay->lock);
     }
     pthread_mutex_unlock(&relay->lock);
     return NULL;
@@ -456,7 +511,9 @@ static void end(struct relay *relay) {
     pthread_mutex_lock(&relay->lock);
     if (relay->requests_fd >= 0) shutdown(relay->requests_fd, SHUT_RDWR);
     pthread_cond_signal(&relay->has_queue);
+    pthread_cond_signal(&relay->has_daemon);
     pthread_mutex_unlock(&relay->lock);
+    waiting_fail(&relay->waiting, -ENOTCONN);
     for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
     for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
     while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
@@ -536,12 +593,14 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     relay->device_fd = device_fd;
     relay->requests_fd = -1;
     relay->last = &relay->first;
+    relay->last_notice = &relay->first_notice;
     relay->thread_count = threads < 2 ? 2 : threads > MOST_THREADS ? MOST_THREADS : threads;
     relay->workers = calloc(relay->thread_count + HELPERS, sizeof *relay->workers);
     relay->files = calloc(RT_FILES, sizeof *relay->files);
     relay->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&relay->lock, NULL);
     pthread_cond_init(&relay->has_queue, NULL);
+    pthread_cond_init(&relay->has_daemon, NULL);
     sem_init(&relay->lead, 0, 1);
     sem_init(&relay->help, 0, 0);
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
@@ -567,6 +626,7 @@ int relay_start(struct relay *relay) {
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
     int error = pthread_create(&relay->queue_thread, NULL, send_queue, relay);
     if (error == 0) error = pthread_create(&relay->looker, NULL, look_after, relay);
+    if (error == 0) error = pthread_create(&relay->notice_thread, NULL, pass_notices_on, relay);
     for (unsigned i = 0; i < relay->thread_count + HELPERS && error == 0; i++)
         error = pthread_create(&relay->workers[i].thread, NULL,
                                i < relay->thread_count ? lead : help, &relay->workers[i]);
@@ -586,7 +646,9 @@ int relay_attach(struct relay *relay, int requests_fd) {
         free(init);
     }
     if (error == 0) relay->requests_fd = fd;
+    relay->says_nothing = false;
     pthread_cond_signal(&relay->has_queue);
+    pthread_cond_signal(&relay->has_daemon);
     pthread_mutex_unlock(&relay->lock);
     if (error != 0) close(fd);
     return error;

@@ -105,6 +105,15 @@ static int answer(struct waiting *waiting, uint64_t unique, int error) {
     return failure;
 }
 
+void waiting_fail(struct waiting *waiting, int error) {
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        pthread_mutex_lock(&waiting->lock);
+        uint64_t unique = waiting->entries[i].unique;
+        pthread_mutex_unlock(&waiting->lock);
+        if (unique != 0) answer(waiting, unique, error);
+    }
+}
+
 void waiting_end(struct waiting *waiting) {
     pthread_mutex_lock(&waiting->lock);
     waiting->device_fd = -1;

@@ -36,6 +36,9 @@ void waiting_interrupt(struct waiting *waiting, const struct fuse_in_header *in)
 /* The same for those who were not dying, and for direct reads: to be called every 50 ms. */
 void waiting_look(struct waiting *waiting);
 
+/* Nobody will answer them any more. */
+void waiting_fail(struct waiting *waiting, int error);
+
 /* Nothing is written to the descriptor any more. */
 void waiting_end(struct waiting *waiting);
 
