@@ -40,7 +40,7 @@ class ProfileVerb:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise UsageError(f"seconds is a number, not {seconds!r}")
         if not 0 < seconds <= MOST_S:
-            raise UsageError(f"seconds is above 0 and at most {MOST_S:g}, not {seconds:g}")
+            raise UsageError(f"seconds is above 0 and at most {MOST_S:g}, not {str(seconds)[:40]}")
         top = arguments.get("top", 10)
         if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
             raise UsageError(f"top is a number from 1 to {MOST_TOP}, not {top!r}")

@@ -1,0 +1,116 @@
+"""Requests to the control socket, as far as they are JSON and paths (control/).
+
+An input is a line of method and path (with a query), and the body.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.config import MountConfig, TierConfig, load_mount_config
+from cachefs.control.api import Handler, Route
+from cachefs.control.cache_routes import CacheRoutes
+from cachefs.control.load_verbs import LoadVerbs
+from cachefs.control.metadata_verbs import MetadataVerbs
+from cachefs.control.profile_verb import ProfileVerb
+from cachefs.control.server import application
+from cachefs.control.set_verb import SetVerb
+from cachefs.control.tier_verbs import TierVerbs
+from cachefs.errors import CacheDirError
+from cachefs.fuse.access_log import AccessLog
+from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse.watchers import Watchers
+from cachefs.load.job import Surroundings
+from cachefs.load.jobs import Jobs
+from cachefs.load.journal import Journal
+from cachefs.load.paths import PathReader
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.tiers.tier import Tier
+from tests.fuzz.targets._namespace import running_tree
+from tests.namespace.harness import Tree, open_tier
+
+_PATIENCE_S = 0.3
+"""Some answers are streams that last; who asked leaves."""
+
+
+@cache
+def _config() -> MountConfig:
+    return load_mount_config("s3://bucket", "/mnt/m", {})
+
+
+def _no_tier(wanted: TierConfig) -> list[Tier]:
+    raise CacheDirError("no disk here")
+
+
+@asynccontextmanager
+async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handler]]:
+    namespace = tree.namespace
+    tier = open_tier(place / "cache", tree.origin, 64 << 20)
+    block_cache = BlockCache(tree.origin, [tier])
+    origin = ResilientOrigin(tree.origin, Resilience())
+    paths = PathReader("/mnt/m", "s3://bucket")
+    jobs = Jobs(
+        Surroundings(namespace, block_cache, origin, Journal(place / "jobs"), paths, 1 << 20)
+    )
+    watchers = Watchers()
+    routes = CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None)
+    verbs = (
+        routes,
+        MetadataVerbs(namespace, tree.db, tree.origin, None),
+        LoadVerbs(jobs),
+        SetVerb(origin, UidLimits({}), AccessLog(watchers), Path("/mnt/m")),
+        TierVerbs(block_cache, _config(), _no_tier, [tier], tier),
+        ProfileVerb(namespace, origin, watchers),
+    )
+    async with trio.open_nursery() as nursery:
+        await nursery.start(block_cache.run)
+        await nursery.start(jobs.run)
+        yield {route: handler for verb in verbs for route, handler in verb.handlers().items()}
+        nursery.cancel_scope.cancel()
+    block_cache.abandon()
+
+
+async def _ask(data: bytes) -> None:
+    line, _, body = data.partition(b"\n")
+    method, _, url = line.decode("latin-1").partition(" ")
+    path, _, query = url.partition("?")
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode("latin-1"),
+        "query_string": query.encode("latin-1"), "headers": [], "root_path": "", "scheme": "http",
+        "http_version": "1.1", "server": None, "client": None, "extensions": {},
+    }  # fmt: skip
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    statuses: list[int] = []
+    text = b""
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        nonlocal text
+        await trio.lowlevel.checkpoint()
+        statuses.extend([message["status"]] if "status" in message else [])
+        text += message.get("body", b"")
+
+    async with running_tree() as tree, _handlers(tree, tree._path.parent) as handlers:
+        with trio.move_on_after(_PATIENCE_S) as waiting:
+            await application(handlers)(scope, receive, send)
+    if not waiting.cancelled_caught:
+        assert statuses
+        assert statuses[0] != 500, text
+        assert b"internal error" not in text, text
+        for answer in text.splitlines():
+            json.loads(answer)
+
+
+def fuzz(data: bytes) -> None:
+    trio.run(_ask, data)
