@@ -16,11 +16,13 @@ import trio
 from obstore.store import S3Store
 
 from cachefs.errors import (
+    AccessDeniedError,
     BadDataError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
     OriginError,
+    OriginUnavailableError,
 )
 from cachefs.origin import digest, s3_errors, s3_wire
 from cachefs.origin.base import Origin, OriginCounters
@@ -53,6 +55,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
+_EXPLAIN_EVERY_S = 10.0
 _PIECE_BYTES = 16 << 10
 """A body that is watched comes in pieces of this size: at 16 KiB/s one is there every second."""
 _SMALL_BYTES = 256 << 10
@@ -90,6 +93,7 @@ class ObjectStoreOrigin(Origin):
         self.shapes = TreeShapes()
         self._direct = DirectReader(target, credentials, options)
         self._on_loop = LoopReader(target, credentials, options)
+        self._denial_explained_at = float("-inf")
 
     async def check(self) -> None:
         """One LIST of one key; see `Origin.check`."""
@@ -291,7 +295,28 @@ class ObjectStoreOrigin(Origin):
     async def _head(self, path: str) -> ObjectMeta:
         key = self.checked_key(path)
         self.counters.heads += 1
-        return _meta_from(await self._in_thread(path, partial(_head, self._store, key)))
+        try:
+            found = await self._in_thread(path, partial(_head, self._store, key))
+        except AccessDeniedError:
+            await self._explain_denial(path, key)
+            raise
+        return _meta_from(found)
+
+    async def _explain_denial(self, path: str, key: str) -> None:
+        """Raises `OriginUnavailableError` if the clock is why: the answer to a HEAD has no body to
+        say so, and obstore doesn't show the headers. Asks once in a while."""
+        now = trio.current_time()
+        if self._credentials.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
+            return
+        self._denial_explained_at = now
+        self.counters.heads += 1
+        try:
+            await self._in_thread(path, partial(self._lister.head, key))
+        except OriginUnavailableError:
+            self._denial_explained_at = float("-inf")  # and so it is the next time
+            raise
+        except OriginError:
+            return
 
     async def _in_thread(self, path: str, call: Callable[[], T]) -> T:
         """Run a call of obstore in a worker thread. Raises `OriginError`."""

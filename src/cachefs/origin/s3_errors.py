@@ -5,6 +5,8 @@ are long, and may quote headers.
 """
 
 import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -15,12 +17,17 @@ from cachefs.errors import (
     OriginUnavailableError,
 )
 from cachefs.origin.s3_config import S3Target
+from cachefs.units import format_duration
 
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _OBSTORE_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _BUSY_STATUS = (429, 503)
+_SKEWED = "RequestTimeTooSkewed"
+_MOST_SKEW_S = 900
+"""S3 refuses what was signed by a clock that is off by more."""
+_SERVER_TIME = re.compile(r"<ServerTime>([0-9TZ:.+-]{10,40})</ServerTime>")
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
@@ -37,8 +44,13 @@ def from_status(
     code: str,
     region: str | None = None,
     retry_after_s: float | None = None,
+    server_time: str | None = None,
 ) -> OriginError:
-    """The exception for an answer that is not a success. `subject` is what was asked for."""
+    """The exception for an answer that is not a success. `subject` is what was asked for;
+    `server_time` is what the header Date says, of an answer to a signed request."""
+    ahead_s = _seconds_ahead(server_time)
+    if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
+        return _skewed(target, ahead_s)
     place = f"{subject} at {target.endpoint}"
     reason = f"HTTP {status} {code}".rstrip()
     if code in ("NoSuchBucket", "InvalidBucketName"):
@@ -59,6 +71,35 @@ def from_status(
     return OriginUnavailableError(f"{place} can't be read ({reason})")
 
 
+def _seconds_ahead(server_time: str | None) -> float | None:
+    """By how much the clock of this machine is ahead of a server that says so; None if nobody
+    knows."""
+    if not server_time:
+        return None
+    try:
+        is_header = server_time[0].isalpha()
+        told = parsedate_to_datetime(server_time) if is_header else _iso(server_time)
+        return (datetime.now(UTC) - told).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _iso(text: str) -> datetime:
+    told = datetime.fromisoformat(text)
+    return told if told.tzinfo else told.replace(tzinfo=UTC)
+
+
+def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
+    """No denial: names and blocks that are cached go on being shown."""
+    how = "not that"
+    if ahead_s is not None and abs(ahead_s) >= 1:
+        how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} that"
+    return OriginUnavailableError(
+        f"{target.url} can't be read: the clock of this machine is {how} of {target.endpoint}, "
+        "which therefore refuses what is signed here: set the clock"
+    )
+
+
 def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginError:
     """The exception for an error of obstore, told apart by class, then by HTTP status."""
     kind = type(error).__name__
@@ -67,7 +108,10 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
     text = str(error)
     code = _OBSTORE_CODE.search(text)
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return from_status(target, subject, 403, code[1] if code else "")
+        told = _SERVER_TIME.search(text)
+        return from_status(
+            target, subject, 403, code[1] if code else "", server_time=told[1] if told else None
+        )
     if kind == "PreconditionError":
         return from_status(target, subject, 412, "")
     status = _STATUS.search(text)

@@ -189,7 +189,13 @@ class S3Lister:
             region = answer.headers.get("x-amz-bucket-region")
             retry_after_s = parse_retry_after(answer.headers.get("retry-after"))
             raise s3_errors.from_status(
-                self._target, subject, answer.status_code, code, region, retry_after_s
+                self._target,
+                subject,
+                answer.status_code,
+                code,
+                region,
+                retry_after_s,
+                None if frozen is None else answer.headers.get("date"),
             )
         return {name.lower(): value for name, value in answer.headers.items()}, body
 

@@ -57,6 +57,7 @@ class _RefusedError(Exception):
         self.retry_after_s = parse_retry_after(
             head.headers.get(b"retry-after", b"").decode("latin-1")
         )
+        self.date = head.headers.get(b"date", b"").decode("latin-1")
 
 
 class Loaded(NamedTuple):
@@ -142,6 +143,7 @@ class LoopReader:
                 refused.code,
                 refused.region,
                 refused.retry_after_s,
+                None if self._credentials.anonymous else refused.date,
             ) from None
         except (OSError, EOFError, trio.TooSlowError):
             raise s3_errors.unreachable(self._target, subject) from None
