@@ -1,7 +1,9 @@
 """Metrics: what is documented, exported and drawn is the same; and how they are counted."""
 
+import itertools
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import httpx
 import promql_parser
 import pytest
 import trio
+import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.cache.counters import CacheCounters, TierCounters, TierStatus
 from cachefs.config import load_mount_config, split_address
 from cachefs.control import metrics_server
 from cachefs.control.exporter import Exporter
+from cachefs.control.http import MAX_CONNECTIONS
 from cachefs.control.metrics_server import application, serve_metrics
 from cachefs.control.mount_state import MountState
 from cachefs.control.set_verb import SetVerb
@@ -242,6 +246,87 @@ async def test_nothing_needs_a_thread(nursery: trio.Nursery) -> None:
     finally:
         for borrower in borrowers:
             limiter.release_on_behalf_of(borrower)
+
+
+async def test_idle_connections_do_not_stand_in_the_way(nursery: trio.Nursery) -> None:
+    """Liveness is asked for there."""
+    house = House(metrics="127.0.0.1:0")
+    await nursery.start(serve_metrics, house.state)
+    assert house.state.metrics_address is not None
+    host, port = split_address(house.state.metrics_address)
+    idle = [await trio.open_tcp_stream(host, port) for _ in range(MAX_CONNECTIONS + 12)]
+    for _ in range(3):
+        with trio.fail_after(60):
+            async with await trio.open_tcp_stream(host, port) as stream:
+                await stream.send_all(b"GET /healthz HTTP/1.0\r\n\r\n")
+                assert b" 200 " in (await stream.receive_some())[:20]
+    for connection in idle:
+        await connection.aclose()
+
+
+async def test_who_gives_up_costs_no_scrape(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(metrics="127.0.0.1:0")
+    monkeypatch.setattr(metrics_server, "_LEAST_PAUSE_S", 1000.0)
+    scrapes = 0
+    render = Exporter.render
+
+    def counted(self: Exporter, accept: str) -> tuple[bytes, str]:
+        nonlocal scrapes
+        scrapes += 1
+        return render(self, accept)
+
+    monkeypatch.setattr(Exporter, "render", counted)
+    await nursery.start(serve_metrics, house.state)
+    assert house.state.metrics_address is not None
+    host, port = split_address(house.state.metrics_address)
+    idle_tasks = trio.lowlevel.current_statistics().tasks_living
+
+    async def ask() -> trio.SocketStream:
+        stream = await trio.open_tcp_stream(host, port)
+        await stream.send_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return stream
+
+    with trio.fail_after(60):
+        first = await ask()
+        assert b" 200 " in (await first.receive_some())[:20]
+        others = [await ask() for _ in range(10)]
+        for stream in (first, *others):
+            await stream.aclose()
+        while trio.lowlevel.current_statistics().tasks_living > idle_tasks:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    assert scrapes == 1
+
+
+async def test_many_scrapes_leave_the_loop_to_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[tuple[float, float]] = []
+
+    def render(self: Exporter, accept: str) -> tuple[bytes, str]:
+        began = time.perf_counter()
+        time.sleep(0.005)
+        times.append((began, time.perf_counter()))
+        return b"", "text/plain"
+
+    monkeypatch.setattr(Exporter, "render", render)
+    transport = httpx.ASGITransport(app=application(house.state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        codes = []
+
+        async def scrape() -> None:
+            codes.append((await client.get("/metrics")).status_code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(scrape)
+            await trio.testing.wait_all_tasks_blocked(0.001)
+            assert (await client.get("/healthz")).text == "ok\n"
+            assert len(codes) < 10, "it waits for no scrape"
+    assert codes == [200] * 10
+    for (began, ended), (following, _) in itertools.pairwise(times):
+        assert following - ended >= 9 * (ended - began)
 
 
 # -- the address ---------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ that doesn't read. Nothing is logged per request, and no signal handler is insta
 
 import logging
 import math
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -34,29 +36,41 @@ async def serve_http(
     app: ASGIApp,
     listener: trio.SocketListener,
     *,
+    makes_room: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer with `app` until cancelled. `listener` is closed at the end."""
+    """Answer with `app` until cancelled. `listener` is closed at the end.
+
+    Beyond `MAX_CONNECTIONS` a new one is refused; or if the server `makes_room`, the one goes whose
+    last request, or beginning, is longest ago, and the answer to it is called off.
+    """
     config = Config()
     config.accesslog = None
     config.errorlog = _logger
     config.include_server_header = False
     config.keep_alive_timeout = HEAD_TIMEOUT_S
     context = WorkerContext(None)
-    wrapped = ASGIWrapper(_Bounded(app))  # type: ignore[arg-type] # two names for the same
-    count = 0
+    open_ones: OrderedDict[trio.SocketStream, None] = OrderedDict()
 
     async def answer(stream: trio.SocketStream) -> None:
-        nonlocal count
-        if count >= MAX_CONNECTIONS:
-            await stream.aclose()
-            return
-        count += 1
+        if len(open_ones) >= MAX_CONNECTIONS:
+            if not makes_room:
+                await stream.aclose()
+                return
+            open_ones.popitem(last=False)[0].socket.close()
+        open_ones[stream] = None
+
+        def note_request() -> None:
+            if stream in open_ones:
+                open_ones.move_to_end(stream)
+
+        bounded: Any = _Bounded(app, note_request, ends_with_client=makes_room)
         try:
             impatient: Any = _ImpatientStream(stream)
+            wrapped = ASGIWrapper(bounded)
             await _Connection(wrapped, config, context, ConnectionState({}), impatient)
         finally:
-            count -= 1
+            open_ones.pop(stream, None)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, answer, [listener])
@@ -101,25 +115,33 @@ class _Bounded:
     """Takes in what the client sends while the app is at work, so that hypercorn notices when the
     client leaves; keeps no more of it than `MAX_BODY_BYTES` and one piece."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, on_request: Callable[[], None], ends_with_client: bool
+    ) -> None:
         self._app = app
+        self._on_request = on_request
+        self._ends_with_client = ends_with_client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        self._on_request()
         into, out = trio.open_memory_channel[Message](math.inf)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_take_in, receive, into)
+            nursery.start_soon(self._take_in, receive, into, nursery.cancel_scope)
             await self._app(scope, out.receive, send)
             nursery.cancel_scope.cancel()
 
-
-async def _take_in(receive: Receive, into: trio.MemorySendChannel[Message]) -> None:
-    size_bytes = 0
-    while True:
-        message = await receive()
-        if size_bytes <= MAX_BODY_BYTES or message["type"] == "http.disconnect":
-            into.send_nowait(message)
-        if message["type"] == "http.disconnect":
-            return
-        size_bytes += len(message.get("body", b""))
+    async def _take_in(
+        self, receive: Receive, into: trio.MemorySendChannel[Message], answering: trio.CancelScope
+    ) -> None:
+        size_bytes = 0
+        while True:
+            message = await receive()
+            if size_bytes <= MAX_BODY_BYTES or message["type"] == "http.disconnect":
+                into.send_nowait(message)
+            if message["type"] == "http.disconnect":
+                if self._ends_with_client:
+                    answering.cancel()
+                return
+            size_bytes += len(message.get("body", b""))

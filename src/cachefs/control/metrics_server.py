@@ -1,6 +1,7 @@
 """Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. Everybody on the host may ask."""
 
 import logging
+import math
 import os
 import socket
 
@@ -18,6 +19,10 @@ from cachefs.errors import CachefsError
 
 log = logging.getLogger(__name__)
 
+_PAUSE, _LEAST_PAUSE_S = 10, 0.02
+"""After a scrape the next one waits ten times as long as it took: however many scrape, the loop has
+nine tenths of its time for readers."""
+
 
 async def serve_metrics(
     state: MountState, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -34,7 +39,7 @@ async def serve_metrics(
     state.metrics_address = join_address(*sock.getsockname()[:2])
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     try:
-        await serve_http(application(state), listener, task_status=task_status)
+        await serve_http(application(state), listener, makes_room=True, task_status=task_status)
     finally:
         sock.close()
         state.metrics_address = None
@@ -43,9 +48,17 @@ async def serve_metrics(
 def application(state: MountState) -> Starlette:
     """The ASGI application."""
     exporter = Exporter(state)
+    turn = trio.Lock()  # fair: those who wait have it in the order in which they came
+    free_at = -math.inf
 
     async def metrics(request: Request) -> Response:
-        text, content_type = exporter.render(request.headers.get("accept", ""))
+        nonlocal free_at
+        async with turn:
+            await trio.sleep_until(free_at)
+            began = trio.current_time()
+            text, content_type = exporter.render(request.headers.get("accept", ""))
+            cost_s = trio.current_time() - began
+            free_at = trio.current_time() + max(_LEAST_PAUSE_S, _PAUSE * cost_s)
         return Response(text, headers={"Content-Type": content_type})
 
     async def healthz(request: Request) -> Response:
