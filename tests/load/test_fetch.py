@@ -256,6 +256,22 @@ async def test_readers_go_first(tmp_path: Path) -> None:
         assert r.memory.counters.gets == 41
 
 
+async def test_beside_a_reader_of_a_far_origin_many_are_under_way(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        for _ in range(50):
+            r.origin._pace.note(10_000, 0.03)
+        refs = put_many(r.memory, 40, 10_000)
+        wanted = put(r.memory, "wanted", 10_000)
+        gate = r.close_gate()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read_whole, r.cache, wanted)
+            await until(lambda: r.cache.waiting_readers == 1)
+            nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            await until(lambda: r.memory.counters.gets == 1 + 24)
+            gate.set()
+        assert r.memory.counters.gets == 41
+
+
 async def test_half_of_the_memory_is_left_to_readers(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         refs = put_many(r.memory, 40, MIB)

@@ -3,7 +3,8 @@
 A reader who waits for the origin has before him whatever is under way already: at full speed that
 is some ten times what his own request takes. So it is not enough to give way when he comes; while
 readers come at all, jobs keep few requests under way: 2 to an origin near by, up to 16 to one that
-takes its time.
+takes its time. A reader of a far origin waits for the line, not for the requests of others: beside
+such a reader a job keeps 24 requests under way, also while that reader waits.
 """
 
 import trio
@@ -13,6 +14,9 @@ from cachefs.origin.resilience import ResilientOrigin
 
 _WHILE_READERS_WAIT = 2
 _MOST_NEAR_READERS = 16
+_FAR_S = 0.012
+"""An origin that takes longer for a small read is far."""
+_BESIDE_FAR_READERS = 24
 _NEAR_S = 1.0
 _REQUEST_CPU_S = 0.002
 """What a small request costs of this machine's time, roughly; origins near by are on it, too."""
@@ -60,8 +64,10 @@ class Courtesy:
         return self._under_way >= self._most()
 
     def _most(self) -> float:
-        if self._cache.waiting_readers or self._origin.queued:
+        if self._origin.queued:
             return _WHILE_READERS_WAIT
+        if self._cache.waiting_readers:
+            return _BESIDE_FAR_READERS if self._is_far else _WHILE_READERS_WAIT
         if trio.current_time() - self._cache.reader_waited_at < _NEAR_S:
             return self._most_near_readers()
         return float("inf")
@@ -69,6 +75,12 @@ class Courtesy:
     def _most_near_readers(self) -> int:
         """So many that about one of them at a time is being worked on, while the others are on
         their way to an origin that is far and back."""
+        if self._is_far:
+            return _BESIDE_FAR_READERS
         away_s = self._origin.unhindered_s or 0.0
         requests = int(away_s / _REQUEST_CPU_S)
         return min(max(requests, _WHILE_READERS_WAIT), _MOST_NEAR_READERS)
+
+    @property
+    def _is_far(self) -> bool:
+        return (self._origin.unhindered_s or 0.0) >= _FAR_S
