@@ -19,6 +19,7 @@ _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
+    "hint": "Say which files will be read, so that they come before.",
     "info": "Show what files are, and what of them is cached where.",
     "install-systemd": "Put the systemd units in place.",
     "jobs": "Show, follow, cancel or resume load jobs.",

@@ -27,10 +27,10 @@ from cachefs.daemon.tiers import namespace_tier, open_tiers
 from cachefs.db import Database
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.format import inode_record
-from cachefs.format.inode_record import Inode
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
+from cachefs.fuse.hint_requests import HintRequests
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.watchers import Watchers
@@ -45,7 +45,7 @@ from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
-from cachefs.prefetch.order import OrderPrefetcher
+from cachefs.prefetch.prefetch import Prefetch
 from cachefs.supervisor.link import Link
 from cachefs.systemd_notify import ServiceManager
 from cachefs.tiers.tier import Tier
@@ -154,7 +154,7 @@ class Mount:
                 control.start_soon(self._serve_others_later, handlers)
             else:
                 await control.start(self._serve_others, handlers)
-            await self._serve_kernel(namespace, self._readers(namespace, control), on_ready)
+            await self._serve_kernel(namespace, self._prefetch(namespace, control), on_ready)
             control.cancel_scope.cancel()
 
     async def _switch_access_log_on(self, file: Path | None) -> None:
@@ -202,31 +202,27 @@ class Mount:
         )
         return Jobs(around)
 
-    def _readers(self, namespace: Namespace, nursery: trio.Nursery) -> Readers:
-        readahead_bytes = self._config.readahead
-        if self._config.prefetch == "off":
-            return Readers(namespace, self._cache, readahead_bytes)
-        in_order = OrderPrefetcher(
+    def _prefetch(self, namespace: Namespace, nursery: trio.Nursery) -> Prefetch:
+        return Prefetch(
             namespace,
             self._cache,
             nursery,
+            self._look_up_reads,
             lambda: not self._origin.is_down and not self._origin.queued,
+            self._config.readahead,
+            in_order=self._config.prefetch == "order",
         )
 
-        def note_first_read(inode: Inode) -> None:
-            self._look_up_reads.note_first_read(inode)
-            in_order.note_first_read(inode)
-
-        return Readers(namespace, self._cache, readahead_bytes, note_first_read)
-
     async def _serve_kernel(
-        self, namespace: Namespace, readers: Readers, on_ready: Callable[[], None]
+        self, namespace: Namespace, prefetch: Prefetch, on_ready: Callable[[], None]
     ) -> None:
+        readers = prefetch.readers
         shared = None if self._relayed is None else self._relayed.share(self._cache, readers)
         if self._relayed is not None and shared is not None:
             self._relayed.yield_to(self._watchers)
             self._state.relay = self._relayed.figures(shared, self._state.requests)
-        operations = self._operations(namespace, readers, shared, self._initialised.set)
+        hints = HintRequests(prefetch.hints)
+        operations = self._operations(namespace, readers, shared, hints)
         device = self._mount(operations)
         try:
             async with trio.open_nursery() as nursery:
@@ -290,7 +286,7 @@ class Mount:
         namespace: Namespace,
         readers: Readers,
         shared: SharedBlocks | None,
-        on_init: Callable[[], None],
+        hints: HintRequests,
     ) -> Operations:
         config = self._config
         ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
@@ -299,11 +295,12 @@ class Mount:
             readers,
             Xattrs(namespace, self._cache),
             AttrBuilder(ownership),
-            on_init,
+            self._initialised.set,
             self._limits,
             self._state.requests,
             self._watchers,
             shared,
+            hints,
         )
 
     async def _announce(self, device: str, on_ready: Callable[[], None]) -> None:

@@ -23,9 +23,10 @@ from cachefs.errors import CachefsError, NotFoundError
 from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
+from cachefs.fuse.hint_requests import HintRequests
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.fuse.watchers import Answered, Watchers, path_of
-from cachefs.fuse.xattrs import PREFIX, USER_PREFIX, Xattrs
+from cachefs.fuse.xattrs import HINT, PREFIX, USER_PREFIX, Xattrs
 from cachefs.metrics import Requests
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
@@ -114,11 +115,13 @@ class Operations(pyfuse3.Operations):
         requests: Requests,
         watchers: Watchers,
         shared: SharedBlocks | None = None,
+        hints: HintRequests | None = None,
     ) -> None:
         """With `shared` this is behind the relay: the kernel sends neither OPEN nor OPENDIR, and
         keeps directories for as long as their mtime stays."""
         super().__init__()
         self._shared = shared
+        self._hints = hints
         if shared is not None:
             namespace.outlive()
         self.requests = requests
@@ -321,6 +324,10 @@ class Operations(pyfuse3.Operations):
             # `ls -l` asks for the label and the access list of each file, unless it hears that
             # there is no such thing in the whole mount. The kernel would pass on every question.
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
+        if self._hints is not None and name.startswith(HINT):
+            if not self._namespace.inode(inode).is_dir:
+                raise pyfuse3.FUSEError(errno.ENOTDIR)
+            return self._hints.answer(ctx.uid, inode, name)
         if name.startswith(PREFIX):
             value = await self._xattrs.get(self._namespace.inode(inode), name)
             if value is not None:

@@ -10,6 +10,7 @@ PREFIX = USER_PREFIX + b"cachefs."
 VERSION = PREFIX + b"version"
 CACHED = PREFIX + b"cached"
 SOURCE = PREFIX + b"source"
+HINT = PREFIX + b"hint."
 
 
 class Xattrs:

@@ -52,12 +52,14 @@ class _Stream:
 class FileReader:
     """The reading state of one file version."""
 
-    __slots__ = ("_cache", "_max_window", "_streams", "inode", "ref")
+    __slots__ = ("_cache", "_max_window", "_streams", "inode", "is_new", "ref")
 
     def __init__(self, cache: BlockCache, inode: Inode, ref: ObjectRef, max_window: int) -> None:
         self._cache = cache
         self._max_window = max_window
         self._streams: list[_Stream] = []
+        self.is_new = True
+        """Nobody has waited for its first byte yet."""
         self.inode = inode
         self.ref = ref
 
@@ -162,8 +164,9 @@ class Readers:
         readahead_bytes: int,
         on_first_read: Callable[[Inode], None] = lambda inode: None,
     ) -> None:
-        """`on_first_read(inode)` is told of each file that is read for the first time, or again
-        after many others; it must not call back and must not wait."""
+        """`on_first_read(inode)` is told of each file that somebody begins to read for the first
+        time, or whose first byte somebody waits for again; it must not call back and must not
+        wait."""
         self._on_first_read = on_first_read
         self._namespace = namespace
         self._cache = cache
@@ -184,12 +187,20 @@ class Readers:
             self._on_first_read(inode)
         return reader
 
+    def forget(self, ino: int) -> None:
+        """Who reads this file next is told of as if it were the first time."""
+        self._readers.pop(ino, None)
+
     async def read(self, reader: FileReader, offset: int, size: int) -> Buffer:
         """`FileReader.read`; an object that turns out to be replaced or gone is looked up again
         at once, so that the next open sees what is there now.
 
         Raises `ObjectChangedError` for both: this version existed, and can't be had any more.
         """
+        if offset == 0:
+            if not reader.is_new:
+                self._on_first_read(reader.inode)
+            reader.is_new = False
         try:
             return await reader.read(offset, size)
         except (ObjectChangedError, NotFoundError) as error:

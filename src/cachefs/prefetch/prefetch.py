@@ -1,0 +1,40 @@
+"""All that is fetched ahead of a mount's readers, and the readers that tell of what they begin."""
+
+from collections.abc import Callable
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.reader import Readers
+from cachefs.prefetch.hints import Hints
+from cachefs.prefetch.look_ups import LookUpReads
+from cachefs.prefetch.order import OrderPrefetcher
+
+
+class Prefetch:
+    """Of one mount. `readers` are its readers, `hints` takes what jobs say that they will read."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        cache: BlockCache,
+        nursery: trio.Nursery,
+        look_ups: LookUpReads,
+        may_fetch: Callable[[], bool],
+        readahead_bytes: int,
+        in_order: bool,
+    ) -> None:
+        """`may_fetch()` is False while the origin has too much to do or is away. With `in_order`
+        the next files of a directory are fetched for readers in name order."""
+        self.readers = Readers(namespace, cache, readahead_bytes, self._note_first_read)
+        self.hints = Hints(namespace, cache, nursery, may_fetch, self.readers.forget)
+        self._look_ups = look_ups
+        self._order = OrderPrefetcher(namespace, cache, nursery, may_fetch) if in_order else None
+
+    def _note_first_read(self, inode: Inode) -> None:
+        self._look_ups.note_first_read(inode)
+        self.hints.note_first_read(inode)
+        if self._order is not None:
+            self._order.note_first_read(inode)

@@ -1,0 +1,116 @@
+"""Tell a cachefs mount which files will be read, in order, so that they come before they are read.
+
+Needs nothing but Python, and may be copied into an image that has no cachefs. See docs/HINTS.md.
+
+    with Hints("/mnt/data") as hints:
+        for path in hints.ahead_of(paths):     # below /mnt/data
+            read(path)
+
+    sampler = HintedSampler(RandomSampler(dataset), hints, lambda index: dataset.paths[index])
+
+On a directory that is no cachefs mount nothing happens.
+"""
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_PREFIX = b"user.cachefs.hint."
+_NAME_BYTES = 255
+"""What Linux allows for the name of an extended attribute."""
+_FULL = b"0"
+_PAUSE_S = 0.02
+_LEAVE_S = 5.0
+
+
+class Hints:
+    """One job's hints for a mount. Any thread may use it; close it, or use it in `with`."""
+
+    def __init__(self, directory: "str | os.PathLike[str]") -> None:
+        """`directory` is the mountpoint, or a directory in it. Paths are given below it."""
+        self._directory = os.path.abspath(directory)
+        self._job = secrets.token_hex(4).encode()
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "Hints":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def send(self, paths: "Iterable[str | os.PathLike[str]]") -> int:
+        """Send paths, in the order in which they will be read, and return how many were taken.
+        Waits while the mount has enough of them, until `close`. Stops at the first one if the
+        directory is no cachefs mount, or one that takes no hints."""
+        count = 0
+        for path in paths:
+            try:
+                if not self._send(self._relative(path)):
+                    break
+            except OSError:
+                break
+            count += 1
+        return count
+
+    def send_in_background(self, paths: "Iterable[str | os.PathLike[str]]") -> None:
+        """The same in a thread that does not keep the process alive."""
+        thread = threading.Thread(target=self.send, args=(list(paths),), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def ahead_of(self, paths: "Iterable[str | os.PathLike[str]]") -> "Iterator[Any]":
+        """The same paths again, while they are sent ahead of whoever reads them."""
+        wanted = list(paths)
+        self.send_in_background(wanted)
+        yield from wanted
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join(_LEAVE_S)
+
+    def _relative(self, path: "str | os.PathLike[str]") -> bytes:
+        text = os.fspath(path)
+        if os.path.isabs(text):  # noqa: PTH117 - a file name may be bytes
+            text = os.path.relpath(text, self._directory)
+        return os.fsencode(text)
+
+    def _send(self, path: bytes) -> bool:
+        """False after `close`."""
+        while not self._stopped.is_set():
+            if self._ask(path) != _FULL:
+                return True
+            self._stopped.wait(_PAUSE_S)
+        return False
+
+    def _ask(self, path: bytes) -> bytes:
+        head = _PREFIX + self._job + b"."
+        room = _NAME_BYTES - len(head) - 1
+        while len(path) > room:
+            os.getxattr(self._directory, head + b"+" + path[:room])
+            path = path[room:]
+        return os.getxattr(self._directory, head + b"=" + path)
+
+
+class HintedSampler:
+    """Wraps a sampler of PyTorch, or any iterable of indices: sends the files of an epoch when it
+    begins. `path_of(index)` is the path of a sample's file."""
+
+    def __init__(
+        self, sampler: Any, hints: Hints, path_of: "Callable[[Any], str | os.PathLike[str]]"
+    ) -> None:
+        self._sampler = sampler
+        self._hints = hints
+        self._path_of = path_of
+
+    def __iter__(self) -> "Iterator[Any]":
+        indices = list(self._sampler)
+        self._hints.send_in_background([self._path_of(index) for index in indices])
+        yield from indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)
