@@ -127,6 +127,25 @@ def test_lazy_umount_lets_the_present_users_finish(site: Site) -> None:
     os.close(pidfd)
 
 
+def test_who_still_uses_a_lazily_unmounted_mount_is_left_alone(site: Site) -> None:
+    site.mount()
+    with (site.mountpoint / "file").open() as stream:
+        site.run("umount", "--lazy", site.mountpoint)
+        force = f"cachefs umount --force {site.mountpoint}"
+        said = site.umount(code=1)
+        assert "is unmounted already, and process" in said
+        assert force in said
+        assert "is unmounted already" in site.run("umount", "--lazy", site.mountpoint).stdout
+        said = site.mount(code=1)
+        assert "was unmounted, but its daemon" in said
+        assert force in said
+        assert stream.read() == "content"
+        site.run("umount", "--force", site.mountpoint)
+        assert site.is_clean()
+    site.mount()
+    site.umount()
+
+
 def test_a_dead_daemon_is_shown_and_unmounted(site: Site) -> None:
     site.mount()
     site.kill()

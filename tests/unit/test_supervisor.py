@@ -211,3 +211,23 @@ def test_signal_handlers_are_put_back(stage: Stage) -> None:
         assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_whoever_asks_for_the_mount_when_it_ends_gets_none(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be left behind, with nobody who serves it."""
+    mounted: list[str] = []
+    monkeypatch.setattr(
+        supervisor.RelayedMount, "give_to", lambda self, child, source, other: mounted.append("x")
+    )
+    answer = stage.count.with_name("answer")
+    stage.run(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); hello(); ready()\n"
+        "os.kill(os.getppid(), signal.SIGTERM); message, _ = channel.receive()\n"
+        "assert message == {'ended': True}\n"
+        "channel.send({'mount': {'source': 's', 'allow_other': False}})\n"
+        f"Path({str(answer)!r}).write_text(channel.receive()[0]['error'])\n"
+    )
+    assert mounted == []
+    assert answer.read_text() == "the mount ends"

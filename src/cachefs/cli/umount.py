@@ -64,6 +64,7 @@ def command(
         return
     entry = find_entry(place)
     daemon = _open_daemon(entry)
+    is_done = False
     try:
         mount = find_mount(place)
         if mount is not None:
@@ -71,9 +72,12 @@ def command(
         elif daemon is None:
             remove_leftovers(place)
             raise MountError(f"{place} is not mounted; cachefs status shows what is")
+        elif entry is not None and entry.device and not force:
+            _await_users(daemon, entry, lazy=lazy)
+            is_done = True
         else:
             _signal(daemon, signal.SIGTERM)
-        if daemon is not None and entry is not None:
+        if daemon is not None and entry is not None and not is_done:
             _await_exit(daemon, entry, lazy=lazy, force=force)
     finally:
         if daemon is not None:
@@ -141,6 +145,22 @@ def _explained(error: OSError, place: Path) -> CachefsError:
     if error.errno == errno.EPERM:
         return MountError(f"{place} is another user's mount; unmount it as that user or as root")
     return MountError(f"can't unmount {place}: {error.strerror}")
+
+
+def _await_users(daemon: int, entry: RuntimeEntry, *, lazy: bool) -> None:
+    """It was mounted and is not any more: it ends by itself. Raises `MountError`."""
+    if _exits_within(daemon, LAZY_TIMEOUT_S if lazy else KILL_AFTER_S):
+        return
+    said = (
+        f"{entry.mountpoint} is unmounted already, and process {entry.pid} serves those who still "
+        "use it"
+    )
+    if lazy:
+        click.echo(said)
+        return
+    raise MountError(
+        f"{said}; wait until they are done, or end it: cachefs umount --force {entry.mountpoint}"
+    )
 
 
 def _await_exit(daemon: int, entry: RuntimeEntry, *, lazy: bool, force: bool) -> None:

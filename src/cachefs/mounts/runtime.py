@@ -159,6 +159,12 @@ def _lock(path: Path, mountpoint: Path) -> int:
             os.close(fd)
             holder = read_entry(path)
             who = f" (process {holder.pid}, {holder.source})" if holder else ""
+            if holder is not None and holder.device and find_mount(mountpoint) is None:
+                raise MountError(
+                    f"{mountpoint} was unmounted, but its daemon{who} serves those who still use "
+                    "it; wait until they are done, or end it: "
+                    f"cachefs umount --force {mountpoint}"
+                ) from None
             raise MountError(
                 f"{mountpoint} is already served by a cachefs daemon{who}; unmount it first: "
                 f"cachefs umount {mountpoint}"

@@ -219,6 +219,8 @@ class Supervisor:
         match message:
             case {"hello": protocol, "version": version}:
                 self._greet(child, protocol, str(version))
+            case {"mount": _} if self._is_ending:  # nobody would take it away again
+                child.channel.send({"error": "the mount ends"})
             case {"mount": {"source": source, "allow_other": allow_other}}:
                 self._mount.give_to(child, str(source), bool(allow_other))
             case {"drop_files": _}:
