@@ -9,6 +9,8 @@ import subprocess
 from setuptools import Extension, setup
 
 _HOME = "src/cachefs/fuse/relay"
+_SOURCES = ("module", "reads", "relay", "sums", "sums_avx2", "table", "waiting")
+_HEADERS = ("reads", "relay", "sums", "table", "waiting", "xxhash")
 
 
 def _flags(what: str) -> list[str]:
@@ -24,8 +26,8 @@ setup(
     ext_modules=[
         Extension(
             "cachefs.fuse.relay._relay",
-            [f"{_HOME}/{name}.c" for name in ("module", "reads", "relay", "table", "waiting")],
-            depends=[f"{_HOME}/{name}.h" for name in ("reads", "relay", "table", "waiting")],
+            [f"{_HOME}/{name}.c" for name in _SOURCES],
+            depends=[f"{_HOME}/{name}.h" for name in _HEADERS],
             extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", *_flags("--cflags")],
             extra_link_args=_flags("--libs"),
             optional=True,

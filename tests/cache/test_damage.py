@@ -1,7 +1,6 @@
 """Whatever happens to the files: right bytes, everything counted, one warning a slab.
 
-Not here: bytes that change under a running daemon after it has proven them. By design they are
-trusted until the scrubber comes by, or `--verify full` is on (tests of the scrubber).
+Not here: bytes that change under a running daemon (test_integrity.py).
 """
 
 import os

@@ -8,8 +8,11 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
+from cachefs.format.slab import checksum_of
 from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectRef
+from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
     assert_right,
     key_of,
@@ -31,6 +34,26 @@ def damage(cache: BlockCache, ref: ObjectRef) -> None:
     position = slab.layout.slot_offset(location.slot) + location.length // 2
     (byte,) = os.pread(slab.fd, 1, position)
     os.pwrite(slab.fd, bytes([byte ^ 0x10]), position)
+
+
+class CountingDisk(FaultyDisk):
+    """Knows the largest read there was."""
+
+    largest = 0
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        self.largest = max(self.largest, length)
+        return super().read(fd, length, offset)
+
+    def read_now(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
+        self.largest = max(self.largest, len(buffers[0]))
+        return super().read_now(fd, buffers, offset, flags)
+
+
+async def read_part(cache: BlockCache, ref: ObjectRef, offset: int, length: int) -> bytes:
+    """Of the first block, on the loop if it can be, else the slow way."""
+    now = cache.read_now(key_of(ref), offset, length)
+    return bytes(await cache.read(ref, 0, offset, length) if now is None else now)
 
 
 @pytest.mark.expect_log("a block is not what was stored")
@@ -92,6 +115,63 @@ async def test_with_the_origin_down_it_is_an_error_and_no_bytes(
             await cache.read(ref, 0, 0, 10)
         monkeypatch.undo()
         await assert_right(cache, origin, [ref])
+
+
+@pytest.mark.parametrize("size_bytes", [700, 100_000, 128 * 1024, 600_001, 1 << 20])
+@pytest.mark.parametrize("is_cold", [True, False])
+@pytest.mark.expect_log("a block is not what was stored")
+async def test_damage_is_found_at_the_next_read(
+    tmp_path: Path, size_bytes: int, is_cold: bool
+) -> None:
+    """Of any part, by a reader on the loop or in a thread, of blocks that we have written."""
+    origin = MemoryOrigin()
+    refs = put_many(origin, 3, size_bytes)
+    disk = FaultyDisk()
+    tier = Tier.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
+    async with serving(origin, tier) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        disk.cold = is_cold
+        for ref in refs:
+            expected, middle = origin.expected(ref.path), size_bytes // 2
+            await read_part(cache, ref, 0, 1)
+            damage(cache, ref)
+            gets = origin.counters.gets
+            for offset, length in ((middle, 1), (middle - 7, 9), (0, size_bytes), (0, 4096)):
+                length = min(length, size_bytes - offset)
+                data = await read_part(cache, ref, offset, length)
+                assert data == expected[offset : offset + length]
+            assert origin.counters.gets == gets + 1
+            await cache.drain()
+        assert cache.status()[0].counters.bad_blocks == len(refs)
+        recount(cache)
+
+
+async def test_a_small_read_takes_a_small_part_from_the_disk(tmp_path: Path) -> None:
+    """Of a large block whose parts' checksums are known, if a thread reads it or the loop."""
+    origin = MemoryOrigin()
+    (ref,) = put_many(origin, 1, (1 << 20) - 3)
+    expected = origin.expected(ref.path)
+    disk = CountingDisk()
+    tier = Tier.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
+    async with serving(origin, tier) as cache:
+        await assert_right(cache, origin, [ref])
+        await cache.drain()
+        for disk.cold in (False, True):
+            disk.largest = 0
+            for offset in (0, 4096, 8191, 500_000, (1 << 20) - 10):
+                length = min(4096, len(expected) - offset)
+                data = await read_part(cache, ref, offset, length)
+                assert data == expected[offset : offset + length]
+            assert 4096 < disk.largest <= 2 * 8192
+        # What was known of the parts may be lost, or be another block's.
+        cache.sums.note(checksum_of(expected), bytes(1 << 20))
+        assert await read_part(cache, ref, 5, 10) == expected[5:15]
+        assert cache.status()[0].counters.bad_blocks == 0
+        assert origin.counters.gets == 1
+        disk.largest = 0
+        assert await read_part(cache, ref, 5, 10) == expected[5:15]
+        assert disk.largest <= 8192  # it is known again
 
 
 async def test_scrubbing_and_evicting_at_once(tmp_path: Path) -> None:

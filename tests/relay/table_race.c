@@ -70,13 +70,13 @@ static void fill(uint32_t file, uint32_t slot, uint64_t ino) {
 static void check_one_by_one(void) {
     struct rt_found found;
     rt_revive(&table, 2);
-    rt_publish(&table, 5, 7, 2, 3, 1005, true);
+    rt_publish(&table, 5, 7, 2, 3, 1005, true, 0);
     if (!rt_find(&table, 5, 7, &found) || found.file != 2 || found.slot != 3) abort();
     if (rt_find(&table, 5, 8, &found) || rt_find(&table, 6, 7, &found)) abort();
     rt_find(&table, 5, 7, &found);
     rt_invalidate(&table, 2, 3);
     if (rt_still(&table, &found) || rt_find(&table, 5, 7, &found)) abort();
-    rt_publish(&table, 5, 7, 2, 3, 1005, true);
+    rt_publish(&table, 5, 7, 2, 3, 1005, true, 0);
     rt_find(&table, 5, 7, &found);
     rt_kill(&table, 2);
     if (rt_still(&table, &found) || rt_find(&table, 5, 7, &found)) abort();
@@ -120,7 +120,7 @@ int main(int argc, char **argv) {
         }
         rt_invalidate(&table, file, slot);
         fill(file, slot, ino);
-        rt_publish(&table, ino, 7, file, slot, (uint32_t)(1000 + ino), true);
+        rt_publish(&table, ino, 7, file, slot, (uint32_t)(1000 + ino), true, 0);
         while (rt_drain(&table) != NULL) drained++;
     }
     atomic_store(&stop, true);

@@ -2,11 +2,14 @@
 
 import mmap
 import os
+import random
 import struct
 from collections.abc import Iterator
 
 import pytest
+import xxhash
 
+from cachefs.format.slab import checksum_of
 from cachefs.fuse import relay
 
 if relay.why_not() is not None:
@@ -17,8 +20,10 @@ from cachefs.fuse.relay import _relay
 ENTRIES = 1 << 10
 PAGE = 4096
 HEADER = struct.Struct("<8sIIQQQ")
-ENTRY = struct.Struct("<IIQIIII")
+ENTRY = struct.Struct("<IIQIIIIQ")
+SUMS = struct.Struct("<Q128I")
 MIB = 1 << 20
+SUM = 0xFEDCBA9876543210
 
 
 @pytest.fixture
@@ -36,40 +41,73 @@ def table(memory: int) -> _relay.Table:
 def test_golden_bytes(memory: int, table: _relay.Table) -> None:
     table.revive(3)
     table.invalidate(3, 512 * 9)
-    table.publish(0x1122334455, 6, 3, 512 * 9, 100_000, True)
+    table.publish(0x1122334455, 6, 3, 512 * 9, 100_000, True, SUM)
     with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
         magic, format_, ways, entries, total, epoch = HEADER.unpack_from(view)
-        assert (magic, format_, ways, entries) == (b"cachefsR", 1, 8, ENTRIES)
+        assert (magic, format_, ways, entries) == (b"cachefsR", 2, 8, ENTRIES)
         assert total == len(view) == os.fstat(memory).st_size
         assert epoch == 2
         first = total - ENTRIES * ENTRY.size  # the entries come last
         used = [
             fields for fields in struct.iter_unpack(ENTRY.format, view[first:]) if fields[0] != 0
         ]
-        assert used == [(2, 6, 0x1122334455, 3, 9, 100_000 | 1 << 31, 1)]
+        assert used == [(2, 6, 0x1122334455, 3, 9, 100_000 | 1 << 31, 1, SUM)]
+
+
+def test_golden_bytes_of_sums(memory: int, table: _relay.Table) -> None:
+    block = random.Random(1).randbytes(MIB - 5)
+    checksum = checksum_of(block)
+    table.verify_all(True)
+    table.note_sums(checksum, block)
+    with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
+        assert view[648:652] == b"\1\0\0\0"
+        first = len(view) - ENTRIES * ENTRY.size - -(-ENTRIES // 4 * SUMS.size // PAGE) * PAGE
+        whole, *parts = SUMS.unpack_from(view, first + checksum % (ENTRIES // 4) * SUMS.size)
+    assert whole == checksum
+    assert parts == [
+        xxhash.xxh3_64_intdigest(block[at : at + 8192]) & 0xFFFFFFFF for at in range(0, MIB, 8192)
+    ]
+
+
+@pytest.mark.parametrize("size_bytes", [128 * 1024 + 1, 500_000, MIB])
+def test_sums_of_parts(table: _relay.Table, size_bytes: int) -> None:
+    block = random.Random(size_bytes).randbytes(size_bytes)
+    checksum = checksum_of(block)
+    assert not table.has_sums(checksum)
+    assert not table.sums_agree(checksum, 0, block[:8192])
+    table.note_sums(checksum, block)
+    assert table.has_sums(checksum)
+    for first in range(0, size_bytes, 8192):
+        part = bytearray(block[first : first + 16_384])
+        assert table.sums_agree(checksum, first, part)
+        part[-1] ^= 1
+        assert not table.sums_agree(checksum, first, part)
+    assert not table.sums_agree(checksum, 1, block[1:8193])
+    assert not table.sums_agree(checksum, MIB, b"x")
+    assert not table.sums_agree(checksum + 1, 0, block[:8192])
 
 
 def test_what_is_published_is_found(table: _relay.Table) -> None:
     assert table.find(7, 0) is None
-    table.publish(7, 0, 1, 4096, MIB, False)
-    table.publish(7, 1, 1, 4096 + MIB, 12, True)
+    table.publish(7, 0, 1, 4096, MIB, False, SUM)
+    table.publish(7, 1, 1, 4096 + MIB, 12, True, SUM)
     assert table.find(7, 0) is None  # the file is not there yet
     table.revive(1)
     assert table.find(7, 0) == (1, 4096, MIB, False)
     assert table.find(7, 1) == (1, 4096 + MIB, 12, True)
     assert table.find(7, 2) is None
-    table.publish(7, 1, 1, 8192, 12, True)
+    table.publish(7, 1, 1, 8192, 12, True, SUM)
     assert table.find(7, 1) == (1, 8192, 12, True)
 
 
 def test_a_freed_slot_is_served_no_more(table: _relay.Table) -> None:
     table.revive(1)
-    table.publish(7, 0, 1, 4096, 100, True)
-    table.publish(8, 0, 1, 8192, 100, True)
+    table.publish(7, 0, 1, 4096, 100, True, SUM)
+    table.publish(8, 0, 1, 8192, 100, True, SUM)
     table.invalidate(1, 4096)
     assert table.find(7, 0) is None
     assert table.find(8, 0) is not None
-    table.publish(9, 0, 1, 4096, 100, True)
+    table.publish(9, 0, 1, 4096, 100, True, SUM)
     assert table.find(7, 0) is None
     assert table.find(9, 0) is not None
 
@@ -77,7 +115,7 @@ def test_a_freed_slot_is_served_no_more(table: _relay.Table) -> None:
 def test_a_dead_file_is_served_no_more(table: _relay.Table) -> None:
     for file in (1, 2):
         table.revive(file)
-        table.publish(file, 0, file, 4096, 100, True)
+        table.publish(file, 0, file, 4096, 100, True, SUM)
     table.kill(1)
     assert table.find(1, 0) is None
     assert table.find(2, 0) is not None
@@ -85,7 +123,7 @@ def test_a_dead_file_is_served_no_more(table: _relay.Table) -> None:
 
 def test_a_new_daemon_begins_with_nothing(memory: int, table: _relay.Table) -> None:
     table.revive(1)
-    table.publish(7, 0, 1, 4096, 100, True)
+    table.publish(7, 0, 1, 4096, 100, True, SUM)
     table.limit_user(table.user(1000), True)
     table.pause(True)
     again = _relay.Table(memory)
@@ -98,7 +136,7 @@ def test_a_new_daemon_begins_with_nothing(memory: int, table: _relay.Table) -> N
 def test_a_full_set_loses_blocks_and_nothing_else(table: _relay.Table) -> None:
     table.revive(1)
     for ino in range(1, 4 * ENTRIES):
-        table.publish(ino, 0, 1, 512 * ino, 100, True)
+        table.publish(ino, 0, 1, 512 * ino, 100, True, SUM)
     found = [ino for ino in range(1, 4 * ENTRIES) if table.find(ino, 0) is not None]
     assert len(found) == ENTRIES
     assert all(table.find(ino, 0) == (1, 512 * ino, 100, True) for ino in found)
@@ -129,7 +167,7 @@ def test_nonsense_is_refused(
     table: _relay.Table, block: int, file: int, offset: int, length: int
 ) -> None:
     with pytest.raises(ValueError, match="no such"):
-        table.publish(1, block, file, offset, length, True)
+        table.publish(1, block, file, offset, length, True, SUM)
 
 
 def test_what_is_no_table_is_refused(tmp_path) -> None:

@@ -14,6 +14,7 @@ from cachefs.cache.placement import Place, Resting, promotes
 from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.scrubber import Scrubber
 from cachefs.cache.store import TierStore
+from cachefs.cache.sums import Sums
 from cachefs.errors import CacheDirError
 from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.tier import Tier
@@ -34,7 +35,7 @@ class CacheOptions:
     policy: str = DEFAULT_POLICY
     """A name of `policies.POLICIES`."""
     verify_full: bool = False
-    """Compare checksums on every read, not only on the first after a start."""
+    """Compare on every read also what lies in memory, and whose slot it is."""
     scrub_interval_s: float = 0.0
     """How long until every block has been proven again; 0 or infinite: never."""
     open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
@@ -45,6 +46,7 @@ class Neighbours(Protocol):
 
     resting: Resting
     intents: Intents
+    sums: Sums
 
     def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
         """Where the block may go down to; None: nowhere."""
@@ -70,6 +72,7 @@ class ActiveTier:
             options.verify_full,
             neighbours.intents,
             options.open_slabs,
+            neighbours.sums,
         )
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, neighbours.resting)

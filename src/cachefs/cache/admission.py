@@ -19,6 +19,7 @@ from cachefs.cache.evictor import Evictor
 from cachefs.cache.flights import Flight
 from cachefs.cache.placement import Resting
 from cachefs.cache.store import TierStore
+from cachefs.cache.sums import Sums
 from cachefs.cache.tier_io import Step
 from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
 from cachefs.tiers.disk import Disk
@@ -277,7 +278,10 @@ class Admission:
         size_bytes = max(len(write.candidate.data) for write in writes)
         store = self._store
         self._progress_s = time.monotonic()
-        results = await store.io.write_in_steps(size_bytes, _write_all, store.tier.disk, writes)
+        sums = store.sums if store.is_on_disk else None
+        results = await store.io.write_in_steps(
+            size_bytes, _write_all, store.tier.disk, writes, sums
+        )
         with trio.CancelScope(shield=True):
             for first in range(0, len(writes), _FINISH_BLOCKS):
                 last = first + _FINISH_BLOCKS
@@ -319,7 +323,9 @@ class Admission:
         self._failing = True
 
 
-def _write_all(step: Step, disk: Disk, writes: list[_Write]) -> list[int | OSError]:
+def _write_all(
+    step: Step, disk: Disk, writes: list[_Write], sums: Sums | None
+) -> list[int | OSError]:
     """In the writer thread: checksum and write each block. The result is the checksum, or why
     the block could not be written; then its slot holds nothing of use."""
     results: list[int | OSError] = []
@@ -336,4 +342,6 @@ def _write_all(step: Step, disk: Disk, writes: list[_Write]) -> list[int | OSErr
         else:
             results.append(checksum)
             step(None)
+            if sums is not None:
+                sums.note(checksum, data)
     return results

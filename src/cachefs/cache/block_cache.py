@@ -60,6 +60,7 @@ class BlockCache:
         self.counters = CacheCounters()
         self.intents = Intents()
         self._history = make_history(policy_name)
+        self.verify_full = verify_full
         options = CacheOptions(policy_name, verify_full, scrub_interval_s)
         self._tiers = TierSet(tiers, options, self._history, self.intents)
         self._fetches = Fetches(
@@ -75,6 +76,7 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
+        self.sums = self._tiers.sums
         self.objects = CachedObjects(self._tiers.all, self.intents, self._under_way)
 
     def _under_way(self) -> set[bytes]:

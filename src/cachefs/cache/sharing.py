@@ -1,9 +1,10 @@
 """Blocks that the relay serves without us: which, where they lie, and what it tells of its hits.
 
 The relay looks in a table that is shared with it (fuse/relay/table.h). A block gets there when we
-have answered one of its readers, so it has been verified. It leaves it, before anything else
-happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied,
-deleted or out of use (`on_withdrawn`). docs/CONCURRENCY.md tells why that suffices.
+have answered one of its readers, with its checksum: the relay compares what it reads. It leaves it,
+before anything else happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its
+slab is emptied, deleted or out of use (`on_withdrawn`). docs/CONCURRENCY.md tells why that is
+enough.
 """
 
 from collections import OrderedDict
@@ -12,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import trio
 
+from cachefs.cache import sums
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.store import TierStore
 from cachefs.tiers.open_slabs import descriptors_for_slabs
@@ -30,12 +32,21 @@ _AWAITED = 65_536
 """Blocks that are on their way into a tier, for readers that had them from the origin."""
 
 
-class Table(Protocol):
+class Table(sums.Table, Protocol):
     """What is used of `cachefs.fuse.relay._relay.Table`."""
 
     def publish(
-        self, ino: int, block: int, file: int, offset: int, length: int, is_last: bool, /
+        self,
+        ino: int,
+        block: int,
+        file: int,
+        offset: int,
+        length: int,
+        is_last: bool,
+        checksum: int,
+        /,
     ) -> None: ...
+    def verify_all(self, verify: bool, /) -> None: ...
     def invalidate(self, file: int, offset: int, /) -> None: ...
     def revive(self, file: int, /) -> None: ...
     def kill(self, file: int, /) -> None: ...
@@ -86,6 +97,8 @@ class SharedBlocks:
         """Files whose descriptors the reader has. Of the others it sends us the READs."""
         self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
+        table.verify_all(cache.verify_full)
+        cache.sums.share(table)
         cache.tell_admitted(self._admitted)
 
     def offer(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
@@ -123,7 +136,9 @@ class SharedBlocks:
             self._lend(store, slab)
         offset = slab.layout.slot_offset(location.slot)
         block = key.block_index
-        self._table.publish(ino, block, slab.shared_as, offset, location.length, is_last)
+        self._table.publish(
+            ino, block, slab.shared_as, offset, location.length, is_last, location.checksum
+        )
 
     def _share(self, store: TierStore, slab: Slab) -> bool:
         if self._next_file >= _FILES or slab.fd < 0:

@@ -19,6 +19,7 @@ from cachefs.cache.index import Index
 from cachefs.cache.intents import Intents
 from cachefs.cache.policies import History, make_policy
 from cachefs.cache.slab_files import SlabFiles
+from cachefs.cache.sums import Bytes, Sums
 from cachefs.cache.tier_io import OverdueError, TierIo
 from cachefs.format.slab import (
     SLOT_ENTRY,
@@ -31,7 +32,7 @@ from cachefs.tiers.disk import Disk
 from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.slabs import Slab
 from cachefs.tiers.tier import Tier
-from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
 
 _COMMIT_INTERVAL_S = 1.0
 _PROVE_NOW_BYTES = 256 << 10
@@ -74,8 +75,14 @@ class TierStore:
         verify_full: bool,
         intents: Intents,
         open_slabs: OpenSlabs,
+        sums: Sums,
     ) -> None:
         self.tier = tier
+        self.sums = sums
+        self.is_on_disk = tier.medium is not Medium.MEM
+        """Disks forget, and lose what was written to them; and nobody can tell which pages of a
+        slab the kernel has read from the disk since they were compared last. So whatever is read
+        from there is compared with a checksum, each time."""
         self.intents = intents
         self.slabs = tier.slabs
         self.index = index
@@ -94,7 +101,7 @@ class TierStore:
         self._disk = tier.disk
         self._read_now = tier.disk.read_now
         self._arrivals = Arrivals(tier.disk.read_now)
-        self._whole_block = memoryview(bytearray(BLOCK_BYTES if verify_full else _PROVE_NOW_BYTES))
+        self._whole_block = memoryview(bytearray(BLOCK_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(
             tier, index, self.io, self.counters, lambda: self.policy.now, open_slabs
@@ -113,10 +120,11 @@ class TierStore:
         verify_full: bool = False,
         intents: Intents | None = None,
         open_slabs: OpenSlabs | None = None,
+        sums: Sums | None = None,
     ) -> "TierStore":
-        """`intents` and `open_slabs` are those of the mount. Raises `CacheDirError`."""
+        """`intents`, `open_slabs` and `sums` are those of the mount. Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        of_mount = (intents or Intents(), open_slabs or OpenSlabs())
+        of_mount = (intents or Intents(), open_slabs or OpenSlabs(), sums or Sums())
         return cls(tier, index, policy_name, history, verify_full, *of_mount)
 
     # -- reading ---------------------------------------------------------------------------
@@ -143,6 +151,8 @@ class TierStore:
                 if stored_length > _PROVE_NOW_BYTES:
                     return None
                 return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
+            if self.is_on_disk:
+                return self._read_now_compared(key, slab, BlockLocation(*found), offset, buffer)
             position = slab.data_offset + slot * slab.slot_bytes + offset
             if self._read_now(slab.fd, (buffer,), position, flags) != length:
                 return None
@@ -178,6 +188,31 @@ class TierStore:
         buffer[:] = block[offset : offset + length]
         return buffer
 
+    def _read_now_compared(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
+    ) -> memoryview | None:
+        """The part of a proven block, if what it takes to compare it is in memory, and right.
+        Raises `OSError`."""
+        length = len(buffer)
+        first, end = self.sums.range_of(location, offset, length)
+        data = buffer if end - first == length else self._whole_block[: end - first]
+        position = slab.layout.slot_offset(location.slot) + first
+        flags = self.tier.read_flags or 0
+        if self._read_now(slab.fd, (data,), position, flags) != end - first:
+            return None
+        if not self.sums.agree(location, first, data):
+            return None  # `read` finds out why
+        if data is not buffer:
+            buffer[:] = data[offset - first : offset - first + length]
+            self._note_sums(location, data)
+        self._hit(key, slab, location.slot, length)
+        return buffer
+
+    def _note_sums(self, location: BlockLocation, data: Bytes) -> None:
+        """Somebody had to read the whole of a block for a part of it: not again."""
+        if self.is_on_disk and len(data) == location.length:
+            self.sums.note(location.checksum, data)
+
     def _hit(self, key: BlockKey, slab: Slab, slot: int, length: int) -> None:
         if self.on_lower_hit is not None:
             self.on_lower_hit(key, self.policy.age(slab, slot))
@@ -188,10 +223,9 @@ class TierStore:
         counters.hit_bytes += length
 
     def proven(self, key: BlockKey) -> BlockLocation | None:
-        """Where the block lies, if its bytes were seen to be right since the start, and may be
-        read by others who don't look again."""
+        """Where the block lies, if its bytes were seen to be right since the start."""
         location = self.index.locate(key)
-        if location is None or self._verify_full or self.retired or not self.io.health.usable:
+        if location is None or self.retired or not self.io.health.usable:
             return None
         slab = self._by_id.get(location.slab)
         if slab is None or slab.fd < 0 or not slab.holds(location.slot):
@@ -254,14 +288,26 @@ class TierStore:
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
     ) -> Buffer | None:
         slot = location.slot
+        first, end = 0, location.length
         proven = slab.proof[slot] == location.checksum and not self._verify_full
+        if proven and self.is_on_disk:
+            first, end = self.sums.range_of(location, offset, length)
+        elif proven:
+            first, end = offset, offset + length
         slab.pin(slot)
         unpin = partial(self.slabs.unpin, slab, slot)
         try:
             if proven:
-                position = slab.layout.slot_offset(slot) + offset
-                data = await self._read_raw(unpin, slab.fd, length, position)
-                checked = Checked(data if len(data) == length else None, None)
+                position = slab.layout.slot_offset(slot) + first
+                data = await self._read_raw(unpin, slab.fd, end - first, position)
+                right = len(data) == end - first
+                if right and self.is_on_disk:
+                    right = self.sums.agree(location, first, data)
+                if not right:  # see what the whole block is like
+                    if self.index.locate(key) == location and slab.holds(slot):
+                        slab.proof[slot] = 0
+                    return await self.read(key, offset, length)
+                checked = Checked(data, None)
             else:
                 checked = await self.io.read_patiently(
                     unpin, location.length, read_and_check, self._disk, slab, location
@@ -280,7 +326,10 @@ class TierStore:
         if self.index.locate(key) == location and slab.holds(slot):  # not evicted meanwhile
             slab.proof[slot] = location.checksum
             self._hit(key, slab, slot, length)
-        return checked.data if proven else checked.data[offset : offset + length]
+        if end - first == length:
+            return checked.data
+        self._note_sums(location, checked.data)
+        return checked.data[offset - first : offset - first + length]
 
     # -- changing what is where --------------------------------------------------------------
 

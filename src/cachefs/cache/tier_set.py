@@ -15,6 +15,7 @@ from cachefs.cache.intents import Intents
 from cachefs.cache.placement import Placement, Resting
 from cachefs.cache.policies import History
 from cachefs.cache.store import OnAdmitted, TierStore
+from cachefs.cache.sums import Sums
 from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, BlockLocation, Medium
@@ -31,6 +32,7 @@ class TierSet:
         """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then."""
         self.resting = Resting()
         self.intents = intents
+        self.sums = Sums()
         self._options = options
         self._history = history
         self._tiers: list[ActiveTier] = []

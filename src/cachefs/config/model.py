@@ -244,8 +244,9 @@ class MountConfig(BaseModel):
         Flag(("--verify", "--verify-cache-checksum"), metavar="first|full", group=Group.CACHE),
     ] = Field(
         "first",
-        description="Compare the checksum of a cached block on its first read after each start, "
-        "or on every read.",
+        description="What a disk gives is compared with its checksum on every read. With full, so "
+        "are blocks in memory tiers, and it is looked up to which block a slot belongs; else that "
+        "is done on the first read after each start.",
     )
     scrub_interval: Annotated[
         float, DURATION, Flag(("--scrub-interval",), metavar="TIME", group=Group.CACHE)

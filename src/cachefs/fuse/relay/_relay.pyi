@@ -5,6 +5,8 @@ Offsets are in bytes and multiples of 512. Nothing here waits, but for a mutex t
 microseconds.
 """
 
+from typing_extensions import Buffer
+
 FORMAT: int
 """Of the shared table (docs/formats/relay_table.md)."""
 
@@ -76,9 +78,17 @@ class Table:
         `ValueError` for a table of another format."""
 
     def publish(
-        self, ino: int, block: int, file: int, offset: int, length: int, is_last: bool, /
+        self,
+        ino: int,
+        block: int,
+        file: int,
+        offset: int,
+        length: int,
+        is_last: bool,
+        checksum: int,
+        /,
     ) -> None:
-        """The block lies there, verified. Raises `ValueError` for what can't be."""
+        """The block lies there, and has that checksum. Raises `ValueError` for what can't be."""
 
     def invalidate(self, file: int, offset: int, /) -> None:
         """The slot is free: to be called before it is given to another block."""
@@ -101,6 +111,20 @@ class Table:
 
     def pause(self, paused: bool, /) -> None:
         """While paused all READs come to the daemon."""
+
+    def verify_all(self, verify: bool, /) -> None:
+        """Whether the relay compares blocks of files in memory, too, on every read."""
+
+    def note_sums(self, checksum: int, block: Buffer, /) -> None:
+        """Keep the checksums of the parts of a block, which is right. Any thread may call this and
+        the next two."""
+
+    def has_sums(self, checksum: int, /) -> bool:
+        """Whether those of the block with this checksum are kept."""
+
+    def sums_agree(self, checksum: int, offset: int, data: Buffer, /) -> bool:
+        """Whether bytes of that block are right. They begin with a part, and end with one or with
+        the block. False also if nothing is known."""
 
     def user(self, uid: int, /) -> int:
         """The number of a user, the same as in handles; 0 when there are none left."""

@@ -18,6 +18,7 @@
 
 #include "reads.h"
 #include "relay.h"
+#include "sums.h"
 #include "waiting.h"
 
 /* -- errors ------------------------------------------------------------------------------------- */
@@ -377,10 +378,11 @@ static bool is_place(unsigned long file, unsigned long long offset) {
 }
 
 static PyObject *Table_publish(TableObject *self, PyObject *args) {
-    unsigned long long ino, offset;
+    unsigned long long ino, offset, checksum;
     unsigned long block, file, length;
     int is_last;
-    if (!PyArg_ParseTuple(args, "KkkKkp", &ino, &block, &file, &offset, &length, &is_last))
+    if (!PyArg_ParseTuple(args, "KkkKkpK", &ino, &block, &file, &offset, &length, &is_last,
+                          &checksum))
         return NULL;
     if (!is_place(file, offset)) return NULL;
     if (length == 0 || length > 1u << RT_BLOCK_SHIFT || block > UINT32_MAX) {
@@ -388,7 +390,7 @@ static PyObject *Table_publish(TableObject *self, PyObject *args) {
         return NULL;
     }
     rt_publish(&self->table, ino, (uint32_t)block, (uint32_t)file, (uint32_t)(offset / RT_SLOT_UNIT),
-               (uint32_t)length, is_last);
+               (uint32_t)length, is_last, checksum);
     Py_RETURN_NONE;
 }
 
@@ -451,6 +453,42 @@ static PyObject *Table_pause(TableObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "p", &paused)) return NULL;
     atomic_store(&self->table.header->paused, (uint32_t)paused);
     Py_RETURN_NONE;
+}
+
+static PyObject *Table_verify_all(TableObject *self, PyObject *args) {
+    int all;
+    if (!PyArg_ParseTuple(args, "p", &all)) return NULL;
+    atomic_store(&self->table.header->verify_all, (uint32_t)all);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_note_sums(TableObject *self, PyObject *args) {
+    unsigned long long checksum;
+    Py_buffer block;
+    if (!PyArg_ParseTuple(args, "Ky*", &checksum, &block)) return NULL;
+    bool fits = block.len <= 1 << RT_BLOCK_SHIFT;
+    Py_BEGIN_ALLOW_THREADS
+    if (fits) sums_note(&self->table, checksum, block.buf, (uint32_t)block.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&block);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_has_sums(TableObject *self, PyObject *args) {
+    unsigned long long checksum;
+    if (!PyArg_ParseTuple(args, "K", &checksum)) return NULL;
+    return PyBool_FromLong(sums_are_known(&self->table, checksum));
+}
+
+static PyObject *Table_sums_agree(TableObject *self, PyObject *args) {
+    unsigned long long checksum;
+    unsigned long from;
+    Py_buffer bytes;
+    if (!PyArg_ParseTuple(args, "Kky*", &checksum, &from, &bytes)) return NULL;
+    bool agree = from % RT_PART_BYTES == 0 && from + bytes.len <= 1 << RT_BLOCK_SHIFT &&
+                 sums_agree(&self->table, checksum, (uint32_t)from, bytes.buf, (uint32_t)bytes.len);
+    PyBuffer_Release(&bytes);
+    return PyBool_FromLong(agree);
 }
 
 static PyObject *Table_user(TableObject *self, PyObject *args) {
@@ -522,6 +560,10 @@ static PyMethodDef table_methods[] = {
     {"find", (PyCFunction)Table_find, METH_VARARGS, NULL},
     {"drain", (PyCFunction)Table_drain, METH_VARARGS, NULL},
     {"pause", (PyCFunction)Table_pause, METH_VARARGS, NULL},
+    {"verify_all", (PyCFunction)Table_verify_all, METH_VARARGS, NULL},
+    {"note_sums", (PyCFunction)Table_note_sums, METH_VARARGS, NULL},
+    {"has_sums", (PyCFunction)Table_has_sums, METH_VARARGS, NULL},
+    {"sums_agree", (PyCFunction)Table_sums_agree, METH_VARARGS, NULL},
     {"user", (PyCFunction)Table_user, METH_VARARGS, NULL},
     {"limit_user", (PyCFunction)Table_limit_user, METH_VARARGS, NULL},
     {"users", (PyCFunction)Table_users, METH_NOARGS, NULL},

@@ -1,5 +1,6 @@
 #define _GNU_SOURCE
 #include "relay.h"
+#include "sums.h"
 #include "waiting.h"
 
 #include <errno.h>
@@ -50,15 +51,14 @@ enum { IDLE, WAITING, HANDED_OVER };
 
 struct piece {
     struct rt_found found;
-    uint64_t position;
-    uint32_t length;
+    uint32_t within, length;
     uint64_t opened;              /* what `files` said when it was read */
 };
 
 struct worker {
     struct relay *relay;
     pthread_t thread;
-    char *request, *data;
+    char *request, *data, *scratch;
     bool leads;
 
     pthread_mutex_t lock;         /* of what follows: for `look_after` */
@@ -268,7 +268,7 @@ static ssize_t locate(struct relay *relay, uint64_t ino, uint64_t offset, uint32
         if (!rt_find(&relay->table, ino, (uint32_t)block, &piece->found)) return -1;
         uint32_t length = piece->found.length;
         if (within >= length) return piece->found.is_last ? (ssize_t)done : -1;
-        piece->position = (uint64_t)piece->found.slot * RT_SLOT_UNIT + within;
+        piece->within = within;
         piece->length = length - within < size ? length - within : size;
         ++*count;
         done += piece->length;
@@ -298,27 +298,26 @@ static bool is_same_file(struct relay *relay, const struct piece *piece) {
     return GET(relay->files[piece->found.file]) == piece->opened;
 }
 
-/* What is in memory. True if that is all. */
-static bool read_now(struct relay *relay, struct piece *pieces, int count, char *data) {
-    for (int i = 0; i < count; i++) {
-        uint64_t opened = pieces[i].opened = opened_file(relay, pieces[i].found.file);
-        struct iovec part = {data, pieces[i].length};
-        if (opened == 0) return false;
-        if (preadv2(fd_of(opened), &part, 1, (off_t)pieces[i].position,
-                    opened & WAITS ? RWF_NOWAIT : 0) != (ssize_t)pieces[i].length)
-            return false;
-        data += pieces[i].length;
-    }
-    return true;
+/* Disks forget, and lose what was written to them; and nobody can tell which pages of a slab the
+ * kernel has read from the disk since they were compared last. So whatever comes from a file on a
+ * disk is compared in the memory from which it is sent, each time. */
+static bool read_piece(struct worker *worker, struct piece *piece, int disk_flags, char *data) {
+    struct rt_table *table = &worker->relay->table;
+    uint64_t opened = piece->opened = opened_file(worker->relay, piece->found.file);
+    if (opened == 0) return false;
+    if (opened & WAITS || GET(table->header->verify_all))
+        return sums_read(table, fd_of(opened), &piece->found, piece->within, piece->length,
+                         opened & WAITS ? disk_flags : 0, data, worker->scratch);
+    off_t position = (off_t)piece->found.slot * RT_SLOT_UNIT + piece->within;
+    return pread(fd_of(opened), data, piece->length, position) == (ssize_t)piece->length;
 }
 
-/* The same from disk, in whatever time that takes. */
-static bool read_waiting(struct relay *relay, struct piece *pieces, int count, char *data) {
+/* True if all of it could be read, and is right. `disk_flags`: RWF_NOWAIT for what is in memory, 0
+ * for what a disk has to read, in whatever time that takes. */
+static bool read_pieces(struct worker *worker, struct piece *pieces, int count, int disk_flags) {
+    char *data = worker->data;
     for (int i = 0; i < count; i++) {
-        uint64_t opened = pieces[i].opened = opened_file(relay, pieces[i].found.file);
-        if (opened == 0 || pread(fd_of(opened), data, pieces[i].length,
-                                 (off_t)pieces[i].position) != (ssize_t)pieces[i].length)
-            return false;
+        if (!read_piece(worker, &pieces[i], disk_flags, data)) return false;
         data += pieces[i].length;
     }
     return true;
@@ -374,7 +373,7 @@ static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
     worker->since_ns = now_ns();
     worker->state = WAITING;
     pthread_mutex_unlock(&worker->lock);
-    bool is_read = read_waiting(relay, pieces, count, worker->data);
+    bool is_read = read_pieces(worker, pieces, count, 0);
     ADD(relay->waiting_count, -1);
     if (is_read) ADD(relay->table.header->waited, 1);
     return is_read;
@@ -406,7 +405,7 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
     ssize_t bytes = locate(relay, in->nodeid, read_in->offset, read_in->size, pieces, &count);
     if (bytes < 0 || !are_open(relay, pieces, count)) return false;
 
-    bool is_read = read_now(relay, pieces, count, worker->data);
+    bool is_read = read_pieces(worker, pieces, count, RWF_NOWAIT);
     bool waited = !is_read;
     if (read_in->size >= SEQUENTIAL_BYTES)
         read_ahead(relay, in->nodeid, read_in->offset, waited);
@@ -615,7 +614,8 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
         pthread_mutex_init(&worker->lock, NULL);
         worker->request = malloc(REQUEST_BYTES);
         worker->data = malloc(BLOCK_BYTES);
-        if (worker->request == NULL || worker->data == NULL) *error = ENOMEM;
+        worker->scratch = malloc(BLOCK_BYTES);
+        if (worker->request == NULL || worker->data == NULL || worker->scratch == NULL) *error = ENOMEM;
     }
     return *error == 0 ? relay : NULL; /* what a failed one leaves is freed with the process */
 }

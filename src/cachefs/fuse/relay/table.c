@@ -15,13 +15,17 @@
 
 struct layout {
     size_t users, limited, user_bytes, ring, alive, file_hits, file_bytes, touched, generations,
-        entries, total;
+        sums, entries, total;
 };
 
 static size_t place(size_t *end, size_t bytes) {
     size_t at = *end;
     *end += (bytes + PAGE - 1) / PAGE * PAGE;
     return at;
+}
+
+static uint64_t sums_count(uint64_t entry_count) {
+    return entry_count / RT_ENTRIES_PER_SUMS; /* a power of two, as that is */
 }
 
 static struct layout layout_of(uint64_t entry_count) {
@@ -36,6 +40,7 @@ static struct layout layout_of(uint64_t entry_count) {
     l.file_bytes = place(&end, RT_FILES * sizeof(uint64_t));
     l.touched = place(&end, RT_SLOTS);
     l.generations = place(&end, RT_SLOTS * sizeof(uint32_t));
+    l.sums = place(&end, sums_count(entry_count) * sizeof(struct rt_sums));
     l.entries = place(&end, entry_count * sizeof(struct rt_entry));
     l.total = end;
     return l;
@@ -87,6 +92,8 @@ int rt_open(struct rt_table *table, int fd) {
     table->file_bytes = (_Atomic uint64_t *)(map + l.file_bytes);
     table->touched = (_Atomic uint8_t *)(map + l.touched);
     table->generations = (_Atomic uint32_t *)(map + l.generations);
+    table->sums = (struct rt_sums *)(map + l.sums);
+    table->sums_count = sums_count(header.entry_count);
     table->entries = (struct rt_entry *)(map + l.entries);
     return 0;
 }
@@ -129,6 +136,7 @@ void rt_begin_epoch(struct rt_table *table) {
     madvise((void *)table->ring, RT_RING * sizeof(uint64_t), MADV_REMOVE);
     PUT(h->ring_tail, GET(h->ring_head));
     PUT(h->paused, 0);
+    PUT(h->verify_all, 0);
     for (uint32_t user = 0; user < RT_USERS; user++)
         if (GET(table->limited[user])) PUT(table->limited[user], 0);
     atomic_store(&h->epoch, epoch + 1);
@@ -155,7 +163,7 @@ static struct rt_entry *place_for(struct rt_table *table, uint64_t ino, uint32_t
 }
 
 void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t file, uint32_t slot,
-                uint32_t length, bool is_last) {
+                uint32_t length, bool is_last, uint64_t checksum) {
     struct rt_entry *entry = place_for(table, ino, block);
     uint32_t seq = GET(entry->seq) & ~1u;
     PUT(entry->seq, seq + 1);
@@ -165,6 +173,7 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
     PUT(entry->file, file);
     PUT(entry->slot, slot);
     PUT(entry->length, length | (is_last ? RT_LAST : 0));
+    PUT(entry->checksum, checksum);
     PUT(entry->generation, GET(table->generations[counter_of(file, slot)]));
     seq += 2;
     atomic_store_explicit(&entry->seq, seq ? seq : 2, memory_order_release);
@@ -212,6 +221,7 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
         found->file = GET(entry->file);
         found->slot = GET(entry->slot);
         found->generation = GET(entry->generation);
+        found->checksum = GET(entry->checksum);
         atomic_thread_fence(memory_order_acquire); /* all fields before the second look */
         if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
         found->entry = (uint64_t)(entry - table->entries);

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #define RT_MAGIC "cachefsR"
-#define RT_FORMAT 1
+#define RT_FORMAT 2
 
 #define RT_WAYS 8
 #define RT_SLOT_UNIT 512       /* slots begin at multiples of it */
@@ -33,6 +33,10 @@
 #define RT_BUCKETS 64          /* by bit length of (ns >> 13), as in cachefs.metrics */
 #define RT_LAST 0x80000000u    /* in `length`: no block follows */
 #define RT_BLOCK_SHIFT 20
+#define RT_PART_BYTES 8192u    /* of large blocks, with a checksum each (sums.h) */
+#define RT_PARTS ((1u << RT_BLOCK_SHIFT) / RT_PART_BYTES)
+#define RT_PARTS_ABOVE (128u << 10) /* blocks up to that length are always compared as a whole */
+#define RT_ENTRIES_PER_SUMS 4
 
 struct rt_entry {
     _Atomic uint32_t seq;      /* odd: being written; 0: never used */
@@ -42,9 +46,17 @@ struct rt_entry {
     _Atomic uint32_t slot;     /* offset in the file / RT_SLOT_UNIT */
     _Atomic uint32_t length;   /* bytes, with RT_LAST */
     _Atomic uint32_t generation;
+    _Atomic uint64_t checksum; /* of the whole block, as in the slab's table */
 };
 
-_Static_assert(sizeof(struct rt_entry) == 32, "part of the format");
+_Static_assert(sizeof(struct rt_entry) == 40, "part of the format");
+
+struct rt_sums {
+    _Atomic uint64_t checksum; /* of the block; 0: none */
+    _Atomic uint32_t parts[RT_PARTS];
+};
+
+_Static_assert(sizeof(struct rt_sums) == 520, "part of the format");
 
 struct rt_header {
     char magic[8];
@@ -68,6 +80,7 @@ struct rt_header {
     _Atomic uint64_t ring_tail;      /* next place to empty, by the writer */
     _Atomic uint64_t hit_ns;         /* time that hits took, in all */
     _Atomic uint64_t hit_times[RT_BUCKETS];
+    _Atomic uint32_t verify_all;     /* what lies in memory, too, is compared with its checksum */
 };
 
 _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
@@ -86,6 +99,8 @@ struct rt_table {
     _Atomic uint64_t *file_bytes;    /* [RT_FILES] the same in bytes */
     _Atomic uint8_t *touched;        /* [RT_SLOTS] hit since the ring told so last */
     _Atomic uint32_t *generations;   /* [RT_SLOTS] */
+    struct rt_sums *sums;            /* [sums_count], by the block's checksum */
+    uint64_t sums_count;
     struct rt_entry *entries;
 };
 
@@ -96,6 +111,7 @@ struct rt_found {
     uint32_t slot;
     uint32_t length;
     uint32_t generation;
+    uint64_t checksum;
     bool is_last;
 };
 
@@ -107,7 +123,7 @@ void rt_close(struct rt_table *table);
 /* The writer's: one thread of one process. */
 void rt_begin_epoch(struct rt_table *table);
 void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t file, uint32_t slot,
-                uint32_t length, bool is_last);
+                uint32_t length, bool is_last, uint64_t checksum);
 void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot);
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_kill(struct rt_table *table, uint32_t file);
