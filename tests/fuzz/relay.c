@@ -2,12 +2,14 @@
  * (to be linked with all of them but relay.c and module.c). An input is a list of steps; see `run`. With libFuzzer (python -m tests.fuzz relay) or,
  * with REPLAY defined, a program that replays files and a few mutations of each. */
 #include "../../src/cachefs/fuse/relay/relay.c"
+#include "../../src/cachefs/fuse/relay/reads.h"
 
 #include <stdio.h>
 #include <sys/mman.h>
 
 #define ENTRIES 64
 #define SLAB_BYTES (3u << 20)
+#define STEPS 15
 #define FILES 16 /* numbers of files that inputs use; all others are out of range */
 
 struct input {
@@ -30,6 +32,7 @@ static void drain(int fd) {
 static struct relay *relay;
 static struct rt_table writer; /* the daemon's mapping of the same table */
 static int device[2], requests[2], table_fd, slab_fd;
+static uint64_t latest = 2; /* number of a READ that came to the daemon */
 
 static void set_up(void) {
     int error;
@@ -40,7 +43,8 @@ static void set_up(void) {
         rt_open(&writer, table_fd) != 0 || socketpair(AF_UNIX, SOCK_SEQPACKET, 0, device) < 0)
         abort();
     relay = relay_new(device[0], table_fd, 4, &error);
-    if (relay == NULL) abort();
+    if (relay == NULL || reads_init() < 0) abort();
+    reads_begin(device[0]);
 }
 
 /* One request as the kernel sends it: a header whose fields are those of the input, then a body. */
@@ -111,10 +115,10 @@ static void start_anew(void) {
 static void run(struct input *in) {
     struct worker *worker = &relay->workers[0];
     for (unsigned steps = 0; in->left > 0 && steps < 256; steps++) {
-        switch (number(in, 1) % 12) {
+        switch (number(in, 1) % STEPS) {
         case 0: /* bytes anywhere in the header */
         case 1: { /* or in the entries, whatever they say then */
-            bool is_entry = in->bytes[-1] % 12 == 1;
+            bool is_entry = in->bytes[-1] % STEPS == 1;
             char *base = is_entry ? (char *)writer.entries : (char *)writer.map;
             size_t limit = is_entry ? ENTRIES * sizeof(struct rt_entry) : sizeof(struct rt_header);
             size_t at = number(in, 2) % limit, count = number(in, 1);
@@ -158,6 +162,32 @@ static void run(struct input *in) {
                 relay_close_file(relay, file);
             break;
         }
+        case 12: { /* the daemon's share of READs: some at a time, so that many are kept */
+            struct fuse_in_header *header = (struct fuse_in_header *)worker->request;
+            struct fuse_read_in *body = (struct fuse_read_in *)(header + 1);
+            memset(worker->request, 0, 4096);
+            header->opcode = FUSE_READ;
+            header->pid = (uint32_t)number(in, 1) ? 0x7ffffff0u : 0;
+            body->fh = number(in, 2) << INO_BITS;
+            size_t length = number(in, 1) & 1 ? 80 : number(in, 1);
+            if (length < sizeof *header) length = sizeof *header;
+            for (uint64_t count = number(in, 2) % 600; count > 0; count--) {
+                header->unique = ++latest;
+                reads_admit(worker->request, length);
+            }
+            break;
+        }
+        case 13: { /* answers, and whose turn it is then */
+            uint64_t unique = latest - number(in, 2);
+            for (uint64_t count = number(in, 1); count > 0; count--) reads_answered(unique--);
+            while (reads_take(worker->request) > 0) {}
+            break;
+        }
+        case 14: {
+            uint32_t user = (uint32_t)number(in, 4), most = (uint32_t)number(in, 2);
+            reads_share(user, most, number(in, 1) & 1);
+            break;
+        }
         }
         drain(device[1]);
         if (requests[1] > 0) drain(requests[1]);
@@ -170,6 +200,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     start_anew();
     run(&in);
     for (uint32_t file = 0; file < FILES; file++) relay_close_file(relay, file);
+    while (reads_take(relay->workers[0].request) > 0) {}
+    for (uint64_t tries = 0; tries < 3; tries++) { /* nothing stays in hand or kept */
+        uint64_t first = latest > (1u << 14) ? latest - (1u << 14) : 0;
+        for (uint64_t unique = first + 1; unique <= latest; unique++) reads_answered(unique);
+        while (reads_take(relay->workers[0].request) > 0) {}
+    }
     return 0;
 }
 

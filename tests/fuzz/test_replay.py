@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz.engine import HERE, TARGETS, corpus, load, mutations, relay_sources
 
 MUTATIONS = 300
-MOST_S = 2.0
+MOST_S = 1.0
 """Of one target's mutations; a slow machine tries fewer of them."""
 
 

@@ -128,7 +128,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     text = error.detail
     if error.status_code in {404, 405}:
         text = (
-            f'the daemon doesn\'t know "{request.method} {request.url.path}"; it is of another '
+            f'the daemon doesn\'t know "{request.method} {request.scope["path"]}"; it is of another '
             "version than this command"
         )
     return _response(error.status_code, {"error": text})
