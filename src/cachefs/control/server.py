@@ -127,8 +127,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = error.detail
     if error.status_code in {404, 405}:
+        path = request.scope["path"]  # `request.url` wants the query to be UTF-8
         text = (
-            f'the daemon doesn\'t know "{request.method} {request.scope["path"]}"; it is of another '
+            f'the daemon doesn\'t know "{request.method} {path}"; it is of another '
             "version than this command"
         )
     return _response(error.status_code, {"error": text})
