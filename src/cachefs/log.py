@@ -176,6 +176,16 @@ def setup(
     logging.captureWarnings(True)
 
 
+def is_debugging() -> bool:
+    """Whether every decision is logged."""
+    return logging.getLogger(ROOT_LOGGER).level == logging.DEBUG
+
+
+def set_debugging(debug: bool) -> None:
+    """From now on."""
+    logging.getLogger(ROOT_LOGGER).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
 def _is_journal(stream: TextIO) -> bool:
     """Whether `stream` leads to journald (JOURNAL_STREAM in systemd.exec(5))."""
     wanted = os.environ.get("JOURNAL_STREAM", "")

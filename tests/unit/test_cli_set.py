@@ -90,7 +90,10 @@ def test_the_access_log_is_named_as_seen_from_here(
         ("max-downloads=", "write NAME=VALUE"),
         ("max-downloads=0", "max-downloads: 0 is not a whole number from 1 to 4096"),
         ("max_download=1", 'did you mean "max_downloads"'),
-        ("cache-size=1GiB", "can't be changed while mounted; these can be changed: max-downloads"),
+        (
+            "cache-size=1GiB",
+            "can't be changed while mounted; these can be changed: access-log, attr-ttl, debug",
+        ),
         ("download-limit=1", "is too slow; the least is 64 KiB per second"),
         ("limit-uid=7", "write UID=SIZE"),
         ("limit-uid=root=1MiB", '"root" is not a whole number'),
@@ -131,12 +134,14 @@ async def test_the_daemon() -> None:
             "max_downloads": 64,
             "download_limit": 0,
             "limit_uid": {"7": MIB},
+            "hedge": False,
             "access_log": "off",
         },
         "after": {
             "max_downloads": 3,
             "download_limit": 0,
             "limit_uid": {"7": MIB, "8": 2 * MIB},
+            "hedge": False,
             "access_log": "off",
         },
     }

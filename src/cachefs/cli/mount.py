@@ -1,6 +1,8 @@
 """`cachefs mount`: from a command line to a running daemon."""
 
 import faulthandler
+import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,26 +110,42 @@ def _mount(
     fields |= {name: value for name, value in options.items() if value not in (None, ())}
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")
-    start(load(source, mountpoint, fields, config_file))
+    start(load(source, mountpoint, fields, config_file), given(source, fields, config_file))
 
 
-def start(config: MountConfig) -> None:
+def given(
+    source: str | None, fields: Mapping[str, object], config_file: str | None
+) -> dict[str, Any]:
+    """What a mount is made with, for `cachefs reload`: it may run in another directory."""
+    file = None if config_file is None else os.path.abspath(config_file)
+    return {"source": source, "fields": dict(fields), "file": file, "directory": _cwd()}
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
+
+
+def start(config: MountConfig, given: Mapping[str, Any] | None = None) -> None:
     """Serve the mount in the foreground until it ends, or in a daemon and return once it answers.
 
     Raises `CachefsError` or `UsageError` when it could not be mounted.
     """
     manager = systemd_notify.take_over()  # not for a daemon in the background
     why_python = _why_python(config)
+    given = {**(given or {}), "config": json.loads(to_json(config))}
     if config.foreground:
         set_up_log(config)
         status = f"serving {config.source} on {config.mountpoint}"
-        _serve(config, why_python, _ignore, manager, status)
+        _serve(config, given, why_python, _ignore, manager, status)
         return
     log_file = log.open_log_file(config.log_file or default_log_file(config.mountpoint))
 
     def serve(on_ready: OnReady) -> None:
         set_up_log(config)
-        _serve(config, why_python, on_ready)
+        _serve(config, given, why_python, on_ready)
 
     patience_s = START_TIMEOUT_S if config.manifest is None else MANIFEST_TIMEOUT_S
     launch(serve, config.mountpoint, log_file, patience_s)
@@ -173,6 +191,7 @@ def load(
 
 def _serve(
     config: MountConfig,
+    given: Mapping[str, Any],
     why_python: str | None,
     on_ready: OnReady,
     manager: ServiceManager = NOBODY,
@@ -183,13 +202,13 @@ def _serve(
     faulthandler.enable()  # the watchdog of systemd ends a stuck process with SIGABRT: show where
     if why_python is None:
         try:
-            _supervise(config, on_ready, manager, status)
+            _supervise(config, given, on_ready, manager, status)
             return
         except RelayUnusableError as error:
             if config.data_path == "relay":
                 raise _not_possible(str(error)) from error
             why_python = str(error)
-    with RuntimeFile(config.mountpoint, config.source, log_file_of(config)) as claim:
+    with RuntimeFile(config.mountpoint, config.source, log_file_of(config), given=given) as claim:
         from cachefs.daemon.run import run
 
         def tell() -> None:
@@ -202,7 +221,11 @@ def _serve(
 
 
 def _supervise(
-    config: MountConfig, on_ready: OnReady, manager: ServiceManager, status: str
+    config: MountConfig,
+    given: Mapping[str, Any],
+    on_ready: OnReady,
+    manager: ServiceManager,
+    status: str,
 ) -> None:
     from cachefs.supervisor.supervisor import Supervisor
     from cachefs.supervisor.task import Task, daemon_command
@@ -212,7 +235,9 @@ def _supervise(
     task = Task(
         config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where
     )
-    with RuntimeFile(config.mountpoint, config.source, log_file, supervised=True) as claim:
+    with RuntimeFile(
+        config.mountpoint, config.source, log_file, supervised=True, given=given
+    ) as claim:
 
         def tell(warnings: Sequence[str] = ()) -> None:
             claim.note_device()

@@ -7,7 +7,7 @@ import click
 
 from cachefs import __version__
 from cachefs.cli import explain
-from cachefs.cli.mount import load, start
+from cachefs.cli.mount import given, load, start
 from cachefs.cli.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.errors import UsageError
 
@@ -53,7 +53,7 @@ def command(
     fields = parse_mount_words(others, IGNORED | FSTAB, sloppy=sloppy)
     config = load(source, mountpoint, fields, config_file)
     if not fake:
-        start(config)
+        start(config, given(source, fields, config_file))
     if verbose:
         verb = "would be mounted" if fake else "mounted"
         click.echo(f"{_PROGRAM}: {config.source} {verb} on {config.mountpoint}")

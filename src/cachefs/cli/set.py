@@ -1,37 +1,48 @@
-"""`cachefs set`: limits and the access log of a running mount."""
+"""`cachefs set`: options and the access log of a running mount."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
+from cachefs.config import LIVE, flags, load_changes
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import find_entry, served_on, socket_path
-from cachefs.units import format_bytes
+from cachefs.units import format_bytes, format_duration
 
 _TIMEOUT_S = 10.0
-_KEEP = "until the mount ends; to keep it so, change the mount's options too"
+_KEEP = " until the mount ends; to keep it so, change the mount's options too"
 _HERE_ONLY = {"access_log"}
 """What is no option of `cachefs mount`."""
+_SWITCHES = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
 
-@click.command("set")
+def _help() -> str:
+    names = [*(flags()[name].option.removeprefix("--") for name in LIVE), "access-log"]
+    return f"""Change options of the mount on MOUNTPOINT, or log its requests, until it ends.
+
+    NAME is one of {", ".join(sorted(names))}; they take what the options of cachefs mount take,
+    switches true or false. limit-uid=UID=SIZE is for one user; access-log=FILE|off writes one line
+    for each request of the kernel.
+
+    A user's limit holds for the files that the user has open, too. What the kernel was told holds
+    as long as it was told: to shorten a TTL at once, use cachefs refresh afterwards.
+
+    \b
+      cachefs set /mnt/data download-limit=100MiB/s
+      cachefs set /mnt/data list-ttl=1m negative-ttl=10s readahead=0
+    """
+
+
+@click.command("set", help=_help())
 @click.argument("mountpoint")
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
-    """Change limits of the mount on MOUNTPOINT, or log its requests, until it ends.
-
-    \b
-      max-downloads=N            most requests to the origin at one time
-      download-limit=SIZE        most bytes per second to read from the origin; 0 for no limit
-      limit-uid=UID=SIZE         most bytes per second for the readers of a user; 0 for no limit
-      access-log=FILE|off        one line for each request of the kernel, in a file of this host
-
-    A user's limit holds for the files that he has open, too.
-    """
+    """See `_help`."""
     arguments = parse_settings(settings)
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
@@ -39,18 +50,24 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
     entry = find_entry(place)
     if entry is None or not entry.alive:
         raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    change(place, arguments, _KEEP)
+
+
+def change(place: Path, arguments: dict[str, Any], keep: str) -> None:
+    """Have the daemon change what is given, and print it. Raises `CachefsError`."""
+    plain = {
+        name: "indefinite" if value == math.inf else value for name, value in arguments.items()
+    }
     try:
-        reply = ask(socket_path(place), api.SET, arguments, _TIMEOUT_S)
+        reply = ask(socket_path(place), api.SET, plain, _TIMEOUT_S)
     except CachefsError as error:
         raise CachefsError(f"{place}: {error}") from error
-    for line in _describe(arguments, reply["before"], reply["after"]):
+    for line in _describe(plain, reply["before"], reply["after"], keep):
         click.echo(line)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     """From "name=value" to what the daemon is asked for, checked. Raises `UsageError`."""
-    from cachefs.config import load_changes
-
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -62,23 +79,44 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
         elif field in values:
             raise UsageError(f"{name} is given twice")
         else:
-            values[field] = value
-    return load_changes(values).model_dump(exclude_unset=True)
+            values[field] = _SWITCHES.get(value, value) if field in _switches() else value
+    return load_changes(values)
 
 
-def _describe(asked: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _switches() -> set[str]:
+    return {name for name, flag in flags().items() if flag.metavar is None}
+
+
+def _describe(
+    asked: dict[str, Any], before: dict[str, Any], after: dict[str, Any], keep: str
+) -> list[str]:
     lines = []
     for field, value in asked.items():
         name = field.replace("_", "-")
-        keep = "until the mount ends" if field in _HERE_ONLY else _KEEP
+        how_long = " until the mount ends" if keep and field in _HERE_ONLY else keep
         if field == "limit_uid":
             for uid in map(str, value):
                 was, is_ = (_rate(state[field].get(uid, 0)) for state in (before, after))
-                lines.append(f"{name} of {uid} was {was} and is {is_} {keep}")
+                lines.append(f"{name} of {uid} was {was} and is {is_}{how_long}")
             continue
-        show = _rate if field == "download_limit" else str
-        lines.append(f"{name} was {show(before[field])} and is {show(after[field])} {keep}")
+        was, is_ = (shown(field, state.get(field)) for state in (before, after))
+        lines.append(f"{name} was {was} and is {is_}{how_long}")
     return lines
+
+
+def shown(field: str, value: Any) -> str:
+    """A value of an option as one would write it."""
+    flag = flags().get(field)
+    if field == "download_limit":
+        return _rate(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float) and flag is not None:
+        if flag.metavar == "TIME":
+            return format_duration(value)
+        if flag.metavar == "SIZE":
+            return format_bytes(int(value))
+    return str(value)
 
 
 def _rate(bytes_per_s: int) -> str:

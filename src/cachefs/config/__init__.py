@@ -1,7 +1,7 @@
 """Every option of a mount: name, default, check, help; file and command line merged."""
 
 from cachefs.config.address import OFF, join_address, split_address
-from cachefs.config.changes import Changes, load_changes
+from cachefs.config.changes import LIVE, load_changes
 from cachefs.config.fields import (
     Flag,
     Group,
@@ -16,9 +16,9 @@ from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.config.transport import from_json, to_json
 
 __all__ = [
+    "LIVE",
     "MIN_CACHE_DIR_BYTES",
     "OFF",
-    "Changes",
     "Flag",
     "Group",
     "MountConfig",

@@ -1,16 +1,19 @@
-"""What `cachefs set` can change on a running mount: the same names, forms and checks as the options
-of `cachefs mount`."""
+"""What `cachefs set` can change on a running mount: the options of `cachefs mount` that are `live`,
+with the same names, forms and checks, and the access log."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
-from cachefs.config.fields import LIMITS, MAX_DOWNLOADS, RATE, absolute_path, nearest
-from cachefs.config.load import explain
+from cachefs.config.fields import absolute_path, nearest
+from cachefs.config.load import explain, flags
+from cachefs.config.model import MountConfig
 from cachefs.errors import UsageError
 
 OFF = "off"
+LIVE = tuple(name for name, flag in flags().items() if flag.live)
+"""Options that can be changed on a running mount, by field name."""
 
 
 def _check_access_log(value: object) -> str:
@@ -18,31 +21,32 @@ def _check_access_log(value: object) -> str:
     return OFF if value == OFF else str(absolute_path(value))
 
 
-class Changes(BaseModel):
-    """None, or nothing for a uid: as it is. Rates are bytes per second, 0 for no limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_downloads: Annotated[int | None, MAX_DOWNLOADS] = None
-    download_limit: Annotated[int | None, RATE] = None
-    limit_uid: Annotated[dict[int, int], LIMITS] = {}
-    access_log: Annotated[str | None, BeforeValidator(_check_access_log)] = None
+def _like_the_option(name: str) -> Any:
+    field = MountConfig.model_fields[name]
+    return Annotated[field.annotation, *field.metadata], None
 
 
-def load_changes(values: Mapping[str, object]) -> Changes:
-    """By field name. Raises `UsageError`: one line that names setting, value and fix."""
+_Changes: type[BaseModel] = create_model(
+    "Changes",
+    __config__=ConfigDict(frozen=True, extra="forbid"),
+    access_log=(Annotated[str, BeforeValidator(_check_access_log)], None),
+    **{name: _like_the_option(name) for name in LIVE},
+)
+
+
+def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
+    """What was given, checked, by field name. Raises `UsageError`: one line that names setting,
+    value and fix."""
+    known = sorted(_Changes.model_fields)
     for name in values:
-        if name not in Changes.model_fields:
-            known = ", ".join(_option(field) for field in Changes.model_fields)
-            fix = nearest(name, Changes.model_fields, f"these can be changed: {known}")
+        if name not in known:
+            fix = nearest(name, known, f"these can be changed: {', '.join(map(_option, known))}")
             raise UsageError(f'"{_option(name)}" can\'t be changed while mounted; {fix}')
     try:
-        return Changes.model_validate(values)
+        return _Changes.model_validate(values).model_dump(exclude_unset=True)
     except ValidationError as error:
-        names = {field: _option(field) for field in Changes.model_fields}
+        names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
-    except UnicodeEncodeError:  # pydantic's texts are UTF-8
-        raise UsageError("a setting has half a character") from None
 
 
 def _option(field: str) -> str:

@@ -43,6 +43,7 @@ class Flag:
 
     `name` may hold the negative form after a slash: `--x/--no-x`. `shown_default` stands in the
     help for a default that depends on the machine. `multiple`: it may be given several times.
+    `live`: it can be changed while mounted (`cachefs set`, `cachefs reload`).
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class Flag:
     metavar: str | None = None
     shown_default: str | None = None
     multiple: bool = False
+    live: bool = False
 
     @property
     def option(self) -> str:

@@ -136,12 +136,12 @@ class MountConfig(BaseModel):
     max_downloads: Annotated[
         int,
         MAX_DOWNLOADS,
-        Flag(("--max-downloads",), metavar="N", group=Group.ORIGIN),
+        Flag(("--max-downloads",), metavar="N", group=Group.ORIGIN, live=True),
     ] = Field(64, description="Most requests to the origin at one time.")
     download_limit: Annotated[
         int,
         RATE,
-        Flag(("--download-limit",), metavar="SIZE", group=Group.ORIGIN),
+        Flag(("--download-limit",), metavar="SIZE", group=Group.ORIGIN, live=True),
     ] = Field(0, description="Most bytes per second to read from the origin; 0 for no limit.")
     read_timeout: Annotated[
         float, DURATION, Flag(("--read-timeout",), metavar="TIME", group=Group.ORIGIN)
@@ -157,10 +157,12 @@ class MountConfig(BaseModel):
         description="How long one request may stay without an answer before it is sent again; "
         "below half of the read timeout, or there is no time for that.",
     )
-    hedge: Annotated[bool, SWITCH, Flag(("--hedge/--no-hedge",), group=Group.ORIGIN)] = Field(
-        False,
-        description="Send a second request for a block when the first takes longer than 95% of "
-        "those before it.",
+    hedge: Annotated[bool, SWITCH, Flag(("--hedge/--no-hedge",), group=Group.ORIGIN, live=True)] = (
+        Field(
+            False,
+            description="Send a second request for a block when the first takes longer than 95% of "
+            "those before it.",
+        )
     )
 
     cache_dirs: Annotated[
@@ -256,25 +258,34 @@ class MountConfig(BaseModel):
     )
 
     attr_ttl: Annotated[
-        float, DURATION, Flag(("--attr-ttl", "--attr-cache"), metavar="TIME", group=Group.METADATA)
+        float,
+        DURATION,
+        Flag(("--attr-ttl", "--attr-cache"), metavar="TIME", group=Group.METADATA, live=True),
     ] = Field(600.0, description="How long size and time of a file are believed.")
     entry_ttl: Annotated[
         float,
         DURATION,
-        Flag(("--entry-ttl", "--entry-cache"), metavar="TIME", group=Group.METADATA),
+        Flag(("--entry-ttl", "--entry-cache"), metavar="TIME", group=Group.METADATA, live=True),
     ] = Field(600.0, description="How long a name that was found is believed.")
     list_ttl: Annotated[
         float,
         DURATION,
-        Flag(("--list-ttl", "--dir-entry-cache"), metavar="TIME", group=Group.METADATA),
+        Flag(("--list-ttl", "--dir-entry-cache"), metavar="TIME", group=Group.METADATA, live=True),
     ] = Field(600.0, description="How long a directory's listing is believed.")
     negative_ttl: Annotated[
         float,
         DURATION,
-        Flag(("--negative-ttl", "--negative-entry-cache"), metavar="TIME", group=Group.METADATA),
+        Flag(
+            ("--negative-ttl", "--negative-entry-cache"),
+            metavar="TIME",
+            group=Group.METADATA,
+            live=True,
+        ),
     ] = Field(60.0, description="How long the absence of a name is believed.")
     stale_if_error: Annotated[
-        float, DURATION, Flag(("--stale-if-error",), metavar="TIME", group=Group.METADATA)
+        float,
+        DURATION,
+        Flag(("--stale-if-error",), metavar="TIME", group=Group.METADATA, live=True),
     ] = Field(
         math.inf,
         description="How long beyond these times names, attributes and listings are still shown "
@@ -299,7 +310,9 @@ class MountConfig(BaseModel):
         "group's memory limit, if that is less.",
     )
     readahead: Annotated[
-        int, size(0), Flag(("--readahead", "--max-readahead"), metavar="SIZE", group=Group.READING)
+        int,
+        size(0),
+        Flag(("--readahead", "--max-readahead"), metavar="SIZE", group=Group.READING, live=True),
     ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")
     prefetch: Annotated[
         Literal["off", "order"],
@@ -374,6 +387,7 @@ class MountConfig(BaseModel):
             ("--limit-uid",),
             metavar="UID=SIZE",
             group=Group.ACCESS,
+            live=True,
             shown_default="no limits",
             multiple=True,
         ),
@@ -433,7 +447,7 @@ class MountConfig(BaseModel):
         description="Rename the log file to FILE.1 at this size, and keep three older ones; 0 is "
         "never, for where logrotate does it.",
     )
-    debug: Annotated[bool, SWITCH, Flag(("--debug",), group=Group.PROCESS)] = Field(
+    debug: Annotated[bool, SWITCH, Flag(("--debug",), group=Group.PROCESS, live=True)] = Field(
         False, description="Log every decision, and show tracebacks of errors."
     )
 

@@ -138,7 +138,9 @@ class MountState:
         if not self.mounted:
             return "not mounted yet"
         down_since = self.origin.health()["down_since"]
-        if down_since is None or time.time() - down_since < self.config.stale_if_error:
+        ttls = None if self.namespace is None else self.namespace.ttls
+        patience_s = self.config.stale_if_error if ttls is None else ttls.stale_if_error_s
+        if down_since is None or time.time() - down_since < patience_s:
             return None
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(down_since))
         return f"the origin does not answer since {since}"

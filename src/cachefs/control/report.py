@@ -1,7 +1,7 @@
 """The status of one mount, as the control socket carries it."""
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from cachefs.cache.counters import TierStatus
 from cachefs.origin.resilience import OriginHealth
@@ -67,16 +67,6 @@ class OriginStatus(TypedDict):
     errors: int
 
 
-class LimitStatus(TypedDict):
-    """What `cachefs set` can change. Rates are bytes per second, 0 for no limit; `access_log` is a
-    path or "off"."""
-
-    max_downloads: int
-    download_limit: int
-    limit_uid: dict[str, int]
-    access_log: str
-
-
 class DataPathStatus(TypedDict):
     """See `types.DataPath`."""
 
@@ -128,7 +118,7 @@ class StatusReport(TypedDict):
     reads: ReadStatus
     origin: OriginStatus
     origin_health: OriginHealth
-    limits: LimitStatus
+    limits: dict[str, Any]
 
 
 def relay_report(counters: Mapping[str, int]) -> RelayStatus:

@@ -1,7 +1,9 @@
-"""Limits of a running mount."""
+"""What can be changed on a running mount."""
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +12,46 @@ from cachefs.config.changes import OFF
 from cachefs.config.model import refuse_below_mountpoint
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
-from cachefs.control.report import LimitStatus
 from cachefs.errors import UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.origin.resilience import ResilientOrigin
 
+INDEFINITE = "indefinite"
+
 log = logging.getLogger(__name__)
 
 
 class SetVerb:
-    """Changes last until the mount ends: `daemon.changes` tells the next daemon of it."""
+    """Changes last until the mount ends: `daemon.changes` tells the next daemon of it.
+
+    `add` names what else can be changed, once it is there.
+    """
 
     def __init__(
         self, origin: ResilientOrigin, limits: UidLimits, access_log: AccessLog, mountpoint: Path
     ) -> None:
-        self._origin = origin
         self._limits = limits
         self._access_log = access_log
         self._mountpoint = mountpoint
+        self._live: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self.add_attribute("max_downloads", origin)
+        self.add(
+            "download_limit",
+            lambda: int(origin.download_limit or 0),
+            lambda bytes_per_s: setattr(origin, "download_limit", bytes_per_s or None),
+        )
+        self.add("limit_uid", self._uid_limits, self._set_uid_limits)
+        self.add_attribute("hedge", origin)
+
+    def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        """A field of `config.LIVE`, how it is now and how it is changed."""
+        self._live[name] = get, put
+
+    def add_attribute(self, name: str, owner: object, attribute: str = "") -> None:
+        """The same for an attribute, by default of the same name."""
+        place = attribute or name
+        self.add(name, partial(getattr, owner, place), partial(setattr, owner, place))
 
     def handlers(self) -> dict[Route, Handler]:
         """By route. They raise `CachefsError`s."""
@@ -36,36 +59,39 @@ class SetVerb:
 
     async def get(self, arguments: dict[str, Any]) -> Mapping[str, object]:
         """All that can be set, as it is now."""
-        return {**self.settings()}
+        return self.settings()
 
     async def set(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """Any fields of `config.Changes`. Answers `before` and `after`: all of them."""
+        """Any fields that `config.load_changes` takes. Answers `before` and `after`: all."""
         changes = load_changes(arguments)
         before = self.settings()
-        if changes.access_log is not None:
-            await self._access_log.switch(self._access_file(changes.access_log))
-        try:
-            for uid, bytes_per_s in changes.limit_uid.items():
-                self._limits.set(uid, bytes_per_s)
-        except ValueError as error:
-            raise UsageError(f"limit-uid: {error}") from error
-        if changes.max_downloads is not None:
-            self._origin.max_downloads = changes.max_downloads
-        if changes.download_limit is not None:
-            self._origin.download_limit = changes.download_limit or None
+        access_log = changes.pop("access_log", None)
+        if access_log is not None:
+            await self._access_log.switch(self._access_file(access_log))
+        for name, value in changes.items():
+            self._live[name][1](value)
         after = self.settings()
         log.info("settings were changed: %s", after)
         return {"before": before, "after": after}
 
-    def settings(self) -> LimitStatus:
-        """All that can be set, as it is now."""
+    def settings(self) -> dict[str, Any]:
+        """All that can be set, as it is now. Rates are bytes per second, 0 for no limit; times are
+        seconds, or "indefinite"; `access_log` is a path or "off"."""
+        now = {name: get() for name, (get, _) in self._live.items()}
+        plain = {name: INDEFINITE if value == math.inf else value for name, value in now.items()}
+        file = self._access_log.file
+        return {**plain, "access_log": OFF if file is None else str(file)}
+
+    def _uid_limits(self) -> dict[str, int]:
         limits = self._limits.by_uid()
-        return {
-            "max_downloads": self._origin.max_downloads,
-            "download_limit": int(self._origin.download_limit or 0),
-            "limit_uid": {str(uid): limits[uid] for uid in sorted(limits)},
-            "access_log": OFF if self._access_log.file is None else str(self._access_log.file),
-        }
+        return {str(uid): limits[uid] for uid in sorted(limits)}
+
+    def _set_uid_limits(self, limits: dict[int, int]) -> None:
+        try:
+            for uid, bytes_per_s in limits.items():
+                self._limits.set(uid, bytes_per_s)
+        except ValueError as error:
+            raise UsageError(f"limit-uid: {error}") from error
 
     def _access_file(self, wanted: str) -> Path | None:
         if wanted == OFF:

@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cachefs.config import MountConfig, TierConfig, from_json, load_tier, to_json
+from cachefs.config import LIVE, MountConfig, TierConfig, from_json, load_tier, to_json
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.supervisor.link import Link
 
 _SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
-_SETTINGS = ("max_downloads", "download_limit", "limit_uid")
-"""Those that are options, too."""
 
 
 class Changes:
@@ -88,7 +86,7 @@ def with_changes(config: MountConfig, changes: Mapping[str, Any]) -> MountConfig
     """What the mount had become. Raises `UsageError`."""
     values = json.loads(to_json(config))
     settings = changes.get("settings") or {}
-    values |= {name: settings[name] for name in _SETTINGS if name in settings}
+    values |= {name: settings[name] for name in LIVE if name in settings}
     if changes.get("tiers"):
         for name in _SHORTHANDS:
             values.pop(name, None)

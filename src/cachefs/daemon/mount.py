@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from cachefs.load.job import Surroundings
 from cachefs.load.jobs import Jobs
 from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
+from cachefs.log import is_debugging, set_debugging
 from cachefs.manifest.view import ManifestView
 from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace, Ttls
@@ -54,6 +56,14 @@ from cachefs.types import DataPath
 log = logging.getLogger(__name__)
 
 _NAMESPACE_MAP_BYTES = 1 << 38
+_TTLS = {
+    "attr_ttl": "attr_s",
+    "entry_ttl": "entry_s",
+    "negative_ttl": "negative_s",
+    "list_ttl": "list_s",
+    "stale_if_error": "stale_if_error_s",
+}
+"""Options, and what they are called in `Ttls`."""
 
 
 class Mount:
@@ -146,6 +156,8 @@ class Mount:
         handlers |= ProfileVerb(namespace, self._origin, self._watchers).handlers()
         # Its own nursery: no tier is added or removed any more while the cache is being closed.
         async with trio.open_nursery() as control:
+            prefetch = self._prefetch(namespace, control)
+            self._let_change(namespace, prefetch.readers)
             await control.start(jobs.run)
             if self._link is not None:
                 handlers = Changes(self._config, self._link).heard_in(handlers)
@@ -154,8 +166,20 @@ class Mount:
                 control.start_soon(self._serve_others_later, handlers)
             else:
                 await control.start(self._serve_others, handlers)
-            await self._serve_kernel(namespace, self._prefetch(namespace, control), on_ready)
+            await self._serve_kernel(namespace, prefetch, on_ready)
             control.cancel_scope.cancel()
+
+    def _let_change(self, namespace: Namespace, readers: Readers) -> None:
+        for name, attribute in _TTLS.items():
+            self._let_change_ttl(name, attribute, namespace)
+        self._set_verb.add_attribute("readahead", readers)
+        self._set_verb.add("debug", is_debugging, set_debugging)
+
+    def _let_change_ttl(self, name: str, attribute: str, namespace: Namespace) -> None:
+        def put(value: float) -> None:
+            namespace.ttls = replace(namespace.ttls, **{attribute: value})
+
+        self._set_verb.add(name, lambda: getattr(namespace.ttls, attribute), put)
 
     async def _switch_access_log_on(self, file: Path | None) -> None:
         """As the daemon before had it."""

@@ -11,10 +11,11 @@ import json
 import os
 import stat
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts.table import find_mount
@@ -22,14 +23,15 @@ from cachefs.mounts.table import find_mount
 RUNTIME_DIR = Path("/run/cachefs")
 """For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
 
-_LEAST_BYTES = 4096
+_LEAST_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
     """What the process that a mount belongs to says about itself before it mounts: the daemon, or
     its supervisor (`supervised`), which also tells why the last upgrade failed. `device` is that
-    of the kernel's table, "" before it mounts. `alive`: its lock is held."""
+    of the kernel's table, "" before it mounts. `given` is what it was mounted with, for
+    `cachefs reload`. `alive`: its lock is held."""
 
     mountpoint: str
     source: str
@@ -40,6 +42,7 @@ class RuntimeEntry:
     upgrade_failed_at: float = 0.0
     upgrade_failure: str | None = None
     device: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
     alive: bool = False
 
 
@@ -100,13 +103,17 @@ class RuntimeFile:
         log_file: Path | None = None,
         *,
         supervised: bool = False,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises `MountError` while another process holds the claim."""
         self._path = entry_path(mountpoint)
         self._fd = _lock(self._path, mountpoint)
         log_name = None if log_file is None else str(log_file)
         now = time.time()
-        self._entry = RuntimeEntry(str(mountpoint), source, os.getpid(), now, log_name, supervised)
+        self._entry = RuntimeEntry(
+            *(str(mountpoint), source, os.getpid(), now, log_name, supervised),
+            given=dict(given or {}),
+        )
         os.ftruncate(self._fd, 0)
         self._write()
 
@@ -188,6 +195,7 @@ def read_entry(path: Path) -> RuntimeEntry | None:
             upgrade_failed_at=float(fields.get("upgrade_failed_at", 0.0)),
             upgrade_failure=fields.get("upgrade_failure"),
             device=str(fields.get("device", "")),
+            given=dict(fields.get("given") or {}),
             alive=alive,
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

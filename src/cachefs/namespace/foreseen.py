@@ -28,7 +28,7 @@ class Foreseen:
 
     def __init__(self, clock: Clock, for_ns: float) -> None:
         self._clock = clock
-        self._for_ns = for_ns
+        self.for_ns = for_ns
         self._seen: OrderedDict[str, Seen] = OrderedDict()
         self._names = 0
 
@@ -69,4 +69,4 @@ class Foreseen:
         return next(iter(self._seen.values()))
 
     def _is_fresh(self, seen: Seen) -> bool:
-        return self._clock.remaining_ns(seen.as_of_ns, self._for_ns) > 0
+        return self._clock.remaining_ns(seen.as_of_ns, self.for_ns) > 0

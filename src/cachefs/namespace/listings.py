@@ -86,6 +86,11 @@ class Listings:
         # A reader may go on with a position that he got from the daemon before this one.
         self._next_generation = random.getrandbits(_GENERATION_BITS)
 
+    def set_ttl(self, list_ttl_ns: float) -> None:
+        """From now on."""
+        self._list_ttl_ns = list_ttl_ns
+        self._foreseen.for_ns = min(_FORESEEN_NS, list_ttl_ns)
+
     def remaining_ns(self, ino: int) -> float | None:
         """How much longer the directory's complete listing is fresh; <= 0 if it has expired, None
         if there was none."""

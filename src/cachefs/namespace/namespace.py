@@ -115,8 +115,6 @@ class Namespace:
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls
-        self._entry_ttl_ns = ttls.entry_s * NS
-        self._negative_ttl_ns = ttls.negative_s * NS
         self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
         list_ttl_ns = ttls.list_s * NS
         self.stamps = Stamps(self.table, self._clock, list_ttl_ns, self._outage, on_changed)
@@ -135,6 +133,19 @@ class Namespace:
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._heads_since_listing: dict[int, int] = {}
+
+    @property
+    def ttls(self) -> Ttls:
+        """How long answers are believed; can be changed. What the kernel was told before holds for
+        as long as it was told."""
+        return self._ttls
+
+    @ttls.setter
+    def ttls(self, ttls: Ttls) -> None:
+        self._ttls = ttls
+        self._outage.set_patience(ttls.stale_if_error_s)
+        self.stamps.list_ttl_ns = ttls.list_s * NS
+        self._listings.set_ttl(ttls.list_s * NS)
 
     # -- attributes ----------------------------------------------------------------------------
 
@@ -275,13 +286,13 @@ class Namespace:
 
     def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
         """Less than 0 for how long it has expired."""
-        remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._entry_ttl_ns)
+        remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._ttls.entry_s * NS)
         if remaining_ns > 0:
             return remaining_ns
         listing = self.table.listing(parent)
         if listing is None:
             return remaining_ns
-        listed_ns = self._clock.remaining_ns(listing.listed_at_ns, self._entry_ttl_ns)
+        listed_ns = self._clock.remaining_ns(listing.listed_at_ns, self._ttls.entry_s * NS)
         return max(remaining_ns, listed_ns)
 
     def _absence_remaining_ns(self, parent: int, name: bytes) -> float | None:
@@ -292,9 +303,9 @@ class Namespace:
             return None
         remaining_ns = -math.inf
         if since_ns is not None:
-            remaining_ns = self._clock.remaining_ns(since_ns, self._negative_ttl_ns)
+            remaining_ns = self._clock.remaining_ns(since_ns, self._ttls.negative_s * NS)
         if listed_ns is not None:
-            remaining_ns = max(remaining_ns, min(listed_ns, self._negative_ttl_ns))
+            remaining_ns = max(remaining_ns, min(listed_ns, self._ttls.negative_s * NS))
         return remaining_ns
 
     def absent_at_ns(self, parent: int, name: bytes) -> int:
@@ -311,7 +322,7 @@ class Namespace:
     def snapshot_ttl_s(self, snapshot: Snapshot) -> float:
         """For how many seconds more the kernel may believe the names that a snapshot gives by
         `listed_ino`."""
-        remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._entry_ttl_ns)
+        remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._ttls.entry_s * NS)
         return self._shown_s(remaining_ns, self._ttls.entry_s)
 
     def _shown_s(self, remaining_ns: float, ttl_s: float) -> float:

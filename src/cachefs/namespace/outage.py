@@ -72,6 +72,10 @@ class Outage:
             return True
         return remaining_ns + self._stale_if_error_ns > 0 < self._stale_if_error_ns
 
+    def set_patience(self, stale_if_error_s: float) -> None:
+        """From now on."""
+        self._stale_if_error_ns = stale_if_error_s * NS
+
     def note_shown(self) -> None:
         """A stale answer has been given to somebody."""
         self._answer_count += 1

@@ -52,11 +52,11 @@ class _Stream:
 class FileReader:
     """The reading state of one file version."""
 
-    __slots__ = ("_cache", "_max_window", "_streams", "inode", "is_new", "ref")
+    __slots__ = ("_cache", "_streams", "inode", "is_new", "max_window", "ref")
 
     def __init__(self, cache: BlockCache, inode: Inode, ref: ObjectRef, max_window: int) -> None:
         self._cache = cache
-        self._max_window = max_window
+        self.max_window = max_window
         self._streams: list[_Stream] = []
         self.is_new = True
         """Nobody has waited for its first byte yet."""
@@ -74,7 +74,7 @@ class FileReader:
             if size <= 0:
                 return b""
         block = offset >> _BLOCK_SHIFT
-        if size_bytes > BLOCK_BYTES and self._max_window:
+        if size_bytes > BLOCK_BYTES and self.max_window:
             self._advance(block)
         start = offset & _BLOCK_MASK
         if start + size > BLOCK_BYTES:
@@ -114,7 +114,7 @@ class FileReader:
         if stream.ahead <= block:
             stream.ahead = block + 1
         if stream.ahead - block <= stream.window // 2 + 1:
-            stream.window = min(stream.window * 2, self._max_window)
+            stream.window = min(stream.window * 2, self.max_window)
             self._fetch_ahead(stream)
 
     def _stream_of(self, block: int) -> _Stream:
@@ -174,6 +174,17 @@ class Readers:
         self._readers: OrderedDict[int, FileReader] = OrderedDict()
         self._stale_reads = 0
         self._told_at_s = -math.inf
+
+    @property
+    def readahead(self) -> int:
+        """Most bytes to read ahead; can be changed."""
+        return self._max_window * BLOCK_BYTES
+
+    @readahead.setter
+    def readahead(self, size_bytes: int) -> None:
+        self._max_window = -(-size_bytes // BLOCK_BYTES)
+        for reader in self._readers.values():
+            reader.max_window = self._max_window
 
     def get(self, ino: int) -> FileReader:
         """Raises `ObjectChangedError` when the inode's record is gone."""

@@ -42,7 +42,7 @@ class Stamps:
         """`on_changed(ino)` shall make the kernel ask for attributes again."""
         self._table = table
         self._clock = clock
-        self._list_ttl_ns = list_ttl_ns
+        self.list_ttl_ns = list_ttl_ns
         self._outage = outage
         self._on_changed = on_changed
         self.are_shown = False
@@ -60,13 +60,13 @@ class Stamps:
     def of(self, ino: int, mtime_ns: int) -> tuple[int, float]:
         """The mtime that a directory with this mtime is shown with, and for how many ns it may be
         believed."""
-        if not self.are_shown or math.isinf(self._list_ttl_ns):
+        if not self.are_shown or math.isinf(self.list_ttl_ns):
             return mtime_ns, math.inf
         now_ns = self._clock.now_ns()
         shown_ns, for_ns = self._of(ino, mtime_ns, now_ns)
         began_ns = self._under_way.get(ino)
         if began_ns is not None:
-            for_ns = min(for_ns, max(0.0, self._list_ttl_ns - abs(now_ns - began_ns)))
+            for_ns = min(for_ns, max(0.0, self.list_ttl_ns - abs(now_ns - began_ns)))
         return shown_ns, for_ns
 
     def _of(self, ino: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
@@ -74,12 +74,12 @@ class Stamps:
         # A directory of which no listing is known may have been listed before a crash.
         since_ns = mtime_ns if listing is None else listing.listed_at_ns
         age_ns = now_ns - since_ns
-        if 0 <= age_ns < self._list_ttl_ns:
-            return mtime_ns, self._list_ttl_ns - age_ns
+        if 0 <= age_ns < self.list_ttl_ns:
+            return mtime_ns, self.list_ttl_ns - age_ns
         return self._stamp(since_ns, mtime_ns, now_ns)
 
     def _stamp(self, since_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
-        ttl_ns = int(self._list_ttl_ns)
+        ttl_ns = int(self.list_ttl_ns)
         if ttl_ns <= 0:
             return max(now_ns, mtime_ns + 1), 0.0
         # From the future: the clock was set back, and nobody knows for how long it is stale.
@@ -103,7 +103,7 @@ class Stamps:
         """The directory has been listed, and its row is about to be put: it goes on being shown
         with the stamp that it is shown with now."""
         inode = self._table.get(ino)
-        if inode is None or not self.are_shown or math.isinf(self._list_ttl_ns):
+        if inode is None or not self.are_shown or math.isinf(self.list_ttl_ns):
             return
         shown_ns, _ = self.of(ino, inode.mtime_ns)
         if shown_ns > inode.mtime_ns:

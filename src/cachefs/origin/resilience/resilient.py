@@ -22,6 +22,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -119,6 +120,15 @@ class ResilientOrigin(Origin):
     @download_limit.setter
     def download_limit(self, bytes_per_s: float | None) -> None:
         self._bucket.set_rate(bytes_per_s, trio.current_time())
+
+    @property
+    def hedge(self) -> bool:
+        """A second request is sent for what takes long."""
+        return self._settings.hedge
+
+    @hedge.setter
+    def hedge(self, hedge: bool) -> None:
+        self._settings = replace(self._settings, hedge=hedge)
 
     def health(self) -> OriginHealth:
         """For `status`."""
