@@ -178,3 +178,24 @@ def test_what_is_no_table_is_refused(tmp_path) -> None:
     for entries in (0, 7, 12, 1 << 29):
         with pytest.raises(OSError, match="Invalid"):
             _relay.create_table(entries)
+
+
+def test_the_table_of_users_is_never_full_for_ever(table: _relay.Table) -> None:
+    """As many uids as a container has. Who is limited stays; the others make room."""
+    limited = table.user(1000)
+    table.limit_user(limited, True)
+    for uid in range(100_000, 100_000 + (1 << 16)):
+        number = table.user(uid)
+        assert number not in {0, limited}
+        assert table.user(uid) == number
+    assert table.user(1000) == limited
+    assert len(table.users()) <= 1 << 15
+
+
+def test_a_place_where_all_are_limited_is_full(table: _relay.Table) -> None:
+    uids = [7 + (n << 15) for n in range(65)]
+    for uid in uids[:64]:
+        table.limit_user(table.user(uid), True)
+    assert table.user(uids[64]) == 0
+    table.limit_user(table.user(uids[3]), False)
+    assert table.user(uids[64]) == table.user(uids[64]) != 0

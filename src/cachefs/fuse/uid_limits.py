@@ -53,6 +53,8 @@ class UidLimits:
         self.read_bytes = [0] * count
         self.stalled_ns = [0] * count
         self._numbers: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
+        """Whose the numbers of `users` were when they were looked at last."""
         for uid, bytes_per_s in limits.items():
             self.set(uid, bytes_per_s)
 
@@ -60,6 +62,8 @@ class UidLimits:
         """0 is no limit. Holds for what is open, too. Raises `ValueError` when there are no numbers
         left."""
         number = self._number(uid)
+        if self._users is not None:
+            number = self._mark(self._users, uid, number, bool(bytes_per_s))
         if not number and bytes_per_s:
             raise ValueError(f"no more than {_USERS - 1} users can be limited")
         if number:
@@ -71,8 +75,18 @@ class UidLimits:
                 bucket.set_rate(None, trio.current_time())
                 self.buckets[number] = None
             self._bound(number, bytes_per_s)
-            if self._users is not None:
-                self._users.limit_user(number, bool(bytes_per_s))
+            if self._users is not None and not bytes_per_s:
+                del self._numbers[uid]  # it may be another's soon
+
+    def _mark(self, users: Users, uid: int, number: int, limited: bool) -> int:
+        """Returns the number of `uid`, which stays as long as `limited`; 0 if there is none."""
+        while number:
+            users.limit_user(number, limited)
+            if not limited or users.user(uid) == number:
+                break
+            users.limit_user(number, False)  # it was given to somebody else just before
+            number = self._number(uid)
+        return number
 
     def by_uid(self) -> dict[int, int]:
         """The limits that there are."""
@@ -83,6 +97,10 @@ class UidLimits:
         """Of those without a number, and of everybody who has opened something, in this order."""
         if self._users is not None:
             for number, uid, his_bytes in self._users.users():
+                if self._owners.setdefault(number, uid) != uid and number:
+                    self._owners[number] = uid
+                    self.read_bytes[0] += self.read_bytes[number]
+                    self.read_bytes[number] = self.stalled_ns[number] = 0
                 given_bytes = self.read_bytes[number] + his_bytes
                 yield Usage(uid if number else None, given_bytes, self.stalled_ns[number])
             return
@@ -101,10 +119,11 @@ class UidLimits:
         return ino | self._number(uid) << INO_BITS
 
     def _number(self, uid: int) -> int:
+        if self._users is not None:
+            self._numbers[uid] = self._users.user(uid)
+            return self._numbers[uid]
         number = self._numbers.get(uid)
-        if number is None and self._users is not None:
-            number = self._numbers[uid] = self._users.user(uid)
-        elif number is None:
+        if number is None:
             if len(self.buckets) >= _USERS:
                 return 0
             number = self._numbers[uid] = len(self.buckets)

@@ -259,16 +259,30 @@ void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t 
     atomic_store_explicit(&table->ring[head % RT_RING], found->entry + 1, memory_order_release);
 }
 
+/* The place of `number` is given to who wants it; what was read by the one before counts for nobody. */
+static bool replace_user(struct rt_table *table, uint32_t number, uint32_t wanted) {
+    uint32_t his = GET(table->users[number]);
+    if (number == 0 || GET(table->limited[number])) return false;
+    if (!atomic_compare_exchange_strong(&table->users[number], &his, wanted)) return false;
+    atomic_fetch_add(&table->user_bytes[0], atomic_exchange(&table->user_bytes[number], 0));
+    return true;
+}
+
 uint32_t rt_user(struct rt_table *table, uint32_t uid) {
-    uint32_t number = uid % RT_USERS, wanted = uid + 1;
+    uint32_t home = uid % RT_USERS, wanted = uid + 1;
     if (wanted == 0) return 0;
-    for (uint32_t tries = 0; tries < RT_USERS; tries++, number = (number + 1) % RT_USERS) {
+    for (uint32_t tries = 0; tries < RT_USER_TRIES; tries++) {
+        uint32_t number = (home + tries) % RT_USERS;
         if (number == 0) continue;
         uint32_t his = GET(table->users[number]);
         if (his == 0 &&
             atomic_compare_exchange_strong(&table->users[number], &his, wanted))
             return number;
         if (his == wanted) return number; /* `his` is what was found there */
+    }
+    for (uint32_t tries = 0; tries < RT_USER_TRIES; tries++) {
+        uint32_t number = (home + (uid / RT_USERS + tries) % RT_USER_TRIES) % RT_USERS;
+        if (replace_user(table, number, wanted)) return number;
     }
     return 0;
 }

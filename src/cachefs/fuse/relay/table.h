@@ -29,6 +29,7 @@
 #define RT_SLOTS (1u << 22)    /* generation counters */
 #define RT_FILES (1u << 20)
 #define RT_USERS (1u << 15)    /* numbers that fit above an inode number of 48 bits */
+#define RT_USER_TRIES 64       /* places where a user may stand */
 #define RT_RING (1u << 16)
 #define RT_BUCKETS 64          /* by bit length of (ns >> 13), as in cachefs.metrics */
 #define RT_LAST 0x80000000u    /* in `length`: no block follows */
