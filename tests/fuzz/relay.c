@@ -9,7 +9,7 @@
 
 #define ENTRIES 64
 #define SLAB_BYTES (3u << 20)
-#define STEPS 15
+#define STEPS 16
 #define FILES 16 /* numbers of files that inputs use; all others are out of range */
 
 struct input {
@@ -31,6 +31,7 @@ static void drain(int fd) {
 
 static struct relay *relay;
 static struct rt_table writer; /* the daemon's mapping of the same table */
+static char zeros[BLOCK_BYTES];  /* what the slab holds */
 static int device[2], requests[2], table_fd, slab_fd;
 static uint64_t latest = 2; /* number of a READ that came to the daemon */
 
@@ -129,7 +130,9 @@ static void run(struct input *in) {
             uint32_t block = (uint32_t)number(in, 1), file = (uint32_t)number(in, 1) % 8;
             uint64_t ino = number(in, 1);
             uint32_t slot = (uint32_t)number(in, 4), length = (uint32_t)number(in, 4);
-            rt_publish(&writer, ino, block, file, slot, length, number(in, 1) & 1);
+            uint8_t flags = (uint8_t)number(in, 1); /* 2: a checksum of the input's own */
+            uint64_t checksum = flags & 2 || length > BLOCK_BYTES ? number(in, 8) : sum_of(zeros, length);
+            rt_publish(&writer, ino, block, file, slot, length, flags & 1, checksum);
             break;
         }
         case 3: request(in, worker); break;
@@ -186,6 +189,13 @@ static void run(struct input *in) {
         case 14: {
             uint32_t user = (uint32_t)number(in, 4), most = (uint32_t)number(in, 2);
             reads_share(user, most, number(in, 1) & 1);
+            break;
+        }
+        case 15: { /* checksums of parts */
+            char *base = (char *)writer.sums;
+            size_t limit = writer.sums_count * sizeof *writer.sums;
+            size_t at = number(in, 4) % limit, count = number(in, 1);
+            for (; count > 0 && at < limit; count--, at++) base[at] = (char)number(in, 1);
             break;
         }
         }
