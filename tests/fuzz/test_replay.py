@@ -46,6 +46,7 @@ def _try(fuzz, data: bytes) -> None:
         raise
 
 
+@pytest.mark.timeout(600)  # most of it is the compiler
 def test_relay(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     assert compiler is not None
