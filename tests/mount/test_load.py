@@ -239,7 +239,8 @@ def test_an_instance_file_says_what_to_load(
     report = report_of(site, "--config", file)
     assert report["progress"]["verified_files"] == 26  # type: ignore[index]
     file.write_text(text + "[load]\npath = 3\n")
-    assert 'unknown key "path"' in site.cli("load", "--config", file, code=2).stderr
+    said = site.cli("load", "--config", file, code=2).stderr
+    assert 'unknown key "path"; did you mean "paths"?' in said
     file.write_text(text)
     assert "neither paths nor a list" in site.cli("load", "--config", file, code=2).stderr
 

@@ -156,3 +156,9 @@ def test_libraries_are_imported_on_use() -> None:
         "sys.exit(any(m in sys.modules for m in heavy))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_missing_driver_is_named() -> None:
+    for url, package in (("gs://bucket", "gcsfs"), ("abfs://container", "adlfs")):
+        with pytest.raises(UsageError, match=f"needs {package}.* -m pip install {package}"):
+            open_origin(url)

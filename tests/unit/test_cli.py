@@ -100,7 +100,8 @@ def test_mount_help_shows_every_option_with_its_default() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["mnt"], "no such command 'mnt'"),
+        (["mnt"], "no such command 'mnt'; did you mean 'mount'?"),
+        (["zzz"], "no such command 'zzz' ("),
         (["mount"], "there is no source"),
         (["mount", "s3://b"], "there is no mountpoint"),
         (["mount", "s3://b", "/mnt", "extra"], "extra"),

@@ -256,6 +256,13 @@ def test_all_that_matters_is_on_80x24() -> None:
     assert screen([mount()], 0, 80, 24, top_view.ASCII)[8].plain.isascii() is not False
 
 
+def test_jobs_that_have_ended_take_one_line() -> None:
+    view = mount()
+    view.jobs = [job(0), *(job(number, "done") for number in range(1, 9))]
+    lines = [line.plain for line in screen([view], 0, 80, 24)]
+    assert [line.split()[0] for line in lines if line.startswith("job")] == ["job0", "job8"]
+
+
 def test_what_is_wrong_is_on_top() -> None:
     view = mount()
     view.row["origin_health"] |= {"down_since": 1.0, "problem": "connection\x1b[2J refused"}

@@ -160,6 +160,7 @@ class Fetches:
     async def _get(self, flight: Flight, length: int) -> memoryview:
         ref = flight.ref
         self._counters.fetches += 1
+        log.debug("%r: %d bytes from %d on are fetched", ref.path, length, flight.offset)
         data = memoryview(await self._origin.read(ref.path, ref.meta, flight.offset, length))
         if data.nbytes != length:
             raise BadDataError(f"{ref.path}: got {data.nbytes} bytes instead of {length}")

@@ -3,6 +3,7 @@
 Nothing heavy is imported here: `cachefs --help` answers in a moment.
 """
 
+import difflib
 import importlib
 import os
 import sys
@@ -54,6 +55,15 @@ class _Verbs(click.Group):
         module = importlib.import_module(f"cachefs.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0].lower(), _VERBS, 1)
+            fix = f"; did you mean {close[0]!r}?" if close else ""
+            raise click.UsageError(f"no such command {args[0]!r}{fix}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -46,9 +46,12 @@ _MODES = {"metadata": "--metadata", "check": "--check", "dry-run": "--dry-run"}
     "--include",
     metavar="GLOB",
     multiple=True,
-    help="Only files like this; * matches / too, and a pattern without / is for names alone.",
+    help="Only files like this. A pattern without / is compared with names, one with / with the "
+    "whole path from the mount's root, and * matches / too: '*.jpg', 'train/*.jpg', '*/train/*'.",
 )
-@click.option("--exclude", metavar="GLOB", multiple=True, help="No files like this.")
+@click.option(
+    "--exclude", metavar="GLOB", multiple=True, help="No files like this; wins over --include."
+)
 @click.option("--metadata", is_flag=True, help="Names and attributes alone.")
 @click.option("--check", is_flag=True, help="Fetch nothing; say whether all of it is cached.")
 @click.option("--dry-run", is_flag=True, help="Fetch nothing; say what would be fetched.")
@@ -116,12 +119,13 @@ def _configured(
     fields: dict[str, Any],
 ) -> tuple[str, tuple[str, ...], str | None, dict[str, Any]]:
     """What the command line doesn't say, from the file."""
-    from cachefs.config import load_table_in, mountpoint_in
+    from cachefs.config import load_table_in, mountpoint_in, nearest
 
     table = load_table_in(file)
     known = {"paths", "list", "metadata", *_FIELDS}
     if unknown := sorted(set(table) - known):
-        raise UsageError(f'{file}: load: unknown key "{unknown[0]}"; known are {sorted(known)}')
+        fix = nearest(unknown[0], known, f"known are {', '.join(sorted(known))}")
+        raise UsageError(f'{file}: load: unknown key "{unknown[0]}"; {fix}')
     place = mountpoint or str(mountpoint_in(file))
     if not paths and list_file is None:
         paths, list_file = tuple(table.get("paths", ())), table.get("list")
@@ -184,5 +188,5 @@ def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True)
     if as_json:
         click.echo(json.dumps(report))
     else:
-        load_view.print_summary(socket, report)
+        load_view.print_summary(socket, report, mountpoint)
     return 0 if report["state"] == "done" else 1

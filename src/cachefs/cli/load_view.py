@@ -1,6 +1,7 @@
 """How load jobs look in a terminal, and in the output of a service."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,11 +81,11 @@ def _counts(report: Report, speed: float | None) -> str:
     return f"{progress['fetched_files']:,} of {wanted:,} files{rate}"
 
 
-def print_summary(socket: Path, report: Report) -> None:
+def print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
     """What a user wants to know in the end."""
     for line in summary(report):
         click.echo(line)
-    for line in _failures(socket, report):
+    for line in _failures(socket, report, mountpoint):
         click.echo(line, err=True)
 
 
@@ -139,7 +140,7 @@ def _files(count: int, size_bytes: int) -> str:
     return f"{count:,} file{'' if count == 1 else 's'} ({format_bytes(size_bytes)})"
 
 
-def _failures(socket: Path, report: Report) -> Iterator[str]:
+def _failures(socket: Path, report: Report, mountpoint: Path) -> Iterator[str]:
     """The first failures, and how to get all."""
     if report["state"] == "done":
         return
@@ -155,5 +156,5 @@ def _failures(socket: Path, report: Report) -> Iterator[str]:
     if shown:
         yield (
             f"to try these again: cachefs jobs failures {report['id']} | cachefs load "
-            "-f - --mount MOUNTPOINT"
+            f"-f - --mount {shlex.quote(str(mountpoint))}"
         )

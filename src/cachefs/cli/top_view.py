@@ -294,10 +294,12 @@ def _origin(row: dict[str, Any]) -> Text:
 
 
 def _jobs(view: MountView, width: int, glyphs: Glyphs) -> list[Text]:
-    """Those at work, and what has ended last; none if there never was one."""
-    jobs = sorted(
-        view.jobs, key=lambda job: (job["state"] in _FINAL, -(job["ended_at"] or job["created_at"]))
-    )
+    """Those at work, and the one that has ended last; none if there never was one."""
+    ended = [job for job in view.jobs if job["state"] in _FINAL]
+    ended.sort(key=lambda job: job["ended_at"] or job["created_at"])
+    jobs = [job for job in view.jobs if job["state"] not in _FINAL]
+    jobs.sort(key=lambda job: -job["created_at"])
+    jobs += ended[-1:]
     if not jobs:
         return []
     bar_width = 8 if width < _NARROW_COLUMNS else 16

@@ -448,7 +448,8 @@ class MountConfig(BaseModel):
         "never, for where logrotate does it.",
     )
     debug: Annotated[bool, SWITCH, Flag(("--debug",), group=Group.PROCESS, live=True)] = Field(
-        False, description="Log every decision, and show tracebacks of errors."
+        False,
+        description="Log what the origin is asked for and why, too, and tracebacks of errors.",
     )
 
     @model_validator(mode="before")

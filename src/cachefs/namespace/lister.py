@@ -4,6 +4,7 @@ When all pages have come, names that were not among them are unbound, and the di
 table says that it is complete.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,8 @@ from cachefs.namespace.stamps import Stamps
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages
 from cachefs.types import Entry
+
+log = logging.getLogger(__name__)
 
 _BIND_CHUNK = 50
 """Entries of a page taken in without letting the loop run: some 1 ms."""
@@ -84,6 +87,7 @@ class Lister:
         if seen is None:
             path = table.path(directory)
             self._origin.counters.begin_listing(path)
+            log.debug("%r: the origin is asked for a listing", path or "/")
             pages = self._origin.list_dir(path, below)
         else:
             pages = Pages(partial(_pop, [seen.entries]))

@@ -411,6 +411,7 @@ class Namespace:
     ) -> tuple[Found, Buffer | None]:
         """What a name stands for, and a small file's bytes if the look-up brings them along."""
         path = join(self.table.path(directory), name)
+        log.debug("%r: the origin is asked what it is", path)
         if is_unknown and self._reads is not None and self._reads.may_bring():
             return await self._origin.stat_and_read(path)
         return await self._origin.stat(path), None

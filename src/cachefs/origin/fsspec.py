@@ -11,6 +11,7 @@ import contextlib
 import getpass
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +22,7 @@ import trio
 from botocore.exceptions import ClientError, NoCredentialsError
 from fsspec.implementations.arrow import HadoopFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -80,10 +82,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
             raise UsageError(
                 "--hdfs-driver pyarrow needs pyarrow: pip install pyarrow, or leave the option out"
             ) from None
-        raise UsageError(
-            f"{protocol}:// needs a Python package that is not installed: "
-            f"see `fsspec.known_implementations` for {protocol!r}"
-        ) from None
+        raise UsageError(f"{protocol}:// needs {_driver_of(protocol)}") from None
     except (ValueError, TypeError, OSError) as error:
         if protocol == "hdfs" and "Unable to load" in str(error):
             raise UsageError(
@@ -146,6 +145,16 @@ def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
     if options.profile:
         settings["profile"] = options.profile
     return settings
+
+
+def _driver_of(protocol: str) -> str:
+    """What is missing, and how to get it."""
+    known = known_implementations.get(protocol, {})
+    package = str(known.get("class", "")).partition(".")[0]
+    if package in ("", "fsspec"):
+        why = str(known.get("err", f"see fsspec about {protocol!r}"))
+        return f"a Python package that is not installed: {why}"
+    return f"{package}, which is not installed: {sys.executable} -m pip install {package}"
 
 
 class FsspecOrigin(Origin):

@@ -279,6 +279,7 @@ class ResilientOrigin(Origin):
                     raise failure
                 deadline = await self._back_off(tries, failure, deadline)
                 self._retries += 1
+                log.debug("%r: tried again, as %s", path, failure)
         except BadDataError as error:
             self._failed_calls += 1
             raise OriginUnavailableError(f"{error}, each time it was asked") from error
