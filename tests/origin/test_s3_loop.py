@@ -324,3 +324,15 @@ async def test_other_ways_are_left_to_obstore(server: Server, origin: Origin) ->
         await origin.read("k", META, 0, 5)
     assert server.connections == 2
     assert b"range" in server.requests[1].lower()
+
+
+async def test_a_redirect_is_followed_for_small_objects_too(server: Server, origin: Origin) -> None:
+    there = Server()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(there.serve)
+        there.pieces = [answer(headers=LAST_MODIFIED)]
+        location = f"location: http://127.0.0.1:{there.port}/b/there\r\n"
+        server.pieces = [answer(b"", "307 Temporary Redirect", location)]
+        assert await read(origin) == BODY
+        assert there.requests
+        nursery.cancel_scope.cancel()

@@ -21,6 +21,7 @@ import fsspec
 import trio
 from botocore.exceptions import ClientError, NoCredentialsError
 from fsspec.implementations.arrow import HadoopFileSystem
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
@@ -36,6 +37,7 @@ from cachefs.errors import (
     UsageError,
 )
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.http_tree import HttpTree
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.local_tree import ConfinedFileSystem
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
@@ -99,6 +101,8 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         )
     if isinstance(fs, LocalFileSystem):
         fs = ConfinedFileSystem(root, **settings)
+    if isinstance(fs, HTTPFileSystem):
+        fs = HttpTree(root, options, **settings)
     if protocol in _WEBHDFS_PROTOCOLS:
         _set_timeouts(fs.session, options)
     if hasattr(fs, "retries"):
@@ -170,6 +174,7 @@ class FsspecOrigin(Origin):
         self._root = root.rstrip("/")
         # Object stores have whole seconds in HEAD and finer ones in LIST.
         self._whole_seconds = "s3" in _protocols(fs)
+        self.lists_by_stat = isinstance(fs, HttpTree)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_downloads)
 
@@ -390,6 +395,8 @@ def _mtime_ns(info: dict[str, Any]) -> int:
 
 def _map_error(subject: str, error: Exception) -> OriginError:
     kind = type(error).__name__
+    if isinstance(error, OriginError):
+        return error
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"{subject} does not exist")
     if isinstance(error, NotADirectoryError):
@@ -399,6 +406,8 @@ def _map_error(subject: str, error: Exception) -> OriginError:
     if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == "403":
         return AccessDeniedError(f"access denied to {subject}: check the credentials")
     status, headers = _http_answer(error)
+    if status in (401, 403):
+        return AccessDeniedError(f"access denied to {subject} (HTTP {status})")
     if status in _BUSY_STATUS:
         return OriginBusyError(
             f"{subject} can't be read (HTTP {status})",

@@ -37,6 +37,7 @@ from cachefs.origin.s3_config import S3Target, new_session, read_ca_file, resolv
 from cachefs.origin.s3_credentials import BotocoreSource, Credentials
 from cachefs.origin.s3_direct import DirectReader
 from cachefs.origin.s3_listing import (
+    MOST_BYTES,
     PageRequest,
     S3Lister,
     next_token,
@@ -473,6 +474,8 @@ def _meta_from(found: Any) -> ObjectMeta:
     e_tag: str | None = found.get("e_tag")
     if not e_tag and not mtime_ns:
         raise BadDataError("the answer has neither an ETag nor a time, so it describes no object")
+    if size > MOST_BYTES:
+        raise BadDataError(f"the answer tells of {size} bytes, which no object has")
     return ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
 
 

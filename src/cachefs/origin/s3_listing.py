@@ -54,7 +54,8 @@ _PREFIX = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPre
 _ENCODED = "<EncodingType>url</EncodingType>"
 _NS_PER_S = 1_000_000_000
 _MOST_SECONDS = (1 << 63) // _NS_PER_S
-_MOST_BYTES = 1 << 62
+MOST_BYTES = 1 << 62
+"""No object is larger."""
 _E_TAG_CHARACTERS = 1024
 
 
@@ -408,7 +409,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
             example = key
             continue
         size, mtime_ns = int(size_text), mtime_ns_of(time_text) if time_text or not e_tag else 0
-        if not 0 <= size <= _MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
+        if not 0 <= size <= MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
             skipped += 1
             example = key
             continue

@@ -250,6 +250,8 @@ class _Connection:
             return LookedUp(told.headers, data)
         if told.status == 200:
             return None
+        if 300 <= told.status < 400 and b"location" in told.headers:
+            raise UnusualError  # obstore goes there
         if told.length_bytes is None or told.length_bytes > _ERROR_BYTES:
             raise _RefusedError(told, bytes(begun))
         data = await self._body(told.length_bytes, begun)

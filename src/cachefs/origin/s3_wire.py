@@ -12,12 +12,11 @@ from urllib.parse import quote, urlsplit
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.s3_config import S3Target
-from cachefs.origin.s3_listing import version_of
+from cachefs.origin.s3_listing import MOST_BYTES, version_of, whole_seconds
 from cachefs.origin.s3_sign import signed_headers
 from cachefs.types import ObjectMeta
 
 _HEAD_LINES = 100
-_NS_PER_S = 1_000_000_000
 REPLACED = (404, 412)
 """Answers that say something about one object, and nothing about the server."""
 
@@ -123,8 +122,10 @@ def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
         return None
     try:
         modified = parsedate_to_datetime(headers.get(b"last-modified", b"").decode("latin-1"))
-        mtime_ns = int(modified.timestamp()) * _NS_PER_S
+        mtime_ns = whole_seconds(modified)
     except (ValueError, OverflowError):
         return None
     size_bytes = int(length)
+    if size_bytes > MOST_BYTES:
+        return None
     return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))

@@ -68,6 +68,7 @@ class ResilientOrigin(Origin):
         self.url = inner.url
         self.identity = inner.identity
         self.tells_owners = inner.tells_owners
+        self.lists_by_stat = inner.lists_by_stat
         self.counters = inner.counters
         self._inner = inner
         self._settings = settings

@@ -1,0 +1,112 @@
+"""Directories of a web server, as its index pages show them.
+
+fsspec sends names as they stand: `?` begins a query then, `%2e%2e` is another directory. It shows
+links as they stand in a page, without sizes, and takes every failure for an absent file. Here names
+are quoted on their way out and unquoted on their way in, each listed file is asked for its size and
+version, failures are told apart, and no answer is read that is longer than one can be.
+"""
+
+import asyncio
+import contextlib
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, unquote
+
+import aiohttp
+import yarl
+from fsspec.implementations.http import HTTPFileSystem
+
+from cachefs.errors import BadDataError
+from cachefs.origin.options import OriginOptions
+
+PROTOCOLS = frozenset(("http", "https"))
+MOST_BYTES = 64 << 20
+"""Of one answer. Reads ask for 8 MiB at the most; an index page of 500,000 names has less."""
+
+_PIECE_BYTES = 64 << 10
+_UNQUOTED = "/-_.~!$&'()*+,;=:@"
+_AT_A_TIME = 16
+_ABSENT = (404, 410)
+
+
+class _BoundedAnswer(aiohttp.ClientResponse):
+    async def read(self) -> bytes:
+        if self._body is None:  # aiohttp's own, as in the method that this one stands in for
+            body = bytearray()
+            async for piece in self.content.iter_chunked(_PIECE_BYTES):
+                body += piece
+                if len(body) > MOST_BYTES:
+                    self.close()
+                    raise aiohttp.ClientPayloadError(f"more than {MOST_BYTES >> 20} MiB")
+            self._body = bytes(body)
+        return self._body
+
+
+class HttpTree(HTTPFileSystem):  # type: ignore[misc]
+    """Paths are the URL of the root, and names below it as they are."""
+
+    protocol = tuple(PROTOCOLS)
+
+    def __init__(self, root: str, options: OriginOptions, **settings: Any) -> None:
+        timeout = aiohttp.ClientTimeout(
+            total=options.request_timeout_s,
+            sock_connect=options.connect_timeout_s,
+            sock_read=options.idle_timeout_s,
+        )
+        client = {"response_class": _BoundedAnswer, "timeout": timeout}
+        super().__init__(encoded=True, client_kwargs=client, **settings)
+        self._plain_root = root.rstrip("/")
+        self._quoted_root = str(yarl.URL(root)).rstrip("/")
+
+    def _quoted(self, path: str) -> str:
+        below = path.removeprefix(self._plain_root)
+        return self._quoted_root + quote(below, safe=_UNQUOTED, errors="surrogateescape")
+
+    async def _ls_real(self, url: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        start = self._quoted(url).rstrip("/") + "/"
+        names = set()
+        for link in await super()._ls_real(start, detail=False, **kwargs):
+            # Links with a query sort the page, as a rule.
+            if link.startswith(start) and not set("?#") & set(link):
+                names.add(unquote(link.removeprefix(start), errors="surrogateescape"))
+        paths = [f"{url.rstrip('/')}/{name}" for name in sorted(names)]
+        if not detail:
+            return paths
+        turns = asyncio.Semaphore(_AT_A_TIME)
+        found = await asyncio.gather(*(self._described(path, turns) for path in paths))
+        return [info for info in found if info is not None]
+
+    async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
+        """What a page links to; None if it is not there."""
+        if path.endswith("/"):
+            return {"name": path, "size": None, "type": "directory"}
+        try:
+            async with turns:
+                return await self._info(path)
+        except FileNotFoundError:
+            return None
+
+    async def _cat_file(
+        self, url: str, start: int | None = None, end: int | None = None, **kwargs: Any
+    ) -> bytes:
+        data: bytes = await super()._cat_file(self._quoted(url), start, end, **kwargs)
+        return data
+
+    async def _info(self, url: str, **kwargs: Any) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = await super()._info(self._quoted(url), **kwargs)
+        except FileNotFoundError as error:
+            why = error.__cause__
+            if why is None or getattr(why, "status", None) in _ABSENT:
+                raise
+            raise why from None
+        info["name"] = url
+        if info["url"].endswith("/"):  # where servers send those who ask for a directory
+            return info | {"type": "directory", "size": None}
+        modified = info.get("Last-Modified")
+        if modified:
+            with contextlib.suppress(ValueError):
+                info["LastModified"] = parsedate_to_datetime(modified)
+        if not info.get("ETag") and "LastModified" not in info:
+            raise BadDataError(f"{url} has neither an ETag nor a time, so it is no file")
+        return info

@@ -1,0 +1,146 @@
+"""A web server's directories: names, redirects, and answers that are no files."""
+
+import html
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import quote
+
+import pytest
+
+from cachefs.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin import http_tree
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.types import ObjectMeta
+from tests.origin.listing import list_all
+from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3
+
+ODD = ["a b", "%2e%2e", "q?x=1", "h#1", "50%", "é+", "x&y", "semi;colon", "%41"]
+FILES = {f"/top dir/{name}": f"of {name}".encode() for name in ODD} | {
+    "/top dir/sub/f": b"below",
+    "/secret": b"secret",
+    "/top dir/large": bytes(range(256)) * 8192,
+}
+
+
+class Web:
+    """Serves `FILES` with index pages, sends those who ask for a directory to its slash, and those
+    who ask for `FILES` below `/moved` to where they are."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def answer(self, asked: Asked) -> Answer:
+        path = asked.path
+        self.paths.append(path)
+        if path.startswith("/moved/"):
+            return Answer(status=302, headers={"Location": quote(path.removeprefix("/moved"))})
+        if path in FILES and not asked.query:
+            return self._file(FILES[path], asked)
+        inside = [name for name in FILES if name.startswith(path.rstrip("/") + "/")]
+        if not inside:
+            return Answer(status=404)
+        if not path.endswith("/"):
+            return Answer(status=301, headers={"Location": quote(path) + "/"})
+        parts = {name.removeprefix(path).partition("/")[::2] for name in inside}
+        links = [quote(name) + ("/" if rest else "") for name, rest in sorted(parts)]
+        links += ["?C=N;O=D", "../", "/secret"]
+        page = "".join(f'<a href="{html.escape(link)}">link</a>' for link in links)
+        return Answer(page.encode(), headers={"Content-Type": "text/html"})
+
+    def _file(self, data: bytes, asked: Asked) -> Answer:
+        headers = {"Last-Modified": DATE}
+        if asked.method == "HEAD" or "range" not in asked.headers:
+            return Answer(data, headers=headers)
+        first, last = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        return Answer(data[first : last + 1], 206, headers)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldS3]:
+    monkeypatch.delenv("http_proxy", raising=False)
+    with ToldS3(Web().answer) as told:
+        yield told
+
+
+@pytest.fixture
+async def origin(server: ToldS3) -> AsyncIterator[Origin]:
+    opened = open_origin(f"{server.endpoint}/top dir", OriginOptions())
+    yield opened
+    await opened.aclose()
+
+
+async def test_names_go_out_and_come_in_as_they_are(origin: Origin) -> None:
+    listed = await list_all(origin)
+    assert sorted(listed) == sorted([*ODD, "sub", "large"])
+    for name in ODD:
+        meta = await origin.stat(name)
+        assert isinstance(meta, ObjectMeta)
+        assert listed[name].meta == meta
+        data = bytes(await origin.read(name, meta, 0, meta.size_bytes))
+        assert data == f"of {name}".encode()
+    with pytest.raises(NotFoundError):
+        await origin.stat("%2e%2e/secret")
+    with pytest.raises(NotFoundError):
+        await origin.stat("sub%2ff")
+
+
+async def test_directories_are_no_files(origin: Origin) -> None:
+    assert await origin.stat("sub") is None
+    assert list(await list_all(origin, "sub")) == ["f"]
+
+
+async def test_redirects_are_followed(server: ToldS3) -> None:
+    origin = open_origin(f"{server.endpoint}/moved/top dir", OriginOptions())
+    for name, part in (("a b", 6), ("large", 1 << 20)):
+        meta = await origin.stat(name)
+        assert isinstance(meta, ObjectMeta)
+        data = bytes(await origin.read(name, meta, 1, part - 1))
+        assert data == FILES[f"/top dir/{name}"][1:part]
+    await origin.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, NotFoundError),
+        (403, AccessDeniedError),
+        (503, OriginBusyError),
+        (500, OriginUnavailableError),
+    ],
+)
+async def test_a_failure_is_no_absence(
+    server: ToldS3, origin: Origin, status: int, kind: type[OriginError]
+) -> None:
+    server.answer = lambda asked: Answer(status=status)
+    with pytest.raises(kind):
+        await origin.stat("f")
+
+
+async def test_what_has_neither_etag_nor_time_is_no_file(server: ToldS3, origin: Origin) -> None:
+    server.answer = lambda asked: Answer(b"a page", headers={"Content-Type": "text/html"})
+    with pytest.raises(OriginError, match="neither an ETag nor a time"):
+        await origin.stat("f")
+
+
+async def test_an_endless_answer_is_not_read_to_its_end(
+    server: ToldS3, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_tree, "MOST_BYTES", 1 << 20)
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield bytes(1 << 16)
+
+    server.answer = lambda asked: Answer(endless(), headers={"Last-Modified": DATE})
+    with pytest.raises(OriginError):
+        await origin.read("f", ObjectMeta(4, 0, "v"), 0, 4)
+    with pytest.raises(OriginError):
+        await list_all(origin)
+    assert server.sent_bytes < 64 << 20
