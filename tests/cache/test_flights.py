@@ -1,10 +1,12 @@
 """One GET per block, whoever waits, whoever gives up, whatever fails."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
 
+from cachefs.db import Get
 from cachefs.errors import BadDataError, ObjectChangedError, OriginUnavailableError
 from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, ObjectMeta, ObjectRef
@@ -196,3 +198,35 @@ async def test_counting_what_is_cached_of_a_huge_file_lets_others_run(tmp_path: 
         assert turns == 5
         for number in range(0, 3_000, 2):
             index.delete(BlockKey(ref.object_id, number))
+
+
+async def test_with_a_cold_index_nothing_is_looked_up_before_it_was_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = MemoryOrigin()
+    ref = put(origin, "a", 5000)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await read_whole(cache, ref)
+        await cache.drain()
+        index = next(iter(cache._tiers)).store.index
+        await index.commit()
+
+        async def look() -> bool:
+            await trio.lowlevel.checkpoint()
+            return False
+
+        monkeypatch.setattr(index._database, "look_at_memory", look)
+        monkeypatch.setattr(index._database, "is_cold", True)
+        brought: list[bytes] = []
+        bring = index._database.bring
+
+        async def noted(look_up: Callable[[Get], bytes]) -> None:
+            await bring(lambda get: brought.append(look_up(get)))
+
+        monkeypatch.setattr(index._database, "bring", noted)
+        assert cache.read_now(key_of(ref), 0, 5000) is None
+        assert await read_whole(cache, ref) == origin.expected("a")
+        assert len(brought) == 1
+        assert brought[0] is not None
+        monkeypatch.setattr(index._database, "is_cold", False)
+    assert origin.counters.gets == 1

@@ -1,11 +1,13 @@
 """Look-ups: what is asked, what is believed, for how long, and what becomes of inodes."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import trio
 import trio.testing
 
+from cachefs.db import Get
 from cachefs.errors import (
     AccessDeniedError,
     CacheDirError,
@@ -492,3 +494,28 @@ async def test_numbers_that_were_never_given_out_are_damage(tree: Tree) -> None:
     with pytest.raises(CacheDirError, match="the namespace is damaged"):
         await tree.restart()
     tree.db.put("meta", b"next_ino", (1 << 30).to_bytes(8, "big"))
+
+
+async def test_in_a_cold_table_threads_look_first(
+    tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.put("a", b"x")
+    inode = await tree.find("a")
+    await tree.db.commit()
+    monkeypatch.setattr(tree.db, "is_cold", True)
+    brought: list[bytes | None] = []
+    bring = tree.db.bring
+
+    async def noted(look_up: Callable[[Get], object]) -> None:
+        def look(get: Get) -> None:
+            def get_and_note(table: str, key: bytes) -> bytes | None:
+                brought.append(get(table, key))
+                return brought[-1]
+
+            look_up(get_and_note)
+
+        await bring(look)
+
+    monkeypatch.setattr(tree.db, "bring", noted)
+    assert await tree.find("a") == inode
+    assert len([row for row in brought if row is not None]) == 3, "the name, the root, the file"

@@ -159,6 +159,7 @@ class ActiveTier:
                         nursery.start_soon(part.run)
                     nursery.start_soon(self._settle)
                     nursery.start_soon(store.commit_loop)
+                    nursery.start_soon(store.index.keep_warm)
         finally:
             self._stopped.set()
 

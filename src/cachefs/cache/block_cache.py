@@ -126,6 +126,8 @@ class BlockCache:
             self._count_hit(length)
             return fetched[offset : offset + length]
         if key not in self._flights:
+            if self._tiers.are_cold:
+                await self._tiers.bring(key)
             asked: list[ActiveTier] = []
             while (active := self._tiers.holder(key, asked)) is not None:
                 asked.append(active)

@@ -184,6 +184,20 @@ class Index:
         """Changes that the next commit will write."""
         return self._database.pending_count
 
+    @property
+    def is_cold(self) -> bool:
+        """Some of it is not in memory: `bring` what is about to be looked up."""
+        return self._database.is_cold
+
+    async def bring(self, key: BlockKey) -> None:
+        """Have the row of a block in memory."""
+        raw = encode_block_key(key)
+        await self._database.bring(lambda get: get(BLOCKS_TABLE, raw))
+
+    async def keep_warm(self) -> None:
+        """See `Database.keep_warm`."""
+        await self._database.keep_warm()
+
     def warm(self) -> int:
         """See `Database.warm`: blocks, for a worker thread that may be abandoned."""
         return self._database.warm()

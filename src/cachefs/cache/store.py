@@ -136,6 +136,8 @@ class TierStore:
 
         None doesn't mean that the block isn't here, only that `read` must be asked.
         """
+        if self.index.is_cold:
+            return None
         found = self.index.find(key)
         flags = self.tier.read_flags
         if found is None or flags is None:

@@ -106,6 +106,17 @@ class TierSet:
                 return found
         return None
 
+    @property
+    def are_cold(self) -> bool:
+        """See `bring`."""
+        return any(active.store.index.is_cold for active in self._tiers)
+
+    async def bring(self, key: BlockKey) -> None:
+        """Have the block's row in memory before it is looked up, where an index is cold."""
+        for active in self.all():
+            if active.store.index.is_cold:
+                await active.store.index.bring(key)
+
     def holder(self, key: BlockKey, asked: list[ActiveTier]) -> ActiveTier | None:
         """A tier that has the block and wasn't asked. Looked for anew before each: while one was
         asked the block may have moved to another."""

@@ -140,6 +140,7 @@ class Mount:
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
         nursery.start_soon(self._db.keep_small)
+        nursery.start_soon(self._db.keep_warm)
         if self._view is not None:
             nursery.start_soon(self._view.run)
         nursery.start_soon(self._access_log.run)

@@ -1,6 +1,6 @@
 """LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
 
-from cachefs.db.database import Database, DatabaseSnapshot
+from cachefs.db.database import Database, DatabaseSnapshot, Get
 from cachefs.db.environment import DamagedDatabaseError
 from cachefs.db.offline import (
     DatabaseBuilder,
@@ -17,6 +17,7 @@ __all__ = [
     "DatabaseBuilder",
     "DatabaseReader",
     "DatabaseSnapshot",
+    "Get",
     "database_exists",
     "replace_database",
 ]

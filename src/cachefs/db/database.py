@@ -11,19 +11,21 @@ LMDB. Between two awaits a caller sees no change but its own.
 
 import contextlib
 import logging
+import math
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import lmdb
 import trio
 
 from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
 from cachefs.db.journal import Change, Journal, read_journal
-from cachefs.db.mapping import mapped_bytes, unmap_pages
+from cachefs.db.mapping import cold_share, mapped_bytes, unmap_pages
 from cachefs.db.overlay import Changes, Overlay
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,15 @@ MOST_MAPPED_BYTES = 64 << 20
 """Of files in memory, libraries (some 25 MiB) included, until `Database.keep_small` acts."""
 
 _KEEP_SMALL_INTERVAL_S = 1.0
+
+_KEEP_WARM_INTERVAL_S = 1.0
+_WARM_AGAIN_S = 10.0
+_COLD_SHARE = 1 / 64
+_FETCHERS = 4
+
+Get = Callable[[str, bytes], bytes | None]
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _MUCH_PENDING = 100_000
 """Changes."""
@@ -57,6 +68,13 @@ class Database:
         self._commit_lock = trio.Lock()
         # Whatever else hangs, commits find a thread.
         self._threads = trio.CapacityLimiter(2)
+        self._fetchers = trio.CapacityLimiter(_FETCHERS)
+        self._bringing = threading.Condition()
+        self._bringers = 0
+        self._is_closed = False
+        self.is_cold = False
+        """Some of the file is not in memory, as `keep_warm` last saw it: `bring` rows before they
+        are looked up on the loop."""
         self._failing = False
         self._damage: lmdb.Error | None = None
         """What LMDB said of a row that could not be reached."""
@@ -331,6 +349,52 @@ class Database:
             if mapped_bytes() > most_bytes:
                 await trio.to_thread.run_sync(unmap_pages, self._data_path, limiter=self._threads)
 
+    async def keep_warm(self) -> None:
+        """See once a second, for ever, whether the kernel has taken pages of the file out of
+        memory, and read it again, rarely if that is no use. Cancel it before `close`."""
+        warm_at = -math.inf
+        while True:
+            await trio.sleep(_KEEP_WARM_INTERVAL_S)
+            if await self.look_at_memory() and trio.current_time() >= warm_at:
+                await self._in_thread(self.warm)
+                was_of_use = not await self.look_at_memory()
+                pause_s = _WARM_AGAIN_S * (1 if was_of_use else 10)
+                warm_at = trio.current_time() + pause_s
+
+    async def look_at_memory(self) -> bool:
+        """Bring `is_cold` up to date, and return it."""
+        self.is_cold = await self._in_thread(cold_share, self._data_path) > _COLD_SHARE
+        return self.is_cold
+
+    async def bring(self, look_up: Callable[[Get], object]) -> None:
+        """Call `look_up(get)` in a thread: what it gets is in memory then. `get(table, key)` knows
+        what has been committed. Damage is for those to meet who look up afterwards."""
+        await self._in_thread(self._bring, look_up)
+
+    def _bring(self, look_up: Callable[[Get], object]) -> None:
+        with self._bringing:
+            if self._is_closed:
+                return
+            self._bringers += 1
+        try:
+            with contextlib.suppress(lmdb.Error), self._env.begin() as txn:
+                look_up(lambda table, key: txn.get(key, db=self._handles[table]))
+        finally:
+            with self._bringing:
+                self._bringers -= 1
+                self._bringing.notify_all()
+
+    def _end_bringing(self) -> None:
+        """LMDB must not be closed under a thread that looks something up."""
+        with self._bringing:
+            self._is_closed = True
+            self._bringing.wait_for(lambda: not self._bringers)
+
+    async def _in_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        return await trio.to_thread.run_sync(
+            function, *args, limiter=self._fetchers, abandon_on_cancel=True
+        )
+
     def warm(self, limit_bytes: int = WARM_LIMIT_BYTES) -> int:
         """Bring the file into the page cache, so that look-ups on the loop wait for no disk.
 
@@ -369,6 +433,7 @@ class Database:
         """Close without committing, as a crash would."""
         if self._journal is not None:
             self._journal.close(is_committed=False)
+        self._end_bringing()
         self._reader.abort()
         self._env.close()
 

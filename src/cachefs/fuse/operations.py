@@ -160,6 +160,8 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if self._namespace.table.is_cold:
+            await self._namespace.table.bring(inode)
         return self._attributes(self._namespace.inode(inode))
 
     def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from cachefs.db import Database
+from cachefs.db import Database, Get
 from cachefs.errors import CacheDirError, ObjectChangedError
 from cachefs.format.inode_record import (
     FORMAT_VERSION,
@@ -140,6 +140,25 @@ class InodeTable:
             return None if record is None else unpack_stat(record)
         except BadRecordError:
             return None
+
+    @property
+    def is_cold(self) -> bool:
+        """See `Database.is_cold`: `bring` what is about to be looked up."""
+        return self._db.is_cold
+
+    async def bring(self, ino: int, name: bytes | None = None) -> None:
+        """Have the rows of an inode in memory, and those of a name in it."""
+
+        def look_up(get: Get) -> None:
+            inos = [ino]
+            record = None if name is None else get("dirents", dirent_key(ino, name))
+            if record is not None:
+                inos.append(unpack_dirent(record).ino)
+            for number in inos:
+                get("inodes", ino_key(number))
+                get("listings", ino_key(number))
+
+        await self._db.bring(look_up)
 
     def dirent(self, parent: int, name: bytes) -> Dirent | None:
         record = self._db.get("dirents", dirent_key(parent, name))

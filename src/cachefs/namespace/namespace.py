@@ -219,6 +219,8 @@ class Namespace:
 
         Raises `NotFoundError` (see `negative_ttl_s`) or what the origin raised.
         """
+        if self.table.is_cold:
+            await self.table.bring(parent, name)
         known = self._known(parent, name)
         if known is None and self._outage.is_on:
             known = self._stale(parent, name)
