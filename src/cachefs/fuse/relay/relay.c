@@ -43,6 +43,7 @@
 #define SPIN_NS 100000ull
 #define SEQUENTIAL_BYTES (512u << 10)
 #define AHEAD_BLOCKS 4
+#define AHEAD_MOST 64          /* blocks that are to be read ahead; more are forgotten */
 #define QUICK_NS 500000ull
 
 #define WAITS (1u << 31)       /* in `files`: reads may wait for a disk */
@@ -84,6 +85,13 @@ struct relay {
     _Atomic bool stopping;
     _Atomic unsigned waiting_count; /* threads that wait for a disk */
     sem_t lead, help;
+
+    pthread_t ahead_thread;
+    sem_t has_ahead;
+    pthread_mutex_t ahead_lock;     /* of what follows: a ring */
+    struct rt_found ahead[AHEAD_MOST];
+    unsigned ahead_first, ahead_count;
+
     _Atomic int idle_helpers;
     _Atomic uint64_t *files;        /* [RT_FILES] fd + 1, WAITS, and above a number that never comes
                                        again; 0: it is not open here */
@@ -325,7 +333,34 @@ static bool read_pieces(struct worker *worker, struct piece *pieces, int count, 
 
 /* The kernel reads ahead of a sequential reader in large pieces, and knows one file; its blocks lie
  * here and there in slabs. So the disk is told which come next: all of them at first, and then one
- * more each time. */
+ * more each time. A thread of its own tells it: a disk that is sick may keep that thread. */
+static void want_ahead(struct relay *relay, const struct rt_found *found) {
+    pthread_mutex_lock(&relay->ahead_lock);
+    bool has_room = relay->ahead_count < AHEAD_MOST;
+    if (has_room) relay->ahead[(relay->ahead_first + relay->ahead_count++) % AHEAD_MOST] = *found;
+    pthread_mutex_unlock(&relay->ahead_lock);
+    if (has_room) sem_post(&relay->has_ahead);
+}
+
+static void *tell_disk(void *argument) {
+    struct relay *relay = argument;
+    while (!GET(relay->stopping)) {
+        while (sem_wait(&relay->has_ahead) < 0) {}
+        pthread_mutex_lock(&relay->ahead_lock);
+        bool has_one = relay->ahead_count > 0;
+        struct rt_found found = relay->ahead[relay->ahead_first];
+        if (has_one) {
+            relay->ahead_first = (relay->ahead_first + 1) % AHEAD_MOST;
+            relay->ahead_count--;
+        }
+        pthread_mutex_unlock(&relay->ahead_lock);
+        uint64_t opened = has_one ? opened_file(relay, found.file) : 0;
+        if (opened & WAITS)
+            posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
+    }
+    return NULL;
+}
+
 static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool has_waited) {
     uint64_t block = offset >> RT_BLOCK_SHIFT;
     for (unsigned ahead = has_waited ? 1 : AHEAD_BLOCKS; ahead <= AHEAD_BLOCKS; ahead++) {
@@ -333,9 +368,7 @@ static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool 
         if (block + ahead > UINT32_MAX ||
             !rt_find(&relay->table, ino, (uint32_t)(block + ahead), &found))
             return;
-        uint64_t opened = opened_file(relay, found.file);
-        if (opened & WAITS)
-            posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
+        if (opened_file(relay, found.file) & WAITS) want_ahead(relay, &found);
     }
 }
 
@@ -515,6 +548,7 @@ static void end(struct relay *relay) {
     waiting_fail(&relay->waiting, -ENOTCONN);
     for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
     for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
+    sem_post(&relay->has_ahead);
     while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
@@ -602,6 +636,8 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     pthread_cond_init(&relay->has_daemon, NULL);
     sem_init(&relay->lead, 0, 1);
     sem_init(&relay->help, 0, 0);
+    sem_init(&relay->has_ahead, 0, 0);
+    pthread_mutex_init(&relay->ahead_lock, NULL);
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
     if (*error == 0) *error = waiting_init(&relay->waiting, device_fd);
     /* The daemon shares the descriptor, but only writes to it. */
@@ -626,6 +662,7 @@ int relay_start(struct relay *relay) {
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
     int error = pthread_create(&relay->queue_thread, NULL, send_queue, relay);
     if (error == 0) error = pthread_create(&relay->looker, NULL, look_after, relay);
+    if (error == 0) error = pthread_create(&relay->ahead_thread, NULL, tell_disk, relay);
     if (error == 0) error = pthread_create(&relay->notice_thread, NULL, pass_notices_on, relay);
     for (unsigned i = 0; i < relay->thread_count + HELPERS && error == 0; i++)
         error = pthread_create(&relay->workers[i].thread, NULL,
