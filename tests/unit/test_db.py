@@ -24,6 +24,7 @@ from cachefs.db import (
     DatabaseReader,
     database,
     database_exists,
+    mark_unreadable,
     replace_database,
 )
 from cachefs.db.mapping import cold_share, unmap_pages
@@ -484,3 +485,19 @@ async def test_a_cold_file_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     db.close()
+
+
+@pytest.mark.expect_log("can't be read: Input/output error")
+def test_a_database_that_the_disk_can_not_read_is_marked(tmp_path: Path) -> None:
+    """Before anybody maps it: that would kill the process."""
+    path = tmp_path / "db"
+    Database.open(str(path), ("a",), 1 << 24).close()
+    seen: list[None] = []
+    assert not mark_unreadable(path, lambda: seen.append(None))
+    assert seen
+    assert not mark_unreadable(tmp_path / "missing")
+    (path / "data.mdb").unlink()
+    (path / "data.mdb").symlink_to("/proc/self/mem")  # address 0 can't be read
+    assert mark_unreadable(path)
+    with pytest.raises(DamagedDatabaseError, match="could not be read"):
+        Database.open(str(path), ("a",), 1 << 24)

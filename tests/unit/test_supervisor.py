@@ -231,3 +231,62 @@ def test_whoever_asks_for_the_mount_when_it_ends_gets_none(
     )
     assert mounted == []
     assert answer.read_text() == "the mount ends"
+
+
+@pytest.mark.expect_log("the daemon .* was killed by SIG(BUS|KILL)")
+def test_after_a_crash_the_next_daemon_is_told_to_look_first(stage: Stage) -> None:
+    stage.run(
+        "message, _ = hello(); suspect = message['start']['suspect']\n"
+        "ready(); time.sleep(0.3)\n"
+        "if count == 1:\n"
+        "    assert not suspect\n"
+        "    os.kill(os.getpid(), signal.SIGBUS)\n"
+        "if count == 2:\n"
+        "    assert suspect\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "assert count == 3 and not suspect, 'somebody else has killed it'\n"
+        "end()"
+    )
+    assert stage.daemons == 3
+
+
+@pytest.mark.expect_log("tried once more, with its files checked")
+def test_the_first_daemon_is_tried_again_after_a_crash(stage: Stage) -> None:
+    stage.run(
+        "message, _ = hello()\n"
+        "if count == 1: os.kill(os.getpid(), signal.SIGBUS)\n"
+        "assert message['start']['suspect']\n"
+        "ready(); end()"
+    )
+    assert (stage.daemons, len(stage.ready)) == (2, 1)
+
+
+@pytest.mark.expect_log("tried once more, with its files checked")
+def test_a_first_daemon_that_crashes_twice_fails(stage: Stage) -> None:
+    with pytest.raises(MountError, match="was killed by SIGBUS before the mount was up"):
+        stage.run("hello(); os.kill(os.getpid(), signal.SIGBUS)")
+    assert stage.daemons == 2
+
+
+@pytest.mark.expect_log("the daemon .* was killed by SIGSEGV")
+def test_daemons_that_crash_as_soon_as_they_serve_give_the_mount_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "FAILURES_WITHIN_S", 600.0)
+    with pytest.raises(MountError, match="5 daemons have crashed within a minute"):
+        stage.run("hello(); ready(); time.sleep(0.1); os.kill(os.getpid(), signal.SIGSEGV)")
+    assert stage.daemons == supervisor.MOST_FAILURES
+
+
+@pytest.mark.expect_log("the daemon .* was killed by SIGKILL")
+def test_daemons_that_others_kill_are_replaced_for_ever(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FAILURES_WITHIN_S", 600.0)
+    stage.run(
+        "hello(); ready(); time.sleep(0.1)\n"
+        "if count == 8: end()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert stage.daemons == 8

@@ -66,7 +66,7 @@ class House:
         self.config = load_mount_config("s3://b", str(root / "mnt"), options)
         self.tiers = daemon_tiers.open_tiers("s3://b", *self.config.tiers)
         self.cache = FakeCache(self.tiers)
-        home = daemon_tiers.namespace_tier(self.tiers)
+        home = daemon_tiers.home_of(self.config, self.tiers, root / "spare").root
         self.verbs: Any = TierVerbs(
             self.cache,  # type: ignore[arg-type]
             self.config,
@@ -190,8 +190,40 @@ async def test_nonsense(house: House, verb: str, arguments: dict[str, Any], said
 def test_the_namespace_lives_on_a_disk_if_there_is_one(house: House) -> None:
     mem, ssd = house.tiers
     assert (mem.medium, ssd.medium) == (Medium.MEM, Medium.SSD)
-    assert daemon_tiers.namespace_tier([mem, ssd]) is ssd
-    assert daemon_tiers.namespace_tier([mem]) is mem
+    assert daemon_tiers.home_of(house.config, [mem, ssd], house.mem / "no") == ssd.paths
+
+
+@pytest.mark.expect_log("names are kept in")
+def test_names_go_into_memory_rather_than_into_another_tier(house: House, tmp_path: Path) -> None:
+    mem, _ = house.tiers
+    home = daemon_tiers.home_of(house.config, [mem], tmp_path / "spare")
+    assert home.root == tmp_path / "spare"
+    assert home.root.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.expect_log("the mount goes on without it")
+def test_a_directory_that_can_not_be_used_is_done_without(tmp_path: Path) -> None:
+    """While people use the mount; not when it is made."""
+    options = {"cache_dirs": f"{tmp_path}/a:{tmp_path}/b", "cache_size": "256MiB"}
+    config = load_mount_config("s3://b", str(tmp_path / "mnt"), options)
+    daemon_tiers.close_all(daemon_tiers.open_tiers("s3://b", *config.tiers))
+    (tmp_path / "a" / "cachefs.json").write_text("{")
+    with pytest.raises(CacheDirError, match="can't be understood"):
+        daemon_tiers.open_tiers("s3://b", *config.tiers)
+    tiers = daemon_tiers.open_tiers("s3://b", *config.tiers, tolerant=True)
+    assert [tier.paths.root for tier in tiers] == [tmp_path / "b"]
+    daemon_tiers.close_all(tiers)
+
+
+@pytest.mark.expect_log("names are asked for anew")
+def test_a_damaged_namespace_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "namespace"
+    daemon_tiers.open_names(path).close()
+    data = bytearray((path / "data.mdb").read_bytes())
+    data[:8192] = bytes(8192)
+    (path / "data.mdb").write_bytes(data)
+    daemon_tiers.open_names(path).close()
+    assert (tmp_path / "namespace.bad" / "data.mdb").read_bytes() == data
 
 
 def test_tiers_are_opened_all_or_none(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ class CacheOptions:
     """Compare on every read also what lies in memory, and whose slot it is."""
     scrub_interval_s: float = 0.0
     """How long until every block has been proven again; 0 or infinite: never."""
+    tolerant: bool = False
+    """A tier whose index can't be opened is done without, and an error in the log."""
     open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
 
 

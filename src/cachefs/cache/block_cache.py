@@ -51,17 +51,18 @@ class BlockCache:
         verify_full: bool = False,
         scrub_interval_s: float = 0.0,
         patience_s: float = math.inf,
+        tolerant: bool = False,
     ) -> None:
         """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then.
 
         A reader is told that the origin failed when for `patience_s` nothing has come from it.
-        For `policy_name`, `verify_full` and `scrub_interval_s` see `CacheOptions`.
+        For `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant` see `CacheOptions`.
         """
         self.counters = CacheCounters()
         self.intents = Intents()
         self._history = make_history(policy_name)
         self.verify_full = verify_full
-        options = CacheOptions(policy_name, verify_full, scrub_interval_s)
+        options = CacheOptions(policy_name, verify_full, scrub_interval_s, tolerant)
         self._tiers = TierSet(tiers, options, self._history, self.intents)
         self._fetches = Fetches(
             origin, self._history, self.counters, buffer_bytes, patience_s, self._admit

@@ -43,7 +43,7 @@ from cachefs.format.index_record import (
     encode_slab_key,
     encode_slab_row,
 )
-from cachefs.format.paths import BAD_INDEX_NAME
+from cachefs.format.paths import BAD_ENDING, BAD_INDEX_NAME
 from cachefs.types import BlockKey, BlockLocation
 
 log = logging.getLogger(__name__)
@@ -230,8 +230,8 @@ def map_size_bytes(quota_bytes: int) -> int:
 
 
 def set_aside(index: Path) -> None:
-    """Move what is in the index's place out of the way, replacing what was moved before."""
-    aside = index.with_name(BAD_INDEX_NAME)
+    """Move a database that can't be used out of the way, replacing what was moved before."""
+    aside = index.with_name(index.name + BAD_ENDING)
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside)
     else:

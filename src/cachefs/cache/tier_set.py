@@ -4,6 +4,7 @@ They come and go while the mount serves. Every method that isn't a coroutine is 
 after an await the set may be another.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from cachefs.cache.sums import Sums
 from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, BlockLocation, Medium
+
+log = logging.getLogger(__name__)
 
 _SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
@@ -38,7 +41,12 @@ class TierSet:
         self._tiers: list[ActiveTier] = []
         try:
             for tier in tiers:
-                self._tiers.append(self._activate(tier))
+                try:
+                    self._tiers.append(self._activate(tier))
+                except CacheDirError as error:
+                    if not options.tolerant:
+                        raise
+                    log.error("%s; the mount goes on without this tier", error)
         except BaseException:
             for active in self._tiers:
                 active.store.index.abandon()

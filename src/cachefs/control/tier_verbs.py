@@ -40,7 +40,7 @@ class TierVerbs:
 
     `tiers` are the mount's open tiers. The list is the daemon's, which closes whatever is in it at
     the end; it is kept up to date here. `open_tiers` opens directories, in a worker thread.
-    `namespace_tier` holds the mount's names: it stays.
+    `home` is the directory of the tier that holds the mount's names: it stays.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class TierVerbs:
         config: MountConfig,
         open_tiers: Callable[[TierConfig], list[Tier]],
         tiers: list[Tier],
-        namespace_tier: Tier,
+        home: Path,
     ) -> None:
         self._cache = cache
         self._config = config
         self._open_tiers = open_tiers
         self._tiers = tiers
-        self._namespace_tier = namespace_tier
+        self._home = home
         self._lock = trio.Lock()
 
     def handlers(self) -> dict[Route, Handler]:
@@ -107,7 +107,7 @@ class TierVerbs:
         async with self._alone():
             tier = self._find(arguments.get("path"))
             path = tier.paths.root
-            if tier is self._namespace_tier:
+            if tier.paths.root == self._home:
                 raise CacheDirError(
                     f"{path} can't be removed while mounted: it holds the mount's names and "
                     "attributes too; unmount, and mount without it"

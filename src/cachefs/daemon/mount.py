@@ -24,10 +24,9 @@ from cachefs.daemon.changes import Changes, access_log_in
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
-from cachefs.daemon.tiers import namespace_tier, open_tiers
-from cachefs.db import Database
+from cachefs.daemon.tiers import open_names, open_tiers
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
-from cachefs.format import inode_record
+from cachefs.format.paths import TierPaths
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
@@ -55,7 +54,6 @@ from cachefs.types import DataPath
 
 log = logging.getLogger(__name__)
 
-_NAMESPACE_MAP_BYTES = 1 << 38
 _TTLS = {
     "attr_ttl": "attr_s",
     "entry_ttl": "entry_s",
@@ -75,14 +73,15 @@ class Mount:
         config: MountConfig,
         origin: ResilientOrigin,
         tiers: list[Tier],
+        home: TierPaths,
         manager: ServiceManager,
         failure: OriginUnavailableError | None,
         view: ManifestView | None,
         data_path: DataPath,
         link: Link | None,
     ) -> None:
-        """`failure` is what the origin is away with; `view` is of a manifest; with a `link` its
-        other end mounts."""
+        """`home` is the directory that has the names; `failure` is what the origin is away with;
+        `view` is of a manifest; with a `link` its other end mounts."""
         self._link = link
         self._initialised = trio.Event()
         self._relayed = None if link is None else Relayed(link)
@@ -92,10 +91,9 @@ class Mount:
         self._origin = origin
         self._manager = manager
         # The namespace first: it is the one that may find its directory to be of a newer format.
-        home = namespace_tier(tiers)
-        self._jobs_directory = home.paths.jobs
-        names = home.paths.namespace if view is None else view.namespace
-        self._db = Database.open(str(names), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
+        self._jobs_directory = home.jobs
+        names = home.namespace if view is None else view.namespace
+        self._db = open_names(names)
         self._buffer_bytes = bounded_buffer(config.buffer_size)
         self._cache = BlockCache(
             origin,
@@ -105,6 +103,7 @@ class Mount:
             verify_full=config.verify == "full",
             scrub_interval_s=config.scrub_interval,
             patience_s=resilience(config).patience_s,
+            tolerant=bool(data_path.restarts),
         )
         self._look_up_reads = LookUpReads(self._cache)
         users = None if self._relayed is None else self._relayed.table
@@ -116,7 +115,7 @@ class Mount:
             config, origin, self._cache, self._limits, self._set_verb, data_path
         )
         self._tier_verbs = TierVerbs(
-            self._cache, config, partial(open_tiers, origin.identity), tiers, home
+            self._cache, config, partial(open_tiers, origin.identity), tiers, home.root
         )
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
@@ -290,6 +289,7 @@ class Mount:
             give_way=self._cache.give_way,
             # Where /run is memory, nothing that the disk does holds the loop back.
             journal=socket_path(config.mountpoint).with_suffix(".journal"),
+            is_successor=bool(self._state.data_path.restarts),
             reads=None if config.prefetch == "off" else self._look_up_reads,
         )
         if self._failure is not None:

@@ -11,15 +11,15 @@ from cachefs.daemon.process import bound_malloc_arenas, calm_garbage_collector, 
 from cachefs.daemon.settings import origin_options, resilience
 from cachefs.daemon.tiers import (
     close_all,
+    home_of,
     namespace_path,
-    namespace_tier,
     open_tiers,
     warn_of_sizes,
 )
 from cachefs.db import database_exists
 from cachefs.errors import OriginUnavailableError
 from cachefs.manifest.view import open_view
-from cachefs.mounts import prepare_mountpoint
+from cachefs.mounts import prepare_mountpoint, spare_path
 from cachefs.origin.host_names import HostNames
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.resilience import ResilientOrigin
@@ -92,14 +92,15 @@ async def _serve(
         try:
             # Readers wait for a daemon that takes the place of another; it is known to work.
             failure = None if data_path.restarts else await _check(origin, config)
-            tiers = open_tiers(origin.identity, *config.tiers)
+            tolerant = bool(data_path.restarts)
+            tiers = open_tiers(origin.identity, *config.tiers, tolerant=tolerant)
             try:
+                home = home_of(config, tiers, spare_path(config.mountpoint))
                 if not data_path.restarts:
                     await trio.to_thread.run_sync(warn_of_sizes, config)
                 if view is not None:
-                    manifests = namespace_tier(tiers).paths.manifests
-                    await trio.to_thread.run_sync(view.build, manifests, origin.tells_owners)
-                mount = Mount(config, origin, tiers, manager, failure, view, data_path, link)
+                    await trio.to_thread.run_sync(view.build, home.manifests, origin.tells_owners)
+                mount = Mount(config, origin, tiers, home, manager, failure, view, data_path, link)
                 await mount.serve(on_ready)
             finally:
                 close_all(tiers)

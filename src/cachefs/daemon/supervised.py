@@ -57,6 +57,7 @@ def _serve(link: Link) -> None:
 
     from cachefs.daemon.changes import with_changes  # isort: skip
     from cachefs.daemon.run import run
+    from cachefs.daemon.suspects import check_files
 
     start = link.hello(__version__, _relay.FORMAT)
     with collected_warnings(_MOST_WARNINGS) as warnings:
@@ -66,6 +67,8 @@ def _serve(link: Link) -> None:
             config = with_changes(config, start.changes)
         except UsageError as error:
             _logger.warning("what was changed while mounted is not so any more: %s", error)
+        if start.suspect:
+            check_files(config, link.alive)
         run(config, lambda: link.ready(warnings), data_path=start.data_path(), link=link)
 
 

@@ -6,8 +6,11 @@ import os
 import stat
 from pathlib import Path
 
+from cachefs.cache.index import set_aside
 from cachefs.config import MountConfig, TierConfig, user_mem_home
+from cachefs.db import DamagedDatabaseError, Database
 from cachefs.errors import CacheDirError
+from cachefs.format import inode_record
 from cachefs.format.paths import TierPaths
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
@@ -16,15 +19,26 @@ from cachefs.units import format_bytes
 log = logging.getLogger(__name__)
 
 
-def open_tiers(source_identity: str, *wanted: TierConfig) -> list[Tier]:
-    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`."""
+log = logging.getLogger(__name__)
+
+_NAMESPACE_MAP_BYTES = 1 << 38
+
+
+def open_tiers(source_identity: str, *wanted: TierConfig, tolerant: bool = False) -> list[Tier]:
+    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`; `tolerant`,
+    for a mount that people use, it says so and goes on without those that can't be used."""
     tiers: list[Tier] = []
     try:
         for config in wanted:
             for path, quota_bytes in zip(config.paths, config.quotas, strict=True):
-                if path.is_relative_to(user_mem_home()):
-                    _make_private(user_mem_home())
-                tiers.append(_open_tier(source_identity, config, path, quota_bytes))
+                try:
+                    if path.is_relative_to(user_mem_home()):
+                        _make_private(user_mem_home())
+                    tiers.append(_open_tier(source_identity, config, path, quota_bytes))
+                except CacheDirError as error:
+                    if not tolerant:
+                        raise
+                    log.error("%s; the mount goes on without it until it is mounted anew", error)
     except BaseException:
         close_all(tiers)
         raise
@@ -93,12 +107,40 @@ def _make_private(home: Path) -> None:
         )
 
 
+def home_of(config: MountConfig, tiers: list[Tier], spare: Path) -> TierPaths:
+    """Where names, attributes and jobs are kept. `spare`, a directory in memory, takes the place of
+    a tier that isn't open; never another tier, which may have names from long ago. Raises
+    `CacheDirError`."""
+    wanted = namespace_path(config).parent
+    for tier in tiers:
+        if tier.paths.root == wanted:
+            return tier.paths
+    try:
+        spare.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise CacheDirError(f"can't create {spare}: {error.strerror}") from error
+    log.error("names are kept in %s until the mount ends", spare)
+    return TierPaths(spare)
+
+
+def open_names(path: Path) -> Database:
+    """The database of names; one that is damaged is moved out of the way, and an empty one takes
+    its place: names are asked for anew. Raises `CacheDirError`."""
+    try:
+        return Database.open(str(path), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
+    except DamagedDatabaseError as error:
+        log.warning(
+            "%s can't be used (%s): it is moved to %s.bad, and names are asked for anew",
+            *(path, error.why, path.name),
+        )
+    try:
+        set_aside(path)
+    except OSError as error:
+        raise CacheDirError(f"can't move {path} away: {error.strerror}") from error
+    return Database.open(str(path), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
+
+
 def namespace_path(config: MountConfig) -> Path:
     """Where `namespace_tier` will have the namespace."""
     homes = [tier for tier in config.tiers if tier.medium is not Medium.MEM] or config.tiers
     return TierPaths(homes[0].paths[0]).namespace
-
-
-def namespace_tier(tiers: list[Tier]) -> Tier:
-    """Where names and attributes are kept: on a disk if there is one."""
-    return next((tier for tier in tiers if tier.medium is not Medium.MEM), tiers[0])

@@ -1,7 +1,7 @@
 """LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
 
 from cachefs.db.database import Database, DatabaseSnapshot, Get
-from cachefs.db.environment import DamagedDatabaseError
+from cachefs.db.environment import DamagedDatabaseError, mark_unreadable
 from cachefs.db.offline import (
     DatabaseBuilder,
     DatabaseReader,
@@ -19,5 +19,6 @@ __all__ = [
     "DatabaseSnapshot",
     "Get",
     "database_exists",
+    "mark_unreadable",
     "replace_database",
 ]

@@ -1,13 +1,18 @@
 """Opening LMDB's files safely, and saying what is wrong with them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
 from cachefs.errors import CacheDirError
+
+log = logging.getLogger(__name__)
+
+_STEP_BYTES = 4 << 20
 
 DATA_NAME = "data.mdb"
 MARK_NAME = "damaged"
@@ -58,6 +63,25 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
         env.close()
         raise DamagedDatabaseError(path, f"{size_bytes} of {used_bytes} bytes are left")
     return env
+
+
+def mark_unreadable(path: Path, on_progress: Callable[[], None] = lambda: None) -> bool:
+    """Read the whole file of the database in that directory, without mapping it. If that is not
+    possible, leave the mark that makes `open_env` refuse it, so that another takes its place. True
+    then. Blocks; `on_progress` is called every few MiB."""
+    buffer = bytearray(_STEP_BYTES)
+    try:
+        with open(path / DATA_NAME, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                on_progress()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        log.warning("%s can't be read: %s", path / DATA_NAME, error.strerror)
+        with suppress(OSError):  # a disk that can't be written either is not used at all
+            (path / MARK_NAME).touch()
+        return True
+    return False
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from cachefs.mounts.runtime import (
     read_entries,
     remove_leftovers,
     socket_path,
+    spare_path,
 )
 from cachefs.mounts.table import FSTYPE, Health, Mount, cachefs_mounts, canonical, find_mount, probe
 from cachefs.mounts.unmount import holders, unmount
@@ -36,5 +37,6 @@ __all__ = [
     "remove_leftovers",
     "served_on",
     "socket_path",
+    "spare_path",
     "unmount",
 ]

@@ -80,6 +80,11 @@ def socket_path(mountpoint: Path) -> Path:
     return runtime_dir() / f"{_stem(mountpoint)}.sock"
 
 
+def spare_path(mountpoint: Path) -> Path:
+    """A directory for what a (canonical) mountpoint's daemon keeps where its disk is gone."""
+    return runtime_dir() / f"{_stem(mountpoint)}.spare"
+
+
 def entry_path(mountpoint: Path) -> Path:
     """The runtime file of a (canonical) mountpoint."""
     return runtime_dir() / f"{_stem(mountpoint)}.json"

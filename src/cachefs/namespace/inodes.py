@@ -52,6 +52,9 @@ FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 _MOST_INO = (1 << 48) - (1 << 32)
 """The relay has no room for larger ones (docs/formats/relay_table.md)."""
 _ORPHANS_PER_START = 100_000
+_YEAR_2025_S = 1_735_689_600
+_LAST_START = 3 << 46
+"""However wrong the clock runs, numbers must not run out: they have 48 bits."""
 _INO_RESERVE = 1 << 24
 """More than can be handed out during the slowest commit; inode numbers have 48 bits."""
 
@@ -73,6 +76,7 @@ class InodeTable:
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
         journal: Path | None = None,
+        is_successor: bool = False,
     ) -> None:
         """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
         whenever a name stops standing for its inode, `on_changed(ino)` when an inode has another
@@ -103,6 +107,10 @@ class InodeTable:
                 "the namespace is damaged: it has inode numbers that were never given out. Remove "
                 "the directory namespace of the cache directory: its names are asked for anew"
             )
+        if is_successor:
+            # The database may be another one than the last process had, as that is damaged, or its
+            # disk gone; this is above all numbers that a mount has given out by now.
+            self._next_ino = max(self._next_ino, min(_number_of_now(clock.now_ns()), _LAST_START))
         self._reserved_to = self._next_ino
         self._kept_to = 0
         """Numbers below it may be handed out: their reservation is known to outlive us."""
@@ -404,6 +412,11 @@ def _is_same(inode: Inode, meta: Found) -> bool:
     if inode.is_dir:
         return False
     return (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
+
+
+def _number_of_now(now_ns: int) -> int:
+    """More than 260,000 numbers for each second since 2025."""
+    return max(0, now_ns // 1_000_000_000 - _YEAR_2025_S) << 18
 
 
 def _reserved_to(row: bytes | None) -> int:

@@ -100,18 +100,22 @@ class Namespace:
         journal: Path | None = None,
         give_way: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         reads: LookUpReads | None = None,
+        is_successor: bool = False,
     ) -> None:
         """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
         `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
         be told; they must not call back. `journal` is where what was told to the kernel is kept
         (see `outlive`), less an ending; by default beside the database. A tmpfs is best.
         `give_way` is awaited between two pieces of work for which no request of the kernel waits.
-        `reads` decides whether look-ups bring the bytes of files along.
+        `reads` decides whether look-ups bring the bytes of files along. `is_successor`: the kernel
+        knows inode numbers that another process has given out.
 
         Raises `CacheDirError` when the database is of another format or another source."""
         self._db = db
         self._clock = clock or Clock()
-        self.table = InodeTable(db, origin.identity, self._clock, on_unbound, on_changed, journal)
+        self.table = InodeTable(
+            db, origin.identity, self._clock, on_unbound, on_changed, journal, is_successor
+        )
         self._origin = origin
         self._nursery = nursery
         self._ttls = ttls

@@ -10,6 +10,8 @@ from contextlib import suppress
 from cachefs.supervisor.channel import Channel, pair
 from cachefs.supervisor.stillness import LOOK_INTERVAL_S, Stillness
 
+_CRASHES = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+
 
 class Child:
     """A daemon that was started, from then until it is `reaped`. Times are monotonic."""
@@ -48,6 +50,8 @@ class Child:
         """Why it can't begin, and the exit code that this means."""
         self.fall_back: str | None = None
         """Why the relay can't be used."""
+        self.has_crashed = False
+        """Once it is reaped: a signal that it has caused itself, and nobody has sent, ended it."""
         self.ends_by_s: float | None = None
         """It was asked to end, and is killed then."""
 
@@ -89,6 +93,7 @@ class Child:
         code = self._process.wait()
         os.close(self.pidfd)
         self.channel.close()
+        self.has_crashed = -code in _CRASHES and self.ends_by_s is None
         if code < 0:
             with suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"

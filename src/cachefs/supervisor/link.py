@@ -39,6 +39,8 @@ class Start:
     changes: Mapping[str, Any] = field(default_factory=dict)
     mounted: tuple[str, str] | None = None
     """Mountpoint and device of the mount, if there is one: to be removed by an orphan."""
+    suspect: bool = False
+    """The daemon before has crashed: what it mapped is to be read before it is mapped again."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Start":

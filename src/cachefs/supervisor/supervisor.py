@@ -76,6 +76,9 @@ class Supervisor:
         self._start_at_s: float | None = None
         self._down_since_s = 0.0
         self._failures: deque[float] = deque(maxlen=MOST_FAILURES)
+        self._crashes: deque[float] = deque(maxlen=MOST_FAILURES)
+        self._is_suspect = False
+        """The last daemon has crashed: the next one looks at its files first."""
         self._restarts = 0
         self._restarted_at: float | None = None
         self._last_end: str | None = None
@@ -268,6 +271,7 @@ class Supervisor:
             self._last_end,
             self._changes,
             self._mount.name,
+            self._is_suspect,
         )
         child.start(asdict(start), self._mount.table_fd)
 
@@ -286,6 +290,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         self._hear_the_rest(child)
         how = child.reap()
+        was_suspect, self._is_suspect = self._is_suspect, child.has_crashed
         if child is self._successor:
             self._successor = None
             if not self._is_ending:
@@ -297,6 +302,9 @@ class Supervisor:
         self._mount.detach()
         if self._successor is not None:
             self._promote()
+        elif not self._was_ready and child.has_crashed and not was_suspect:
+            _logger.error("the daemon %s; it is tried once more, with its files checked", how)
+            self._start_daemon()
         elif not self._was_ready:
             self._failure = self._reason(child, how)
             self._end()
@@ -348,8 +356,26 @@ class Supervisor:
             "the daemon (process %d) %s; what is cached is served on, and another is started",
             *(child.pid, how),
         )
+        if child.has_crashed:
+            self._note_crash(how)
+            return
         barely = now_s < child.ready_s + _BARELY_S
         self._start_at_s = now_s + (_FIRST_PAUSE_S if barely else 0.0)
+
+    def _note_crash(self, how: str) -> None:
+        """A daemon that served has come to its end by itself. One after the other would do the
+        same for ever: each is given more time, and after some the mount is given up."""
+        now_s = time.monotonic()
+        self._crashes.append(now_s)
+        count = sum(now_s < crashed_s + FAILURES_WITHIN_S for crashed_s in self._crashes)
+        if count == MOST_FAILURES:
+            self._failure = MountError(
+                f"{self._task.mountpoint} is given up: {count} daemons have crashed within a "
+                f"minute, the last one {how}; see {self._task.log_name}"
+            )
+            self._end()
+            return
+        self._start_at_s = now_s + (_FIRST_PAUSE_S * 2.0 ** (count - 2) if count > 1 else 0.0)
 
     def _note_failure(self, what: str) -> None:
         """A daemon could not begin."""
