@@ -17,7 +17,7 @@ from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, until
 
 SETTINGS = Resilience(
-    read_timeout_s=2, request_timeout_s=1, max_downloads=64, download_limit=None, hedge=False
+    read_timeout_s=120, request_timeout_s=60, max_downloads=64, download_limit=None, hedge=False
 )
 
 
@@ -235,6 +235,7 @@ async def test_beside_readers_files_are_fetched_one_by_one(tmp_path: Path) -> No
             nursery.start_soon(read_whole, r.cache, wanted)
             await until(lambda: r.cache.waiting_readers == 1)
             nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            await until(lambda: r.memory.counters.gets == 1 + 2)
             await trio.sleep(0.05)
             assert r.memory.counters.gets == 1 + 2
             gate.set()
@@ -250,6 +251,7 @@ async def test_readers_go_first(tmp_path: Path) -> None:
             nursery.start_soon(read_whole, r.cache, wanted)
             await until(lambda: r.cache.waiting_readers == 1)
             nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            await until(lambda: r.memory.counters.gets == 1 + 2)
             await trio.sleep(0.05)
             assert r.memory.counters.gets == 1 + 2
             gate.set()

@@ -22,6 +22,8 @@ LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 PATIENCE_S = 60
 """How long to wait for what comes within a second on a quiet machine."""
+PATIENT = ("--read-timeout", "60s", "--request-timeout", "30s")
+"""For mounts whose requests are counted: on a busy machine none is sent again."""
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
@@ -69,6 +71,8 @@ class Site:
         self.environment: dict[str, str] = {}
         self.expected_trouble: tuple[str, ...] = ()
         """Parts of log lines that are meant to be there."""
+        self.options: tuple[str, ...] = ()
+        """What it is always mounted with."""
 
     def cli(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -91,6 +95,7 @@ class Site:
             self.mountpoint,
             *("--cache-dir", self.cache, "--cache-size", "256MiB", "--free-space-ratio", "0"),
             *("--log-file", self.log, "--data-path", DATA_PATH),
+            *self.options,
             *options,
             code=code,
         ).stderr

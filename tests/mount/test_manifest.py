@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site, drop_pages
+from tests.mount.harness import PATIENT, Site, drop_pages
 from tests.servers.seaweedfs import SeaweedFS
 
 OBJECTS = {
@@ -39,6 +39,7 @@ def prefix(seaweedfs: SeaweedFS, bucket: str, request: pytest.FixtureRequest) ->
 def s3_site(tmp_path: Path, seaweedfs: SeaweedFS, bucket: str, prefix: str) -> Iterator[Site]:
     site = Site(tmp_path, f"s3://{bucket}/{prefix}")
     site.environment = seaweedfs.environment
+    site.options = PATIENT
     yield site
     site.tear_down()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import MIB, Site, eventually
+from tests.mount.harness import MIB, PATIENT, Site, eventually
 from tests.servers.seaweedfs import SeaweedFS
 
 OBJECTS = {
@@ -37,6 +37,7 @@ def bucket(seaweedfs: SeaweedFS) -> str:
 def s3_site(tmp_path: Path, seaweedfs: SeaweedFS, bucket: str) -> Iterator[Site]:
     site = Site(tmp_path, f"s3://{bucket}/pre/fix")
     site.environment = seaweedfs.environment
+    site.options = PATIENT
     yield site
     site.tear_down()
 

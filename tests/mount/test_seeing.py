@@ -289,7 +289,7 @@ def test_top_shows_the_end_of_a_daemon_and_the_next(
 def test_top_that_is_terminated_leaves_the_terminal_as_it_was(
     mounted: Site, terminals: list[Terminal]
 ) -> None:
-    terminal = Terminal(80, 24, "top")
+    terminal = Terminal(80, 24, "top", mounted.mountpoint)
     terminals.append(terminal)
     eventually(lambda: terminal.shows("serving"))
     (child,) = Path(f"/proc/{terminal.process.pid}/task/{terminal.process.pid}/children").read_text(
