@@ -255,6 +255,23 @@ async def test_slabs_damaged_under_a_running_daemon(
     assert_one_warning_a_slab(caplog)
 
 
+@pytest.mark.parametrize("size_bytes", [0, 4 * MIB])
+async def test_a_slab_without_a_header_that_a_kill_has_left_is_no_damage(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    origin, refs = await fill(tmp_path)
+    slab(tmp_path, 7).write_bytes(bytes(size_bytes))
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await until(lambda: cache.is_settled)
+        assert slab_problems(cache.status()[0].counters) == (0, 0)
+        await assert_right(cache, origin, refs)
+        more = put_many(origin, 100, 30_000, "more")
+        await assert_right(cache, origin, more)
+        await cache.drain()
+        recount(cache)
+    assert origin.counters.gets == ALL + len(more)
+
+
 @warns_of_slabs
 async def test_slabs_cut_after_their_blocks_were_proven(tmp_path: Path) -> None:
     """A short read is seen without a checksum."""

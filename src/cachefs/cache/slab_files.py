@@ -197,8 +197,11 @@ class SlabFiles:
             slab.was_opened = True
             slab.agrees = not self.must_reconcile
         if opened.header is None:
-            self._counters.bad_slabs += 1
-            self.report(slab, "the header is damaged or another slab's; its blocks are dropped")
+            # Without a row, too, nothing was ever stored there: that is no damage.
+            if not opened.is_blank or slab.class_index != NO_CLASS:
+                self._counters.bad_slabs += 1
+                text = "the header is damaged or another slab's; its blocks are dropped"
+                self.report(slab, text)
             self._slabs.reformat(slab, None, self._clock())
             self.put_row(slab)
             slab.agrees = True

@@ -50,10 +50,12 @@ class Watermarks(NamedTuple):
 
 
 class OpenedSlab(NamedTuple):
-    """A slab file that a worker thread has opened. `header` is None if it makes no sense."""
+    """A slab file that a worker thread has opened. `header` is None if it makes no sense, and
+    `is_blank` if none was ever written: its daemon was killed while it made the file."""
 
     fd: int
     header: SlabHeader | None
+    is_blank: bool = False
 
 
 def slab_bytes_for(quota_bytes: int) -> int:
@@ -203,10 +205,11 @@ class Tier:
         """Open a slab file and read its header."""
         fd = self.disk.open(self.paths.slab(slab_id))
         try:
-            header = decode_header(self.disk.read(fd, HEADER_BYTES, 0))
+            data = self.disk.read(fd, HEADER_BYTES, 0)
+            header = decode_header(data)
             mine = (slab_id, self.identity.slab_bytes, self.identity.uuid)
             if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
-                return OpenedSlab(fd, None)
+                return OpenedSlab(fd, None, not any(data))
             return OpenedSlab(fd, header)
         except BaseException:
             os.close(fd)
