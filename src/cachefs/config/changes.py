@@ -47,6 +47,8 @@ def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
     except ValidationError as error:
         names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
+    except UnicodeEncodeError:  # pydantic's texts are UTF-8
+        raise UsageError("a setting has half a character") from None
 
 
 def _option(field: str) -> str:

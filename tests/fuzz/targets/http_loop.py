@@ -16,14 +16,14 @@ TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
 
 
 class _NoKeys:
-    current = None
+    anonymous = False
 
 
 class _Reader(LoopReader):
     """Connected to somebody who has sent `data` and hung up."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(TARGET, None, OriginOptions())  # type: ignore[arg-type]
+        super().__init__(TARGET, _NoKeys(), OriginOptions())  # type: ignore[arg-type]
         self.data = data
         self.peers: list[socket.socket] = []
 
