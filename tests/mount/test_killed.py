@@ -39,6 +39,7 @@ def hang_on(name, asked):
     setattr(ResilientOrigin, name, maybe)
 
 hang_on("stat", "no-stat")
+hang_on("stat_and_read", "no-stat")
 hang_on("list_dir", "no-list")
 hang_on("read", "no-read")
 """
