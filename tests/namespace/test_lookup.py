@@ -519,3 +519,17 @@ async def test_in_a_cold_table_threads_look_first(
     monkeypatch.setattr(tree.db, "bring", noted)
     assert await tree.find("a") == inode
     assert len([row for row in brought if row is not None]) == 3, "the name, the root, the file"
+
+
+async def test_the_kernel_is_told_when_a_listing_shows_what_was_absent(
+    tree: Tree, origin: ScriptedOrigin
+) -> None:
+    origin.put("d/other", b"x")
+    directory = await tree.find("d")
+    with pytest.raises(NotFoundError):
+        await tree.namespace.lookup(directory.ino, b"new")
+    assert tree.namespace.negative_ttl_s(directory.ino, b"new") > 0
+    origin.put("d/new", b"x")
+    tree.clock.advance(1_000)
+    assert await tree.names(directory.ino) == ["new", "other"]
+    assert tree.unbound == [(directory.ino, b"new")]

@@ -72,8 +72,11 @@ class Lister:
         outage: Outage,
         stamps: Stamps,
         give_way: Callable[[], Awaitable[None]],
+        on_new: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
-        """`give_way` is awaited between two pieces of work for which no request waits."""
+        """`give_way` is awaited between two pieces of work for which no request waits.
+        `on_new(parent, name)` is told of each name that a listing was the first to show."""
+        self._on_new = on_new
         self._table = table
         self._origin = origin
         self._outage = outage
@@ -184,6 +187,8 @@ class Lister:
                 continue  # twice in the listing; it is shown as it came first
             child, is_new = self._table.bind_listed(ino, name, meta, snapshot.as_of_ns)
             listing.changed |= is_new
+            if is_new:
+                self._on_new(ino, name)
             listing.seen.add(name)
             snapshot.append(name, child)
 

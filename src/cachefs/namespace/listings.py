@@ -64,15 +64,16 @@ class Listings:
         outage: Outage,
         stamps: Stamps,
         give_way: Callable[[], Awaitable[None]],
+        on_new: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
-        """`give_way`: see `Lister`."""
+        """`give_way` and `on_new`: see `Lister`."""
         self._table = table
         self._nursery = nursery
         self._clock = clock
         self._list_ttl_ns = list_ttl_ns
         self._outage = outage
         self._stamps = stamps
-        self._lister = Lister(table, origin, outage, stamps, give_way)
+        self._lister = Lister(table, origin, outage, stamps, give_way, on_new)
         self._running: dict[int, Snapshot] = {}
         self._stale: dict[int, Snapshot] = {}
         """Filled from the table during an outage, beside a listing that may be running."""

@@ -131,11 +131,15 @@ class Namespace:
             self._outage,
             self.stamps,
             give_way,
+            self._note_new,
         )
         self.give_way = give_way
         self._reads = reads
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._told_absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        """Names of which the kernel was told that they do not exist; it believes that for a TTL."""
+        self._on_unbound = on_unbound
         self._heads_since_listing: dict[int, int] = {}
 
     @property
@@ -354,7 +358,19 @@ class Namespace:
         if self.table.dirent(parent, name) is not None:
             return 0.0
         remaining_ns = self._absence_remaining_ns(parent, name)
-        return 0.0 if remaining_ns is None else self._shown_s(remaining_ns, self._ttls.negative_s)
+        if remaining_ns is None:
+            return 0.0
+        self._told_absent[parent, name] = None
+        if len(self._told_absent) > _NEGATIVES:
+            self._told_absent.popitem(last=False)
+        return self._shown_s(remaining_ns, self._ttls.negative_s)
+
+    def _note_new(self, parent: int, name: bytes) -> None:
+        """A listing shows the name for the first time: the kernel must not believe any longer that
+        it does not exist."""
+        if (parent, name) in self._told_absent:
+            del self._told_absent[parent, name]
+            self._on_unbound(parent, name)
 
     async def _ask(self, parent: int, name: bytes) -> Inode:
         """Ask the origin, once for all who want to know, and whoever of them gives up."""
