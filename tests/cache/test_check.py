@@ -35,6 +35,7 @@ from cachefs.format.index_record import (
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import decode_header, slab_layout, table_offset
 from cachefs.origin.memory import MemoryOrigin
+from cachefs.tiers.leftover import inspect_cache, remove_cache
 from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, assert_right, open_tier, put_many, recount, serving
 
@@ -123,6 +124,17 @@ async def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     async with serving(MemoryOrigin(), open_tier(tmp_path)):
         with pytest.raises(CacheDirError, match="in use by another cachefs"):
             check_directory(tmp_path, repair=True)
+
+
+async def test_a_directory_in_use_is_refused_when_its_lock_file_is_gone(tmp_path: Path) -> None:
+    async with serving(MemoryOrigin(), open_tier(tmp_path)):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(CacheDirError, match="in use by another cachefs"):
+            open_tier(tmp_path)
+        (tmp_path / "lock").unlink()
+        assert inspect_cache(tmp_path).in_use
+        with pytest.raises(CacheDirError, match="in use by a daemon"):
+            remove_cache(tmp_path)
 
 
 def test_what_is_no_cache_directory_is_refused(tmp_path: Path) -> None:

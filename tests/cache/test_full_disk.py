@@ -58,3 +58,16 @@ async def test_all_reads_are_right(
             assert cache.status()[0].health == "normal"
     finally:
         os.close(other)
+
+
+async def test_a_disk_without_room_is_told_once(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    origin = MemoryOrigin()
+    refs = [put(origin, f"f{number}", 8 * MIB) for number in range(6)]
+    tier = open_tier(small_disk / "cache", 64 * MIB, free_space_ratio=0.5)
+    async with serving(origin, tier) as cache:
+        await assert_right(cache, origin, refs)
+        await assert_right(cache, origin, refs)
+    assert sum("the cache stops growing" in text for text in caplog.messages) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.config import MountConfig, load_mount_config, load_tier
+from cachefs.config import MountConfig, fields, load_mount_config, load_tier
 from cachefs.errors import UsageError
 from cachefs.types import Medium
 
@@ -182,3 +182,21 @@ def test_a_high_mark_alone_moves_the_low_one(file: Path) -> None:
     assert load(file).tiers[0].low == 0.92
     assert "below high" in error_of(file, tier(high="0.9", low="0.92"))
     assert "nonsense" in error_of(file, tier(high='"nonsense"'))
+
+
+def test_another_users_directory_in_memory_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "_SHARED_MEMORY", tmp_path)
+    usual = tmp_path / f"cachefs-{os.geteuid()}"
+    assert fields.user_mem_home() == usual
+    usual.symlink_to("/nowhere")  # anybody may do that
+    first = fields.user_mem_home()
+    assert first.parent == tmp_path
+    assert first.name.startswith(f"{usual.name}-")
+    assert fields.user_mem_home() != first, "nobody can foresee it"
+    first.mkdir()
+    assert fields.user_mem_home() == first, "the next daemon finds it"
+    usual.unlink()
+    usual.mkdir()
+    assert fields.user_mem_home() == usual

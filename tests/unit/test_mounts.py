@@ -207,6 +207,22 @@ class TestRuntimeFile:
         mounts.remove_leftovers(place)
         assert list(run_dir.iterdir()) == []
 
+    def test_what_killed_mounts_left_long_ago_goes(self, run_dir: Path) -> None:
+        served, other = Path("/mnt/x"), Path("/mnt/y")
+        with mounts.RuntimeFile(served, "s3://b"):
+            old = [mounts.spare_path(served), mounts.spare_path(other)]
+            for path in old:
+                path.mkdir()
+                (path / "file").touch()
+            journals = [path.with_suffix(".journal.0") for path in (*old, run_dir / "new.spare")]
+            for path in journals:
+                path.touch()
+            for path in (*old, *journals[:2]):
+                os.utime(path, (0, 0))
+            with mounts.RuntimeFile(Path("/mnt/z"), "s3://c"):
+                left = {path.name for path in run_dir.iterdir() if path.suffix != ".json"}
+        assert left == {old[0].name, journals[0].name, journals[2].name}
+
     @pytest.mark.parametrize("content", ["", "{}", "[]", "nonsense", '{"pid": "x"}'])
     def test_a_damaged_file_is_no_entry(self, run_dir: Path, content: str) -> None:
         (run_dir / "x.json").write_text(content)

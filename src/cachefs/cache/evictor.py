@@ -19,6 +19,7 @@ from cachefs.cache.sweeper import Demote, Sweeper
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import SLOT_CLASSES
 from cachefs.tiers.slabs import NEAR_CLASSES, Slab
+from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Evictor:
         self._no_growth_before = 0.0
         self._broken_before = 0.0
         self._failing = False
+        self._told_full = False
         self._kept_reported = False
         self._debt_bytes = [0] * len(SLOT_CLASSES)
         """Slots that a class has borrowed since it last got a slab."""
@@ -250,7 +252,15 @@ class Evictor:
             return False
         if fd is None:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
+            if not self._told_full:
+                log.info(
+                    "%s: the cache stops growing at %s: more would leave less than "
+                    "--free-space-ratio of the disk free",
+                    *(tier.paths.root, format_bytes(slabs.disk_bytes)),
+                )
+            self._told_full = True
             return False
+        self._told_full = False
         self._failing = False
         slab = slabs.add(slab_id)
         slab.fd = fd

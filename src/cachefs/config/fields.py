@@ -9,6 +9,8 @@ import hashlib
 import math
 import os
 import re
+import secrets
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -306,9 +308,26 @@ def user_cache_home() -> Path:
     return Path("~/.cache/cachefs").expanduser()
 
 
+_SHARED_MEMORY = Path("/dev/shm")
+
+
 def user_mem_home() -> Path:
-    """Where this user's caches in memory live."""
-    return Path(f"/dev/shm/cachefs-{os.geteuid()}")
+    """Where this user's caches in memory live: a directory of this user, or one that is to be made.
+    Anybody may take a name in /dev/shm, so there is another one, which nobody can foresee."""
+    uid = os.geteuid()
+    home = _SHARED_MEMORY / f"cachefs-{uid}"
+    others = [path for path in sorted(_SHARED_MEMORY.glob(f"{home.name}-*")) if _is_of(path, uid)]
+    if _is_of(home, uid) or not os.path.lexists(home):
+        return home
+    return others[0] if others else home.with_name(f"{home.name}-{secrets.token_hex(8)}")
+
+
+def _is_of(path: Path, uid: int) -> bool:
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == uid
 
 
 def cache_id(source: str, endpoint: str | None) -> str:

@@ -5,10 +5,12 @@ lives; the kernel lets go of it however the daemon ends. So a file that isn't lo
 from a dead daemon. The control socket stands beside it as `HASH.sock`.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ RUNTIME_DIR = Path("/run/cachefs")
 """For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
 
 _LEAST_BYTES = 16384
+_LEFTOVER_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class RuntimeFile:
         """Raises `MountError` while another process holds the claim."""
         self._path = entry_path(mountpoint)
         self._fd = _lock(self._path, mountpoint)
+        _remove_leftovers()
         log_name = None if log_file is None else str(log_file)
         now = time.time()
         self._entry = RuntimeEntry(
@@ -157,6 +161,20 @@ class RuntimeFile:
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _remove_leftovers() -> None:
+    """What daemons that were killed have left here, except what a mount that comes back soon may
+    still want."""
+    for path in runtime_dir().iterdir():
+        stem, _, kind = path.name.partition(".")
+        if not kind.startswith(("journal", "spare")):
+            continue
+        entry = read_entry(path.with_name(f"{stem}.json"))
+        with contextlib.suppress(OSError):
+            is_old = path.lstat().st_mtime + _LEFTOVER_S < time.time()
+            if is_old and (entry is None or not entry.alive):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _lock(path: Path, mountpoint: Path) -> int:

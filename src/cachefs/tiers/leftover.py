@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,15 @@ def inspect_cache(path: Path) -> CacheInfo:
             used_at = max(used_at, info.st_mtime)
     with _lock_file(paths) as fd:
         in_use = fd is not None and not _try_lock(fd, fcntl.LOCK_SH)
-        text = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if in_use and fd else ""
+        text = _owner_in(fd) if in_use and fd is not None else ""
     return CacheInfo(path, source, size_bytes, used_at, in_use, int(text) if text.isdigit() else 0)
+
+
+def _owner_in(fd: int) -> str:
+    """What a daemon has written into the lock's file; nothing if `fd` is the directory's."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return ""
+    return os.pread(fd, 20, 0).decode("ascii", "replace").strip()
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -101,12 +109,17 @@ def _delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock_file(paths: TierPaths) -> Iterator[int | None]:
-    """The descriptor of the lock's file, None if there is none."""
+    """The descriptor of the lock's file, or of the directory if somebody has deleted that: a daemon
+    locks both. None if there is neither."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(paths.lock, flags)
     except FileNotFoundError:
-        yield None
-        return
+        try:
+            fd = os.open(paths.root, flags | os.O_DIRECTORY)
+        except FileNotFoundError:
+            yield None
+            return
     try:
         yield fd
     finally:

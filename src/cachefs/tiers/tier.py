@@ -76,7 +76,7 @@ class Tier:
         self,
         paths: TierPaths,
         identity: TierIdentity,
-        lock_fd: int,
+        lock_fds: tuple[int, ...],
         quota_bytes: int,
         ratios: tuple[float, float, float, float],
         medium: Medium,
@@ -94,7 +94,7 @@ class Tier:
         self.resize(quota_bytes)
         self.read_flags = probe_read_flags(paths.probe)
         """Flags for `preadv` on the event loop; None if the loop may never read here."""
-        self._lock_fd = lock_fd
+        self._lock_fds = lock_fds
 
     def resize(self, quota_bytes: int) -> None:
         """Change the quota and the watermarks. The evictor brings the files in line with it."""
@@ -135,7 +135,7 @@ class Tier:
         try:
             _inspect(paths, source_identity)
             paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock_fd = _lock(paths)
+            lock_fds = _lock(paths)
         except OSError as error:
             raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
         try:
@@ -148,12 +148,12 @@ class Tier:
             paths.root.chmod(0o700)
             paths.slabs.mkdir(mode=0o700, exist_ok=True)  # it may have been removed by hand
             ratios = (high, low, free_space_ratio, keep_ratio)
-            return cls(paths, identity, lock_fd, quota_bytes, ratios, medium, disk or Disk())
+            return cls(paths, identity, lock_fds, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
-            os.close(lock_fd)
+            _close_all(lock_fds)
             raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
         except BaseException:
-            os.close(lock_fd)
+            _close_all(lock_fds)
             raise
 
     def close(self) -> None:
@@ -162,9 +162,8 @@ class Tier:
             if slab.fd >= 0:
                 os.close(slab.fd)
                 slab.fd = -1
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        _close_all(self._lock_fds)
+        self._lock_fds = ()
 
     def slab_ids_on_disk(self) -> set[int]:
         """By name only: no slab file is opened."""
@@ -277,14 +276,17 @@ def _refuse_foreign_files(paths: TierPaths) -> None:
         )
 
 
-def _lock(paths: TierPaths) -> int:
-    """The lock lasts as long as the fd, thus never longer than the process."""
+def _lock(paths: TierPaths) -> tuple[int, ...]:
+    """The locks last as long as the descriptors, thus never longer than the process. The directory
+    is locked besides the file `lock`, which somebody may delete."""
     fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    directory_fd = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        _close_all((fd, directory_fd))
         place = mountpoint_of(int(owner)) if owner.isdigit() else None
         where = "" if place is None else f", which has it mounted on {place}"
         raise CacheDirError(
@@ -293,7 +295,12 @@ def _lock(paths: TierPaths) -> int:
         ) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    return fd, directory_fd
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _create(paths: TierPaths, identity: TierIdentity) -> None:
