@@ -18,8 +18,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SEND_TIMEOUT_S = 2.0
-"""A client that doesn't read for this long is dropped."""
+SEND_TIMEOUT_S = 5.0
+"""A client that doesn't read for this long is dropped. `cachefs metadata export` reads on when it
+has written what came, which takes a while on a busy machine."""
+
+_SEND_BYTES = 64 << 10
+"""What is sent at a time: a client that reads slowly is one that reads."""
 
 HEAD_TIMEOUT_S = 5.0
 """A client that hasn't sent the head of its (next) request within this time is dropped."""
@@ -92,11 +96,14 @@ class _ImpatientStream(trio.abc.HalfCloseableStream):
         self._stream = stream
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        with trio.move_on_after(SEND_TIMEOUT_S) as scope:
-            await self._stream.send_all(data)
-        if scope.cancelled_caught:
-            await self._stream.aclose()
-            raise trio.BrokenResourceError("the peer does not read")
+        left = memoryview(data)
+        while left:
+            with trio.move_on_after(SEND_TIMEOUT_S) as scope:
+                await self._stream.send_all(left[:_SEND_BYTES])
+            if scope.cancelled_caught:
+                await self._stream.aclose()
+                raise trio.BrokenResourceError("the peer does not read")
+            left = left[_SEND_BYTES:]
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
