@@ -83,7 +83,12 @@ METRICS = (
     _counter("tier_demoted_blocks", "Blocks moved to a slower tier to make room.", *_TIER),
     _counter("tier_promoted_blocks", "Blocks that came from a slower tier.", *_TIER),
     _counter("tier_adopted_blocks", "Blocks that the index had lost and a slab knew.", *_TIER),
-    _counter("tier_verified_blocks", "Blocks whose checksum was compared.", *_TIER),
+    _counter(
+        "tier_verified_blocks",
+        "Blocks that were compared as a whole: at the first read after a start, by the scrubber, "
+        "or at every read with `--verify full`.",
+        *_TIER,
+    ),
     _counter("tier_bad_blocks", "Blocks that were not what was stored; fetched again.", *_TIER),
     _counter("tier_bad_slabs", "Slabs that were missing or foreign.", *_TIER),
     _counter("tier_bad_indexes", "Indexes that could not be used and were rebuilt.", *_TIER),

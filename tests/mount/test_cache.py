@@ -63,7 +63,7 @@ def test_a_killed_daemon_is_replaced_and_its_cache_is_whole(site: Site) -> None:
     eventually(lambda: os.getxattr(path, "user.cachefs.cached") == b"100")
     time.sleep(1.5)  # admissions become durable within a second
     site.crash()
-    with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
+    with pytest.raises(OSError, match=r"not connected|connection abort"):
         os.statvfs(site.mountpoint)
     site.expected_trouble = ("which a dead cachefs had left",)
     site.mount()

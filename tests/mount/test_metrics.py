@@ -91,9 +91,9 @@ class Watch:
     def moved(self) -> set[str]:
         """Names of metrics that have had two values under the same labels."""
         found = set()
-        for name, seen in self.values.items():
+        for name, seen in list(self.values.items()):
             values = defaultdict(set)
-            for labels, value in seen:
+            for labels, value in list(seen):  # others are added meanwhile
                 values[labels].add(value)
             if any(len(each) > 1 for each in values.values()):
                 found.add(name)

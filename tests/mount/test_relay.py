@@ -47,7 +47,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def mounted(site: Site) -> Site:
     site.let_daemons_stand_still()
-    site.mount("--data-path", "relay")
+    site.mount("--data-path", "relay", "--prefetch", "off")
     return site
 
 

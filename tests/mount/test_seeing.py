@@ -153,7 +153,8 @@ def test_stats_are_rates_of_what_was_done(mounted: Site) -> None:
     assert total("reads_per_s") >= 2 * FILES
     assert total("origin_gets_per_s") >= FILES * 0.99
     assert total("origin_bytes_per_s") == pytest.approx(total("origin_gets_per_s") * FILE_BYTES)
-    assert 0 < of_tiers("bytes_per_s") <= FILES * FILE_BYTES * 1.01
+    # Files that were fetched ahead come from the tier in the first round, too.
+    assert 0 < of_tiers("bytes_per_s") <= 2 * FILES * FILE_BYTES * 1.01
     assert total("lookups_per_s") >= 0.99
     busy = [line for line in lines if line["reads_per_s"]]
     assert all(0 < line["read_p50_s"] <= line["read_p99_s"] for line in busy)
@@ -328,8 +329,11 @@ def profiling(site: Site, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 def has_asked(process: "subprocess.Popen[str]") -> bool:
     """Whether it has a connection to a daemon."""
-    links = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-    return any(link.startswith("socket:") for link in links)
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if os.readlink(path).startswith("socket:"):
+                return True
+    return False
 
 
 def test_profile_tells_what_was_asked_for(mounted: Site) -> None:

@@ -102,8 +102,8 @@ async def test_xattrs_are_shown_while_the_origin_is_down(
     clock.advance(1000)
     inode = await stale.find("a")
     xattrs = Xattrs(stale.namespace, reading.cache)
-    assert xattrs.get(inode, VERSION) == meta.version.encode()
-    assert xattrs.get(inode, SOURCE) == b"fake://test/a"
+    assert await xattrs.get(inode, VERSION) == meta.version.encode()
+    assert await xattrs.get(inode, SOURCE) == b"fake://test/a"
 
 
 @is_logged

@@ -148,7 +148,7 @@ class Fetches:
         except BaseException as error:
             flight.error = error
             self._counters.fetch_errors += 1
-            if not isinstance(error, OriginError | trio.Cancelled):
+            if isinstance(error, Exception) and not isinstance(error, OriginError):
                 log.exception("unexpected error while fetching %r", flight.ref.path)
             if not isinstance(error, Exception):
                 raise

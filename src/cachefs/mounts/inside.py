@@ -53,11 +53,15 @@ def served_on(path: Path) -> Path:
 
 
 def entry_of(mount: Mount, entries: Iterable[RuntimeEntry]) -> RuntimeEntry | None:
-    """Who serves what is mounted there."""
-    for entry in entries:
-        if entry.alive and entry.device and entry.device == mount.device:
-            return entry
-    return next((e for e in entries if e.mountpoint == str(mount.mountpoint)), None)
+    """Who serves what is mounted there. The kernel gives the number of a device to another mount as
+    soon as a mount has ended, and the daemon of the first one may live on for a while: of those
+    with the same number, the one that began last has the mount."""
+    entries = list(entries)
+    own = next((e for e in entries if e.mountpoint == str(mount.mountpoint)), None)
+    if own is not None and own.alive and own.device in ("", mount.device):
+        return own
+    same = [e for e in entries if e.alive and e.device and e.device == mount.device]
+    return max(same, key=lambda entry: entry.started_at) if same else own
 
 
 def _views(entries: Sequence[RuntimeEntry]) -> Views:
