@@ -47,12 +47,15 @@ _OVERTAKEN = 32
 class _Stream:
     """Files of one directory that somebody reads in name order."""
 
-    __slots__ = ("ahead", "asked", "files", "head", "length", "parent")
+    __slots__ = ("ahead", "asked", "files", "head", "length", "next_names", "parent")
 
     def __init__(self, parent: int, head: bytes, length: int) -> None:
         self.parent = parent
         self.head = head
         """The greatest name that was read."""
+        self.next_names: frozenset[bytes] | None = None
+        """The names that follow `head`, once somebody wants to know: readers in random order cost
+        one look into the table each, and not one for each stream."""
         self.length = length
         """How many files were read in order."""
         self.files = _FIRST_FILES
@@ -108,27 +111,30 @@ class OrderPrefetcher:
                 self._note_used(stream, name)
                 return stream
         for stream in streams:
-            if stream.head < name and name in self._names_after(parent, stream.head):
+            if stream.next_names is None:
+                stream.next_names = self._names_after(parent, stream.head)
+            if name in stream.next_names:
                 stream.length += 1
                 stream.head = name
+                stream.next_names = None
                 stream.asked = max(stream.asked, name)
                 return stream
-        is_first = name == next(iter(self._names_after(parent, None)), None)
+        is_first = not streams and next(self._namespace.table.dirents(parent), (b"",))[0] == name
         stream = _Stream(parent, name, 2 if is_first else 1)
         streams.insert(0, stream)
         if len(streams) > _STREAMS:
             self._drop(streams.pop())
         return stream
 
-    def _names_after(self, parent: int, name: bytes | None) -> list[bytes]:
-        return [
-            found for found, _ in islice(self._namespace.table.dirents(parent, name), _NEAR_NAMES)
-        ]
+    def _names_after(self, parent: int, name: bytes) -> frozenset[bytes]:
+        following = islice(self._namespace.table.dirents(parent, name), _NEAR_NAMES)
+        return frozenset(found for found, _ in following)
 
     def _note_used(self, stream: _Stream, name: bytes) -> None:
         self._ahead_bytes -= stream.ahead.pop(name)
         stream.length += 1
-        stream.head = max(stream.head, name)
+        if name > stream.head:
+            stream.head, stream.next_names = name, None
         stream.files = min(2 * stream.files, _MOST_FILES)
         overtaken = 0
         for earlier in stream.ahead:
