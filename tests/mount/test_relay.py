@@ -148,7 +148,8 @@ def test_the_policy_sees_what_the_relay_serves(site: Site) -> None:
         (site.files / f"scan{number}").write_bytes(noise[number : number + 300_000])
     for number in range(20):
         (site.files / f"hot{number}").write_bytes(noise[number : number + 300_000])
-    site.mount("--data-path", "relay", "--cache-size", "64MiB", "--cache-eviction", "lru")
+    options = ("--cache-size", "64MiB", "--cache-eviction", "lru", "--prefetch", "off")
+    site.mount("--data-path", "relay", *options)
     hot = [site.mountpoint / f"hot{number}" for number in range(20)]
 
     def read_hot() -> None:
