@@ -10,7 +10,10 @@ import trio.testing
 
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.reader import Readers
+from cachefs.prefetch import bugs
+from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
+from cachefs.prefetch.prefetch import Prefetch
 from tests.namespace.harness import Reading
 
 FILES = 400
@@ -91,6 +94,17 @@ async def test_a_reader_who_leaves_the_order_wastes_one_window(epoch: Epoch) -> 
     assert 11 <= len(fetched) <= 10 + 64 + 1
 
 
+async def test_a_reader_who_skips_files_gets_fewer_ahead(epoch: Epoch) -> None:
+    await epoch.read(in_order(0, 20))
+    await epoch.fetched()
+    await epoch.read(in_order(70, 1))
+    assert await epoch.fetched() == []
+    await epoch.read(in_order(71, 3))
+    assert await epoch.fetched() == [], "enough is ahead"
+    await epoch.read(in_order(74, 100))
+    assert len(await epoch.fetched()) >= 90, "and then it goes on"
+
+
 async def test_several_readers_have_a_stream_each(epoch: Epoch) -> None:
     for first, second in zip(in_order(50, 40), in_order(250, 40), strict=True):
         await epoch.read([first, second])
@@ -137,3 +151,23 @@ async def test_files_of_an_unlisted_directory_are_not_fetched_ahead(
     epoch = Epoch(reading, nursery)
     await epoch.read(in_order(0, 5))
     assert await epoch.fetched() == in_order(0, 5)
+
+
+@pytest.mark.expect_log("bug while fetching ahead")
+async def test_a_bug_costs_no_read(
+    reading: Reading, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(bugs, "_reported", set())
+    prefetch = Prefetch(
+        *(reading.tree.namespace, reading.cache, nursery, LookUpReads(reading.cache)),
+        *(lambda: True, 0),
+        in_order=True,
+    )
+    reading.readers = prefetch.readers
+    monkeypatch.setattr(OrderPrefetcher, "note_first_read", fail)
+    reading.origin.put_generated("a", SIZE_BYTES, seed=1)
+    inode = await reading.tree.find("a")
+    assert await reading.read(inode.ino, 0, SIZE_BYTES) == reading.origin.expected("a")

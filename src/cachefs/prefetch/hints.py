@@ -16,6 +16,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
+from cachefs.prefetch import bugs
 from cachefs.types import BLOCK_BYTES, BlockKey
 
 _MOST_JOBS, _MOST_JOBS_OF_USER = 16, 4
@@ -159,6 +160,8 @@ class Hints:
             await self._fetch(job, directory, path)
         except (CachefsError, LookupError):
             pass  # a wrong hint costs nothing, and readers get their own errors
+        except Exception as error:
+            bugs.report(error)
         finally:
             self._requests.release()
             job.wake()

@@ -12,7 +12,6 @@ random order start no stream: the chance that three files follow each other is v
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 
 import trio
@@ -21,6 +20,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
+from cachefs.prefetch import bugs
 from cachefs.types import BlockKey, ObjectRef
 
 _FILES_IN_ORDER = 3
@@ -161,7 +161,9 @@ class OrderPrefetcher:
         that a stretch of cached files costs little."""
         stream.asked = max(stream.asked, stream.head)
         names = self._namespace.table.dirents(stream.parent, stream.asked)
-        for name, dirent in list(islice(names, 2 * stream.files - len(stream.ahead))):
+        # More may be ahead than the stream may have now: it has halved since.
+        most = max(0, 2 * stream.files - len(stream.ahead))
+        for name, dirent in list(islice(names, most)):
             if len(stream.ahead) >= stream.files or not self._has_room(stream):
                 return
             stream.asked = name
@@ -191,7 +193,11 @@ class OrderPrefetcher:
             # No await between the look and the fetch, so no block is fetched twice.
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
                 return
-            with suppress(CachefsError):  # readers get their own error
+            try:
                 self._cache.fetch(ref, 0, ref.block_count, ahead=True)
                 self.fetched_bytes += ref.meta.size_bytes
                 await self._cache.fetched(ref, 0, ref.block_count)
+            except CachefsError:
+                pass  # readers get their own error
+            except Exception as error:
+                bugs.report(error)

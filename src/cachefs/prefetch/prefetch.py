@@ -8,6 +8,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.reader import Readers
+from cachefs.prefetch import bugs
 from cachefs.prefetch.hints import Hints
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
@@ -34,7 +35,10 @@ class Prefetch:
         self._order = OrderPrefetcher(namespace, cache, nursery, may_fetch) if in_order else None
 
     def _note_first_read(self, inode: Inode) -> None:
-        self._look_ups.note_first_read(inode)
-        self.hints.note_first_read(inode)
-        if self._order is not None:
-            self._order.note_first_read(inode)
+        try:
+            self._look_ups.note_first_read(inode)
+            self.hints.note_first_read(inode)
+            if self._order is not None:
+                self._order.note_first_read(inode)
+        except Exception as error:
+            bugs.report(error)
