@@ -33,8 +33,3 @@ class UnstoredAhead:
         self._held_bytes += data.nbytes
         while self._held_bytes > _MOST_BYTES:
             self._held_bytes -= self._blocks.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        """Give the memory back."""
-        self._blocks.clear()
-        self._held_bytes = 0

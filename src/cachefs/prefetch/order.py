@@ -84,8 +84,6 @@ class OrderPrefetcher:
         self._limiter = trio.CapacityLimiter(_REQUESTS)
         self._directories: OrderedDict[int, list[_Stream]] = OrderedDict()
         self._ahead_bytes = 0
-        self.fetched_bytes = 0
-        """What was fetched ahead so far, used or not."""
 
     def note_first_read(self, inode: Inode) -> None:
         """Somebody reads this file for the first time since the daemon began (or since many other
@@ -195,7 +193,6 @@ class OrderPrefetcher:
                 return
             try:
                 self._cache.fetch(ref, 0, ref.block_count, ahead=True)
-                self.fetched_bytes += ref.meta.size_bytes
                 await self._cache.fetched(ref, 0, ref.block_count)
             except CachefsError:
                 pass  # readers get their own error
