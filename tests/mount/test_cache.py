@@ -130,7 +130,9 @@ def test_a_sequential_read_takes_few_gets(site: Site) -> None:
     site.mount()
     assert (site.mountpoint / "file").read_bytes() == content
     assert site.origin()["get_bytes"] == 64 * MIB
-    assert site.origin()["gets"] <= 20
+    # 12 to 17 on a quiet machine. READs that come out of order begin more streams, and a stream
+    # begins with small GETs. Without read-ahead each of the 64 blocks takes one.
+    assert site.origin()["gets"] <= 40
 
 
 def test_a_second_read_of_a_file_is_the_kernels(site: Site) -> None:
