@@ -10,8 +10,8 @@ Files are only fetched ahead in listed directories: elsewhere the next name is n
 random order start no stream: the chance that three files follow each other is very small.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import trio
@@ -37,6 +37,8 @@ _FILE_BYTES = 8 << 20
 """Larger files are not fetched ahead: a reader of them has read-ahead within the file."""
 _REQUESTS = 24
 """Files that are fetched at a time. With 30 ms for each request 24 bring some 700 files/s."""
+_NAMES_AT_A_TIME = 128
+"""Names that are read from the table at a time: reading few costs nearly as much."""
 _STREAMS = 8
 """Of one directory."""
 _DIRECTORIES = 1_024
@@ -47,7 +49,16 @@ _OVERTAKEN = 32
 class _Stream:
     """Files of one directory that somebody reads in name order."""
 
-    __slots__ = ("ahead", "asked", "files", "head", "length", "next_names", "parent")
+    __slots__ = (
+        "ahead",
+        "asked",
+        "files",
+        "following",
+        "head",
+        "length",
+        "next_names",
+        "parent",
+    )
 
     def __init__(self, parent: int, head: bytes, length: int) -> None:
         self.parent = parent
@@ -62,6 +73,9 @@ class _Stream:
         """How many files may be fetched ahead."""
         self.asked = head
         """The names up to here were looked at."""
+        self.following: deque[tuple[bytes, int]] = deque()
+        """Names that come after `asked` and their inode numbers, as the table had them when they
+        were read. May be empty although there are more."""
         self.ahead: OrderedDict[bytes, int] = OrderedDict()
         """Sizes of the files that were fetched ahead and not read yet, in name order."""
 
@@ -157,15 +171,15 @@ class OrderPrefetcher:
     def _fetch_next(self, stream: _Stream) -> None:
         """Fetch ahead as much as the stream may have. Looks at twice as many names at most, so
         that a stretch of cached files costs little."""
-        stream.asked = max(stream.asked, stream.head)
-        names = self._namespace.table.dirents(stream.parent, stream.asked)
+        table = self._namespace.table
         # More may be ahead than the stream may have now: it has halved since.
         most = max(0, 2 * stream.files - len(stream.ahead))
-        for name, dirent in list(islice(names, most)):
+        for name, ino in islice(self._names_to_fetch(stream), most):
             if len(stream.ahead) >= stream.files or not self._has_room(stream):
                 return
             stream.asked = name
-            inode = self._namespace.table.get(dirent.ino)
+            stream.following.popleft()
+            inode = table.get(ino)
             if inode is None or inode.is_dir or not 0 < inode.size_bytes <= _FILE_BYTES:
                 continue
             ref = self._namespace.object_ref(inode)
@@ -174,6 +188,22 @@ class OrderPrefetcher:
             stream.ahead[name] = inode.size_bytes
             self._ahead_bytes += inode.size_bytes
             self._nursery.start_soon(self._fetch, stream, name, ref)
+
+    def _names_to_fetch(self, stream: _Stream) -> Iterator[tuple[bytes, int]]:
+        """Yield the first of `following` again and again, while the caller takes it away. Reads
+        more names when there are none left."""
+        stream.asked = max(stream.asked, stream.head)
+        following = stream.following
+        while following and following[0][0] <= stream.asked:
+            following.popleft()
+        while True:
+            if not following:
+                names = self._namespace.table.dirents(stream.parent, stream.asked)
+                found = islice(names, _NAMES_AT_A_TIME)
+                following.extend((name, dirent.ino) for name, dirent in found)
+            if not following:
+                return
+            yield following[0]
 
     def _has_room(self, stream: _Stream) -> bool:
         """Streams of the directories that were read longest ago make room for this one."""
