@@ -75,7 +75,7 @@ def _request(
     if keys is not None:
         headers |= signed_headers(keys, target.region, address.netloc, path, now_s)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    if not all(line.isprintable() for line in lines):
+    if not "".join(lines).isprintable():
         raise UnusualError
     return "\r\n".join([*lines, "\r\n"]).encode("ascii")
 
