@@ -38,7 +38,7 @@ bench-peers: bootstrap ## beside JuiceFS, rclone, s3fs and ext4, some 25 minutes
 		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends s3fs >/dev/null || true
 	@.venv/bin/python -m bench.peers
 
-lock: ## resolve all dependencies anew into requirements/*.lock
+lock: ## resolve all dependencies again into requirements/*.lock
 	@scripts/lock
 
 clean: ## remove everything that was built here

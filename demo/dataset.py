@@ -1,4 +1,4 @@
-"""The files of the demo: what this Python brought along, and two large ones."""
+"""The files of the demo: those of this Python installation, and two large ones."""
 
 import hashlib
 import os
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SKIPPED = {"__pycache__", "site-packages", "dist-packages"}
-"""Directories below the roots: the first makes nothing clearer, the others are roots or none of
-ours."""
+"""Directories below the roots that are left out: compiled files, and packages that are roots
+themselves or belong to another Python."""
 _SMALL_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file and the key it gets."""
+    """A file and its key in the bucket."""
 
     key: str
     path: Path
@@ -26,7 +26,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All files; `small` are those of up to 1 MiB with anything in them."""
+    """All files of the demo. `small` are the non-empty ones of up to 1 MiB."""
 
     files: list[SourceFile]
 
@@ -40,7 +40,7 @@ class Dataset:
 
 
 def collect(large_files: list[Path]) -> Dataset:
-    """The standard library, the site-packages of this environment, and `large_files`."""
+    """Return the standard library, the site-packages of this environment, and `large_files`."""
     paths = sysconfig.get_paths()
     roots = {"stdlib": paths["stdlib"], "site-packages": paths["purelib"]}
     files = [file for name, root in roots.items() for file in _walk(name, Path(root))]
@@ -49,7 +49,8 @@ def collect(large_files: list[Path]) -> Dataset:
 
 
 def make_large_files(directory: Path, count: int, size_bytes: int) -> list[Path]:
-    """Random bytes, the same in every run, no two blocks of a file alike."""
+    """Write `count` files of random bytes and return their paths. The bytes are the same in every
+    run, and no two blocks of a file are equal."""
     directory.mkdir()
     noise = random.Random(0).randbytes(_PIECE_BYTES)
     found = []
@@ -64,7 +65,7 @@ def make_large_files(directory: Path, count: int, size_bytes: int) -> list[Path]
 
 
 def sha256_of(path: Path) -> bytes:
-    """The hash of the content."""
+    """Return the SHA-256 digest of the content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 

@@ -1,9 +1,10 @@
-"""Run by a fresh Python that sees no packages but the mounted ones:
+"""Runs in a new Python whose only packages are the mounted ones:
 
     python -I -S imported.py MOUNT WIDTH
 
-Imports pydantic and rich, and most of the standard library that they need, from the mount:
-Python sources are read, shared libraries are mapped and executed. The last line is for the demo.
+Imports pydantic and rich, and most of the standard library that they need, from the mount. This
+reads Python sources, and maps and executes shared libraries. The last line of the output is JSON
+for the demo.
 """
 
 import sys
@@ -21,7 +22,7 @@ import rich.table  # noqa: E402
 
 
 class Sample(pydantic.BaseModel):
-    """What a training set's index might hold."""
+    """One record of a training set's index."""
 
     path: str
     label: pydantic.PositiveInt

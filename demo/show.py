@@ -1,4 +1,4 @@
-"""What the demo shows, act by act. Runs inside the sandbox that `demo.py` sets up."""
+"""The steps (acts) of the demo. Runs inside the sandbox that `demo.py` sets up."""
 
 import json
 import os
@@ -32,16 +32,16 @@ LEAST_FILES = 5_000
 EPOCH_FILES = 5_000
 LEAST_FREE_BYTES = 4 << 30
 LEAST_SPEED_UP = 10.0
-"""How many times as fast as the first epoch the second must be."""
+"""The second epoch must be at least this many times as fast as the first."""
 
 
 class CheckFailed(Exception):
-    """Something that the demo promises did not come true."""
+    """A check of the demo has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One pass over the small files; `gets` reached the server meanwhile."""
+    """One pass over the small files. `gets` counts the GETs that reached the server during it."""
 
     name: str
     reading: rig.Reading
@@ -53,19 +53,19 @@ class Epoch:
 
 
 class Show:
-    """The acts, in order."""
+    """Runs the acts in their order, and checks their results."""
 
     def __init__(self, directory: Path) -> None:
         self._dir = directory
         self._console = Console(highlight=False)
-        # Paths are longer than 80 columns; wrapped, nobody could copy them from a log.
+        # Some paths are longer than 80 columns; a wrapped path could not be copied from a log.
         self._width = min(self._console.width, 100) if self._console.is_terminal else 80
         self._acts = 0
         self._checks = 0
         self._began = time.monotonic()
 
     def run(self) -> int:
-        """Everything; 0 if all checks held, else 1, and a line says which did not."""
+        """Run all acts. Return 0 if all checks held, else 1 and a line with the failed check."""
         self._console.print(
             "[bold]cachefs[/]: a bucket as files, cached on local disk.\n"
             "A real server and real files; nothing is left behind. Ctrl-C at any time."
@@ -129,7 +129,7 @@ class Show:
         self._say(f"this environment, and 2 large files of {LARGE_BYTES >> 20} MiB")
         if len(data.small) < LEAST_FILES:
             raise CheckFailed(f"there are {len(data.small):,} small files, not {LEAST_FILES:,}")
-        # The largest first: alone at the end they would hold everything up.
+        # The largest files come first: at the end, each would run alone while the others wait.
         files = sorted(data.files, key=lambda file: -file.size_bytes)
         with self._bars() as bars:
             bar = bars.add_task("upload", total=data.bytes)
@@ -283,7 +283,7 @@ class Show:
         self._console.print(f"  [green]ok:[/] {escape(text)}", soft_wrap=True)
 
     def _bars(self) -> Progress:
-        """Bars that vanish when full; none where nobody watches."""
+        """Progress bars that vanish when full; none if the output is not a terminal."""
         return Progress(
             TextColumn("  {task.description}"),
             BarColumn(40),
