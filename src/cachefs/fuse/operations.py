@@ -1,12 +1,14 @@
-"""FUSE requests, one method each: decode, one call below, encode.
+"""The FUSE request handlers. Each one decodes a request, makes one call below, and encodes a reply.
 
-Read-only. `fh` of an open file or directory is its inode number and there is no state per open,
-so that a data path which sends no OPEN at all (DESIGN: the zero-message path) needs no other code.
-Above the inode number stands who has opened the file (`uid_limits.py`).
-A directory position is `generation << 32 | index` in the snapshot that the reader began with.
+The mount is read-only. There is no state per open file: `fh` is the inode number, so a data path
+without OPEN requests (DESIGN: the zero-message path) needs no other code. In a file's `fh`, the
+bits above the inode number hold the user number (`uid_limits.py`). A directory position is
+`generation << 32 | index` in the snapshot that the reader began with.
 
-Where a reply uses the cache's shared buffer, no await may come between `read_now` and the return:
+If a reply uses the cache's shared buffer, no await may come between `read_now` and the return.
 pyfuse3 writes the reply to the kernel in the same step.
+
+Handlers raise only `pyfuse3.FUSEError`, which carries the errno for the kernel.
 """
 
 import errno
@@ -50,8 +52,11 @@ _ABSENT = frozenset({errno.ENOENT, pyfuse3.ENOATTR, errno.EOPNOTSUPP})
 def translated(
     handler: Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]]:
-    """Any failure of a handler becomes an errno; one that is no `CachefsError` is a bug, costs
-    this one request an EIO and is logged once per place. How long it took is noted."""
+    """Wrap a handler: convert each exception to a `FUSEError`, and record outcome and duration.
+
+    A `CachefsError` becomes its own errno. Any other exception is a bug: this request fails with
+    EIO, and `_report_bug` logs it once per handler and exception type.
+    """
     operation = handler.__name__
 
     @wraps(handler)
@@ -84,14 +89,14 @@ _reported_bugs: set[tuple[str, type[Exception]]] = set()
 
 
 def _report_bug(place: str, error: Exception) -> None:
-    """With a traceback, but only once for each kind of failure in each handler."""
+    """Log a traceback, but only once for each exception type in each handler."""
     if (place, type(error)) not in _reported_bugs:
         _reported_bugs.add((place, type(error)))
         log.error("bug in %s; such requests fail with EIO", place, exc_info=error)
 
 
 def _read_failure(error: Exception) -> pyfuse3.FUSEError:
-    """What the kernel is told."""
+    """Return the error for the kernel. An exception that is no `CachefsError` is logged."""
     if isinstance(error, CachefsError):
         return pyfuse3.FUSEError(errno_of(error))
     _report_bug("read", error)
@@ -99,7 +104,10 @@ def _read_failure(error: Exception) -> pyfuse3.FUSEError:
 
 
 class Operations(pyfuse3.Operations):
-    """The handlers that pyfuse3 calls, all on the trio loop."""
+    """The handlers that pyfuse3 calls, all on the trio loop.
+
+    pyfuse3 holds the only instance of a mount. The object keeps no state per open file.
+    """
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -117,8 +125,12 @@ class Operations(pyfuse3.Operations):
         shared: SharedBlocks | None = None,
         hints: HintRequests | None = None,
     ) -> None:
-        """With `shared` this is behind the relay: the kernel sends neither OPEN nor OPENDIR, and
-        keeps directories for as long as their mtime stays."""
+        """`on_init` is called when the kernel has sent INIT.
+
+        With `shared`, this mount is behind the relay. The kernel then sends no OPEN and no OPENDIR
+        to this process, and caches a listing until the directory's mtime changes. Without
+        `hints`, hint attributes do not exist.
+        """
         super().__init__()
         self._shared = shared
         self._hints = hints
@@ -136,10 +148,11 @@ class Operations(pyfuse3.Operations):
         self._attrs = attrs
         self._on_init = on_init
         self._limits = limits
-        # Filled anew for every directory entry: pyfuse3 copies it into the reply at once.
+        # One object serves all directory entries, because pyfuse3 copies it into the reply at once.
         self._dir_entry = attrs.template()
 
     def init(self) -> None:
+        """Handle INIT, the kernel's first request."""
         self._on_init()
 
     # -- names and attributes ------------------------------------------------------------------
@@ -148,6 +161,11 @@ class Operations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
+        """Return the attributes of `name` in a directory.
+
+        If the name is absent, the reply has inode 0, and the kernel caches the absence for
+        what remains of the negative TTL. If nothing remains, the request fails with ENOENT.
+        """
         try:
             inode, entry_ttl_s = await self._namespace.lookup(parent_inode, name)
         except NotFoundError:
@@ -160,6 +178,7 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        """Return the attributes of an inode; ESTALE if its record is gone."""
         if self._namespace.table.is_cold:
             await self._namespace.table.bring(inode)
         return self._attributes(self._namespace.inode(inode))
@@ -172,20 +191,26 @@ class Operations(pyfuse3.Operations):
         return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
-        """Nothing is held per look-up: records live in the inode table."""
+        """Do nothing. There is no state per look-up: records live in the inode table."""
 
     # -- files ---------------------------------------------------------------------------------
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        """Return a handle that holds the inode number and the user number of `ctx.uid`."""
         if self.watchers:
             self.tell("open", (inode, ctx), "ok", 0)
-        # A file inode never changes its content, so the kernel may always keep its pages.
+        # The content of a file inode never changes, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
 
     async def read(  # type: ignore[override] # pyfuse3 takes any buffer, says bytes
         self, fh: int, off: int, size: int
     ) -> Buffer:
-        # Not wrapped by `translated`: a hit shall cost nothing but the hit.
+        """Return up to `size` bytes at `off`, fewer only at the end of the file.
+
+        A hit of a user without a limit is served from the shared buffer without an await. All other
+        reads go to `_read_slowly`.
+        """
+        # Not wrapped by `translated`, because the wrapper would make every hit more expensive.
         began_ns = perf_counter_ns()
         limits = self._limits
         user = fh >> INO_BITS
@@ -211,6 +236,7 @@ class Operations(pyfuse3.Operations):
         return await self._read_slowly(fh, off, size, began_ns)
 
     async def _read_slowly(self, fh: int, off: int, size: int, began_ns: int) -> Buffer:
+        """Read with waiting, and record the request as "wait" or "error" and as a stall."""
         limits = self._limits
         user = fh >> INO_BITS
         outcome = self._waits
@@ -237,7 +263,7 @@ class Operations(pyfuse3.Operations):
         if self._limits.buckets[fh >> INO_BITS] is not None:
             left = reader.ref.meta.size_bytes - off
             await self._limits.wait(fh, max(0, min(size, left)))
-            # Anew: nothing may be awaited between the look at the cache and the reply.
+            # Get the reader again: no await may come between `read_now` and the reply.
             reader = self._readers.get(fh & INO_MASK)
             data = reader.read_now(off, size)
             if data is not None:
@@ -248,28 +274,34 @@ class Operations(pyfuse3.Operations):
         return data
 
     async def flush(self, fh: int) -> None:
-        # Once answered so, the kernel sends no FLUSH again on this mount.
+        """Fail with ENOSYS. After this answer the kernel sends no more FLUSH on this mount."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     async def release(self, fh: int) -> None:
-        """Nothing is held per open."""
+        """Do nothing. There is no state per open file."""
 
     # -- directories ---------------------------------------------------------------------------
 
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        """Return the inode number as the handle."""
         return inode
 
     async def releasedir(self, fh: int) -> None:
-        """Nothing is held per open."""
+        """Do nothing. There is no state per open directory."""
 
     @translated
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """Send entries from position `start_id` on, as many as are listed and fit in the reply.
+
+        Position 0 opens a new snapshot. Any other position continues in the snapshot with the
+        generation in its high bits.
+        """
         generation, position = start_id >> _POSITION_BITS, start_id & _POSITION_MASK
         if start_id == 0:
             snapshot = self._namespace.open_directory(fh)
         else:
             snapshot = self._namespace.resume_directory(fh, generation)
-        # An empty reply means the end: if all entries that are there have vanished, wait for more.
+        # An empty reply means the end. So if all listed entries have vanished, wait for more.
         next_position: int | None = position
         while next_position is not None:
             is_there = await self._wait_for_entry(snapshot, next_position)
@@ -279,13 +311,17 @@ class Operations(pyfuse3.Operations):
             next_position = self._reply_entries(fh, snapshot, next_position, token)
 
     async def _wait_for_entry(self, snapshot: Snapshot, position: int) -> bool:
-        """Wait for the first entry to send; more are sent as far as they are there."""
+        """Wait until the entry at `position` is listed (True) or the directory ends (False)."""
         return position < _DOTS or await snapshot.has(position - _DOTS)
 
     def _reply_entries(
         self, ino: int, snapshot: Snapshot, position: int, token: pyfuse3.ReaddirToken
     ) -> int | None:
-        """Send what is there. Returns where to go on if there was nothing to send."""
+        """Send the listed entries from `position` on.
+
+        Return None if any entry was sent or the reply is full. Otherwise all listed entries have
+        vanished, and the result is the next position.
+        """
         sent = False
         base = snapshot.generation << _POSITION_BITS
         entry = self._dir_entry
@@ -311,6 +347,7 @@ class Operations(pyfuse3.Operations):
         return None if sent else position
 
     def _entry(self, ino: int, snapshot: Snapshot, position: int) -> tuple[bytes, int | None]:
+        """Return name and inode number at a position; no number if the name has vanished."""
         if position >= _DOTS:
             name, child = snapshot.entry(position - _DOTS)
             return name, self._namespace.listed_ino(ino, name, child, snapshot)
@@ -322,9 +359,14 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        """Return the value of one attribute: a hint's answer, or one of `Xattrs`.
+
+        Fails with EOPNOTSUPP for a name outside "user.", ENOATTR for an unknown attribute, ENOTDIR
+        for a hint on a file, and EINVAL for a malformed hint.
+        """
         if not name.startswith(USER_PREFIX):
-            # `ls -l` asks for the label and the access list of each file, unless it hears that
-            # there is no such thing in the whole mount. The kernel would pass on every question.
+            # `ls -l` requests the security label and the access list of each file until it gets
+            # EOPNOTSUPP, which stands for the whole mount. The kernel forwards every such request.
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if self._hints is not None and name.startswith(HINT):
             if not self._namespace.inode(inode).is_dir:
@@ -338,11 +380,15 @@ class Operations(pyfuse3.Operations):
 
     @translated
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        """Return the names of the inode's attributes."""
         return self._xattrs.names(self._namespace.inode(inode))
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """1 PiB, all free: nobody knows how large an object store is, and programs that check
-        for space before they read must not stop."""
+        """Return a size of 1 PiB, all free.
+
+        The size of an object store is unknown, and programs that check for free space before they
+        read must not stop.
+        """
         stats = pyfuse3.StatvfsData()
         stats.f_bsize = stats.f_frsize = _FUSE_BLOCK_BYTES
         stats.f_blocks = stats.f_bfree = stats.f_bavail = _TOTAL_BYTES // _FUSE_BLOCK_BYTES
@@ -350,10 +396,14 @@ class Operations(pyfuse3.Operations):
         stats.f_namemax = 255
         return stats
 
-    # -- those who watch -----------------------------------------------------------------------
+    # -- watchers ------------------------------------------------------------------------------
 
     def tell(self, operation: str, args: tuple[Any, ...], outcome: str, lasted_ns: int) -> None:
-        """A request with an inode number, perhaps a name, and perhaps who asks."""
+        """Report an answered request to all watchers.
+
+        `args` are the handler's: first an inode number, then optionally a name, and last optionally
+        a `RequestContext` with uid and pid.
+        """
         context = args[-1] if isinstance(args[-1], pyfuse3.RequestContext) else None
         uid, pid = (None, None) if context is None else (context.uid, context.pid)
         name = args[1] if len(args) > 1 and isinstance(args[1], bytes) else None
@@ -375,6 +425,8 @@ class Operations(pyfuse3.Operations):
 
 
 def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Make a handler that fails with EROFS."""
+
     async def refuse(*args: Any) -> None:
         raise pyfuse3.FUSEError(errno.EROFS)
 
