@@ -1,1 +1,1 @@
-"""Between the kernel and the namespace: decode a request, make one call, encode the reply."""
+"""The FUSE layer between kernel and namespace: it decodes requests and encodes replies."""

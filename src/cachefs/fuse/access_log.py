@@ -1,10 +1,11 @@
-"""The access log: one line for each request that the kernel sends, for as long as it is on.
+"""The access log: while it is on, one line for each request that the kernel sends.
 
     2026-11-21T18:00:00.123456Z [uid:1000,pid:4403] lookup (/train/a.jpg): ok <0.000310>
     2026-11-21T18:00:00.123999Z [uid:1000,pid:-] read (/train/a.jpg,0,131072): hit <0.000012>
 
-Time, who, operation, path (for READ with offset and size in bytes), outcome as in docs/METRICS.md,
-seconds. READ doesn't say which process reads. What the kernel answers from its caches is not seen.
+The fields are: time, user and process, operation, path (for READ with offset and size in bytes),
+outcome as in docs/METRICS.md, duration in seconds. READ does not carry a pid. The log has no lines
+for requests that the kernel answers from its own caches.
 """
 
 import logging
@@ -19,18 +20,21 @@ from cachefs.fuse.watchers import Answered, PathOf, Watchers
 
 _FLUSH_S = 0.25
 _MOST_LINES = 100_000
-"""Waiting to be written. More than a disk that writes at all leaves behind."""
+"""Most lines that wait to be written. A disk that works at all keeps up with this many."""
 _MOST_BYTES = 256 << 20
-"""Then the file becomes FILE.1, and the FILE.1 before it is gone."""
+"""At this size the file is renamed to FILE.1, which replaces an earlier FILE.1."""
 
 _logger = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Used on the loop, where it only takes notes; a worker thread writes them."""
+    """The access log of one mount.
+
+    All methods run on the loop and only collect lines. A worker thread writes them.
+    """
 
     def __init__(self, watchers: Watchers | None = None) -> None:
-        """It is one of the `watchers` while it is on."""
+        """While the log is on, `watch` is one of the `watchers`."""
         self._watchers = Watchers() if watchers is None else watchers
         self._is_on = False
         self._file: Path | None = None
@@ -41,11 +45,14 @@ class AccessLog:
 
     @property
     def file(self) -> Path | None:
-        """Where it is written; None while it is off."""
+        """The file that the log is written to; None while the log is off."""
         return self._file if self._is_on else None
 
     async def switch(self, file: Path | None) -> None:
-        """Write to `file` from now on (appending), or no more. Raises `CachefsError`."""
+        """Append to `file` from now on, or stop if it is None.
+
+        Raises `CachefsError` if the file can't be written.
+        """
         if file is not None:
             try:
                 await trio.to_thread.run_sync(_append, file, "")
@@ -67,7 +74,7 @@ class AccessLog:
         self._is_on = is_on
 
     async def run(self) -> None:
-        """Write what has been noted; ends by cancellation, with everything written."""
+        """Write collected lines every `_FLUSH_S`. On cancellation, write the rest and end."""
         try:
             while True:
                 await self._switched_on.wait()
@@ -80,7 +87,7 @@ class AccessLog:
                 await self._flush()
 
     def watch(self, answered: Answered, path_of: PathOf) -> None:
-        """One request, as a `Watcher`."""
+        """Log one request. This method is a `Watcher`."""
         shown = path_of(answered.ino)
         if answered.offset is not None:
             shown += f",{answered.offset},{answered.wanted_bytes}"
@@ -106,7 +113,10 @@ class AccessLog:
         outcome: str,
         lasted_ns: int,
     ) -> None:
-        """One request. `arguments` may hold anything; control characters are escaped."""
+        """Collect the line for one request.
+
+        `arguments` may hold any characters; if some are not printable, the text is escaped.
+        """
         if len(self._lines) >= _MOST_LINES:
             self._lost += 1
             return
@@ -140,7 +150,10 @@ def _shown(number: int | None) -> str:
 
 
 def _append(file: Path, text: str) -> None:
-    """Names of files are not for everybody: mode 600."""
+    """Append `text`, and rotate the file at `_MOST_BYTES`. Raises `OSError`.
+
+    The file has mode 600, because file names may be confidential.
+    """
     with open(file, "a", encoding="utf-8", opener=_private) as stream:
         stream.write(text)
         size_bytes = stream.tell()

@@ -1,4 +1,4 @@
-"""Inodes to the attributes that the kernel is given."""
+"""Converts inodes to the attributes that the kernel receives."""
 
 import math
 import os
@@ -11,15 +11,18 @@ from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.types import MOST_MODE, UNKNOWN_ID
 
 _FOREVER_S = float(10 * 365 * 86_400)
-"""What the kernel is told for an indefinite TTL: it has no word for "for ever"."""
+"""Sent to the kernel for an infinite TTL, which the protocol can't express."""
 _FILE, _FILE_MODE = stat.S_IFREG, 0o644
 _DIR, _DIR_MODE = stat.S_IFDIR, 0o755
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Owner and modes of everything in a mount; None: as the origin has it, else the user who
-    mounts, and modes 644 and 755."""
+    """Owner and modes of everything in a mount.
+
+    None means the origin's value. If the origin has none, the owner is the user that mounts, and
+    the modes are 644 (files) and 755 (directories).
+    """
 
     uid: int | None = None
     gid: int | None = None
@@ -28,8 +31,10 @@ class Ownership:
 
 
 class AttrBuilder:
-    """Builds `EntryAttributes`: nlink 1 and sizes as they are, no link count of directories
-    (find and friends take 1 for "unknown")."""
+    """Builds `EntryAttributes`.
+
+    `st_nlink` is always 1, for directories too: find and similar programs treat 1 as "unknown".
+    """
 
     def __init__(self, ownership: Ownership) -> None:
         uid, gid = ownership.uid, ownership.gid
@@ -38,14 +43,15 @@ class AttrBuilder:
         self._gid = os.getgid() if gid is None else gid
         self._file_mode = _FILE | (_FILE_MODE if file_mode is None else file_mode)
         self._dir_mode = _DIR | (_DIR_MODE if dir_mode is None else dir_mode)
-        # Of what the origin tells, only what is no greater counts: one comparison in `fill`.
+        # Greatest values that are taken from the origin, so that `fill` needs one comparison
+        # each. With -1, no value is taken.
         self._uid_most = UNKNOWN_ID - 1 if uid is None else -1
         self._gid_most = UNKNOWN_ID - 1 if gid is None else -1
         self._file_mode_most = MOST_MODE if file_mode is None else -1
         self._dir_mode_most = MOST_MODE if dir_mode is None else -1
 
     def template(self) -> pyfuse3.EntryAttributes:
-        """Attributes with all that is equal for every inode, to be filled in by `fill`."""
+        """Return attributes with the fields that all inodes share; `fill` sets the others."""
         attributes = pyfuse3.EntryAttributes()
         attributes.st_nlink = 1
         return attributes
@@ -61,7 +67,7 @@ class AttrBuilder:
         gid: int,
         mode: int,
     ) -> None:
-        """Everything that differs between inodes. Hot: once per directory entry."""
+        """Set the fields that differ between inodes. Hot path: called once per directory entry."""
         into.st_ino = ino
         if kind == KIND_DIR:
             into.st_mode = self._dir_mode if mode > self._dir_mode_most else _DIR | mode
@@ -74,12 +80,16 @@ class AttrBuilder:
         self.set_mtime(into, mtime_ns)
 
     def set_mtime(self, into: pyfuse3.EntryAttributes, mtime_ns: int) -> None:
+        """Set all three timestamps to `mtime_ns`."""
         into.st_atime_ns = into.st_mtime_ns = into.st_ctime_ns = mtime_ns
 
     def build(
         self, inode: Inode, mtime_ns: int, attr_ttl_s: float, entry_ttl_s: float = 0.0
     ) -> pyfuse3.EntryAttributes:
-        """`mtime_ns` is what to show, which for a directory may be another than the inode's."""
+        """Return the attributes of an inode, valid in the kernel for the two TTLs.
+
+        `mtime_ns` is the time to show. For a directory it may differ from the inode's.
+        """
         attributes = self.template()
         self.fill(attributes, inode.ino, inode.kind, inode.size_bytes, mtime_ns, *inode.posix)
         attributes.attr_timeout = kernel_timeout_s(attr_ttl_s)
@@ -87,7 +97,7 @@ class AttrBuilder:
         return attributes
 
     def negative(self, ttl_s: float) -> pyfuse3.EntryAttributes:
-        """A reply that makes the kernel remember that a name doesn't exist (inode 0)."""
+        """Return the reply (inode 0) that makes the kernel cache the absence of a name."""
         attributes = pyfuse3.EntryAttributes()
         attributes.st_ino = 0
         attributes.entry_timeout = kernel_timeout_s(ttl_s)
@@ -95,4 +105,5 @@ class AttrBuilder:
 
 
 def kernel_timeout_s(ttl_s: float) -> float:
+    """Return a TTL in the form that the kernel accepts: an infinite one becomes ten years."""
     return _FOREVER_S if math.isinf(ttl_s) else ttl_s

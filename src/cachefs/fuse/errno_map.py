@@ -1,4 +1,4 @@
-"""The only place where an exception becomes an errno."""
+"""The only place that converts an exception to an errno."""
 
 import errno
 
@@ -19,7 +19,7 @@ _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
 
 
 def errno_of(error: CachefsError) -> int:
-    """The errno of an error; EIO for all that has none of its own."""
+    """Return the errno of an error; EIO for an error type without its own errno."""
     for kind, number in _ERRNO:
         if isinstance(error, kind):
             return number

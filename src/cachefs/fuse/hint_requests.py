@@ -1,7 +1,7 @@
-"""Hints as they come from the kernel: getxattr on a directory, with the hint in the name.
+"""Hints from jobs: a getxattr request on a directory, with the hint in the attribute name.
 
-A mount is read-only and its control socket belongs to its owner, so a job in a container has no
-other way to say something to the daemon. The form is described in docs/HINTS.md.
+A mount is read-only and only its owner may use its control socket. So a job in a container has no
+other way to send data to the daemon. docs/HINTS.md describes the form.
 """
 
 import errno
@@ -16,25 +16,31 @@ TAKEN, FULL = b"1", b"0"
 _JOB_BYTES = 16
 _PATH_BYTES = 4096
 _UNFINISHED = 64
-"""Paths of which a part has come, of all jobs together."""
+"""Most incomplete paths, over all jobs. Above it, the oldest one is dropped."""
 
 
 class TakesHints(Protocol):
-    """`prefetch.Hints`, or a test's."""
+    """The receiver of complete hints: `prefetch.Hints`, or a test's object.
+
+    `take` returns False if the job has sent enough for now.
+    """
 
     def take(self, job_key: tuple[int, bytes], directory: int, path: bytes) -> bool: ...
 
 
 class HintRequests:
-    """Puts the pieces of long paths together. On the loop; nothing waits."""
+    """Joins the parts of long paths. Runs on the loop; no method waits."""
 
     def __init__(self, hints: TakesHints) -> None:
         self._hints = hints
         self._parts: OrderedDict[tuple[int, bytes], bytes] = OrderedDict()
 
     def answer(self, uid: int, directory: int, name: bytes) -> bytes:
-        """The value of the attribute `name`, which begins with `HINT`: `TAKEN`, or `FULL` if the
-        job has sent enough. Raises `FUSEError` (EINVAL) for what is no hint."""
+        """Return the value of the attribute `name`, which must begin with `HINT`.
+
+        The value is `TAKEN`, or `FULL` if the job has sent enough for now. Raises `FUSEError`
+        (EINVAL) for a malformed hint.
+        """
         job, dot, rest = name[len(HINT) :].partition(b".")
         if not job or len(job) > _JOB_BYTES or not dot or rest[:1] not in (b"+", b"="):
             raise pyfuse3.FUSEError(errno.EINVAL)
@@ -48,5 +54,5 @@ class HintRequests:
             if len(self._parts) > _UNFINISHED:
                 self._parts.popitem(last=False)
             return TAKEN
-        self._parts.pop(key, None)  # after FULL all of the path comes again
+        self._parts.pop(key, None)  # after FULL the job sends the whole path again
         return TAKEN if self._hints.take(key, directory, path) else FULL

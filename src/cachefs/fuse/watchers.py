@@ -1,4 +1,4 @@
-"""Who is told of every request that has been answered: the access log, profiles; mostly nobody."""
+"""Callbacks for each answered request: the access log and profiles. Usually there are none."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,33 +8,35 @@ from cachefs.namespace.namespace import Namespace
 
 
 class Answered(NamedTuple):
-    """One request. `outcome` is as in docs/METRICS.md."""
+    """An answered request. docs/METRICS.md lists the values of `outcome`."""
 
     operation: str
     outcome: str
     lasted_ns: int
     ino: int
     name: bytes | None = None
-    """What LOOKUP looks for in the directory `ino`; what GETXATTR asks of `ino`."""
+    """LOOKUP: the name in the directory `ino`. GETXATTR: the attribute of `ino`."""
     uid: int | None = None
     pid: int | None = None
-    """READ doesn't say which process reads."""
+    """None for READ, which does not carry a pid."""
     offset: int | None = None
     wanted_bytes: int = 0
     given_bytes: int = 0
 
 
 PathOf = Callable[[int], str]
-"""The path of an inode number, as it is now."""
+"""Returns the present path of an inode number."""
 
 Watcher = Callable[[Answered, PathOf], None]
-"""Called on the loop, between the answer and the next request: it only takes notes."""
+"""Called on the loop, between the answer and the next request. It must return quickly."""
 
 
 class Watchers(list[Watcher]):
-    """To be looked at before an `Answered` is made, so that it costs nothing while there are none.
+    """The watchers of a mount.
 
-    `on_change` is told whether there are any: what others answer for us must come here then.
+    Callers test whether the list is empty before they make an `Answered`, so an empty list costs
+    nothing. `on_change` receives whether there are any watchers. While there are, the relay must
+    leave all READs to the daemon.
     """
 
     def __init__(self) -> None:
@@ -42,16 +44,18 @@ class Watchers(list[Watcher]):
         self.on_change: Callable[[bool], None] = lambda are_there: None
 
     def append(self, watcher: Watcher) -> None:
+        """Add a watcher, and call `on_change`."""
         super().append(watcher)
         self.on_change(True)
 
     def remove(self, watcher: Watcher) -> None:
+        """Remove a watcher, and call `on_change`."""
         super().remove(watcher)
         self.on_change(bool(self))
 
 
 def path_of(namespace: Namespace, ino: int) -> str:
-    """From the mount's root, "/"; "inode N" for what has vanished."""
+    """Return the path from the mount's root "/"; "inode N" for an inode that has vanished."""
     try:
         return f"/{namespace.table.path(namespace.inode(ino))}"
     except (CachefsError, LookupError):

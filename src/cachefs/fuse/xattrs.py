@@ -1,5 +1,4 @@
-"""What a user may ask about a file with getfattr: its version, how much of it is cached, and
-where it comes from."""
+"""Extended attributes (getfattr): a file's version, its cached percentage, and its source URL."""
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.format.inode_record import Inode
@@ -14,18 +13,21 @@ HINT = PREFIX + b"hint."
 
 
 class Xattrs:
-    """Read-only extended attributes. Directories have a source and nothing else."""
+    """The read-only extended attributes. A directory has only `SOURCE`."""
 
     def __init__(self, namespace: Namespace, cache: BlockCache) -> None:
         self._namespace = namespace
         self._cache = cache
 
     def names(self, inode: Inode) -> list[bytes]:
+        """Return the names of the inode's attributes."""
         return [SOURCE] if inode.is_dir else [VERSION, CACHED, SOURCE]
 
     async def get(self, inode: Inode, name: bytes) -> bytes | None:
-        """The value, or None if there is no such attribute. `cached` is in whole percent,
-        rounded down, so that 100 means all of it."""
+        """Return the value, or None if there is no such attribute.
+
+        `CACHED` is in whole percent, rounded down, so 100 means that the whole file is cached.
+        """
         if name == SOURCE:
             return self._namespace.source_url(inode).encode("utf-8", "surrogateescape")
         if inode.is_dir:
