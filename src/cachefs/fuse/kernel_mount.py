@@ -1,7 +1,7 @@
-"""Mounting by a descriptor of /dev/fuse that stays ours: by mount(2), or through fusermount3.
+"""Mounting with a /dev/fuse descriptor that this process keeps: by mount(2), or by fusermount3.
 
-What libfuse's mount.c does, without libfuse: the process that holds the descriptor may be another
-than the one that answers requests. Nothing of pyfuse3 is imported here.
+This module does the work of libfuse's mount.c without libfuse, because the process that holds the
+descriptor may not be the one that answers requests. It must not import pyfuse3.
 """
 
 import ctypes
@@ -23,37 +23,42 @@ _DEVICE = Path("/dev/fuse")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _HELPER = "fusermount3"
 _COMM_FD = "_FUSE_COMMFD"
-"""Where fusermount3 sends the descriptor: the protocol between it and libfuse."""
+"""Environment variable with the socket to which fusermount3 sends the descriptor, as it does for
+libfuse."""
 _MAX_READ_BYTES = 1 << 20
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
 
 
 class KernelMount(NamedTuple):
-    """A mount that is there. `fd` is its /dev/fuse, `device` what the mount table calls it."""
+    """An existing mount.
+
+    `fd` is its /dev/fuse descriptor, -1 if this process has none. The tuple does not own it.
+    `device` is the mount's "MAJOR:MINOR" in the mount table.
+    """
 
     mountpoint: Path
     fd: int
     device: str
 
     def is_there(self) -> bool:
-        """Whether it is still what is seen at its mountpoint."""
+        """Return whether this mount is still the visible one at its mountpoint."""
         mount = find_mount(self.mountpoint)
         return mount is not None and mount.device == self.device
 
     def detach(self) -> None:
-        """Hide it now; it ends once nobody uses it. Fine if it is not there any more.
+        """Unmount lazily: hide the mount now; it ends when its last user has closed it.
 
-        Raises `OSError`.
+        Does nothing if the mount is gone. Raises `OSError`.
         """
         if self.is_there():
             unmount(self.mountpoint, lazy=True)
 
 
 def kernel_mount(mountpoint: Path, source: str, allow_other: bool) -> KernelMount:
-    """Mount read-only, with the kernel enforcing permissions. `source` is shown in the mount table.
+    """Mount read-only; the kernel enforces permissions. `source` appears in the mount table.
 
-    Raises `MountError`. The caller closes the descriptor.
+    The caller owns the descriptor in the result and must close it. Raises `MountError`.
     """
     refuse_early(allow_other)
     fd = _by_kernel(mountpoint, source, allow_other) if os.geteuid() == 0 else None
@@ -67,12 +72,15 @@ def kernel_mount(mountpoint: Path, source: str, allow_other: bool) -> KernelMoun
 
 
 def shown_source(source: str) -> str:
-    """As it may stand among mount options: a comma separates them."""
+    """Return `source` quoted for a list of mount options, which is separated by commas."""
     return quote(source, safe="/:@?&=+~!$'()*;%#")
 
 
 def refuse_early(allow_other: bool) -> None:
-    """What libfuse and fusermount3 would refuse less clearly. Raises `MountError`."""
+    """Check the conditions for which libfuse and fusermount3 have unclear error messages.
+
+    Raises `MountError`.
+    """
     if not _DEVICE.exists():
         raise MountError(
             f"there is no {_DEVICE}; load the module (modprobe fuse), or give the device to the "
@@ -108,12 +116,16 @@ def _users_may_allow_others() -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # fusermount3 knows
+        return True  # fusermount3 can read the file and decides
     return "user_allow_other" in (line.strip() for line in lines)
 
 
 def _by_kernel(mountpoint: Path, source: str, allow_other: bool) -> int | None:
-    """mount(2). None where this root may not: fusermount3 may know better."""
+    """Mount by mount(2), and return the descriptor. Raises `MountError`.
+
+    Return None if root lacks the right to mount here (EPERM) but fusermount3, which may have it, is
+    installed.
+    """
     try:
         fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -147,7 +159,10 @@ def _mount2(source: str, mountpoint: Path, options: str) -> None:
 
 
 def _by_helper(mountpoint: Path, source: str, allow_other: bool) -> int:
-    """fusermount3, which is setuid root, mounts and sends the descriptor."""
+    """Mount by fusermount3, which is setuid root, and return the descriptor that it sends.
+
+    Raises `MountError`.
+    """
     subtype = FSTYPE.removeprefix("fuse.")
     words = ["ro", "nosuid", "nodev", f"fsname={shown_source(source)}", f"subtype={subtype}"]
     words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]

@@ -1,18 +1,18 @@
-"""How pyfuse3 waits for requests: several are taken for each turn of the event loop.
+"""Replaces the way pyfuse3 waits for requests, to take several requests per turn of the event loop.
 
-pyfuse3 waits on `/dev/fuse` through trio before every single request: two system calls, a turn of
-the scheduler and a change of task each. Under load the next request is mostly there already. So the
-two things that its loop uses for waiting are replaced (by the seam that `pyfuse3.asyncio` uses: the
-name `trio` in its module): `wait_readable` first looks whether a request is there, and the lock
-lets a task that has answered its request at once take the next one.
+pyfuse3 waits on `/dev/fuse` through trio before every request. Each wait costs two system calls, a
+turn of the scheduler and a task switch. Under load, the next request is usually there already. So
+this module replaces the two objects that pyfuse3's loop waits with. It uses the same seam as
+`pyfuse3.asyncio`: the name `trio` in the pyfuse3 module. The new `wait_readable` first polls for a
+request. The new lock lets a task that has answered its request without waiting take the next one.
 
-A process that reads file after file sends its next request some 30 us after an answer, sooner than
-a sleeping CPU wakes (in a virtual machine that alone takes 50 us). So when requests come in quick
-succession, the loop looks for the next one for up to `_SPIN_S` before it sleeps; when the first of
-them is late, it sleeps at once until they are quick again. Measured with one reader of cached small
+A process that reads file after file sends its next request about 30 us after an answer. A sleeping
+CPU wakes more slowly (in a virtual machine that alone takes 50 us). So while requests come in quick
+succession, the loop polls for the next one for up to `_SPIN_S` before it sleeps. When one is late,
+the loop sleeps at once until requests are quick again. Measured with one reader of cached small
 files, in a virtual machine: 6.3 k files/s without, 12-16 k with it.
 
-Fairness: after `_TURN_REQUESTS` requests in a row the loop gets its turn, whatever is waiting.
+Fairness: after `_TURN_REQUESTS` requests in a row, the loop runs its other tasks.
 """
 
 import ctypes
@@ -28,10 +28,10 @@ import trio
 from trio.lowlevel import Abort, Task
 
 _TURN_REQUESTS = 16
-"""Below 1 ms for requests that are answered from caches."""
+"""This many requests take less than 1 ms if they are answered from caches."""
 _SPIN_S = 60e-6
 _QUICK_S = 200e-6
-"""A request that is waited for no longer than this makes the next one worth looking for."""
+"""If a request comes within this time, the loop polls for the next one."""
 
 
 class _PollFd(ctypes.Structure):
@@ -39,12 +39,12 @@ class _PollFd(ctypes.Structure):
 
 
 _poll = ctypes.PyDLL(None).poll
-"""poll(2) without giving up the GIL: with a timeout of 0 it returns at once, and threads that wait
-for the GIL would make every look cost two changes of thread."""
+"""poll(2) without releasing the GIL. With a timeout of 0 it returns at once. If it released the
+GIL, waiting threads would make every call cost two thread switches."""
 
 
 class RequestWaiter:
-    """`wait_readable` for the one descriptor that is asked for."""
+    """Implements `wait_readable` for the one descriptor that pyfuse3 reads requests from."""
 
     def __init__(self) -> None:
         self._pollfd = _PollFd(-1, select.POLLIN, 0)
@@ -55,13 +55,16 @@ class RequestWaiter:
         self._was_woken = False
 
     def wake(self) -> None:
-        """There is a request although the descriptor does not say so (`fuse/relay/reads.h`)."""
+        """End the wait: a READ that was kept back is due (`fuse/relay/reads.h`)."""
         self._was_woken = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def wait_readable(self, fd: int) -> None:
-        """Raises `trio.ClosedResourceError` like trio's own."""
+        """Wait until `fd` is readable or `wake` is called.
+
+        Raises `trio.ClosedResourceError` like trio's own function.
+        """
         self._pollfd.fd = fd
         if self._left > 0:
             self._left -= 1
@@ -88,11 +91,11 @@ class RequestWaiter:
 
 
 class ReadLock:
-    """A lock that is not handed over: who releases it may take it again at once.
+    """A lock without hand-over: the task that releases it may take it again at once.
 
-    The task woken by a release runs in the loop's next turn. If the releasing task had to wait for
-    something with its request, the lock is free by then and reading goes on there; if not, the
-    woken task waits again. So somebody reads at every moment, and mostly it is the same task.
+    The task that a release wakes runs in the loop's next turn. If the releasing task has to wait
+    for its request, the lock is free by then and the woken task reads. Otherwise the woken task
+    waits again. So one task reads at every moment, and usually it is the same task.
     """
 
     def __init__(self) -> None:
@@ -121,7 +124,10 @@ class ReadLock:
 
 
 def install() -> Callable[[], None]:
-    """Make pyfuse3 wait so. Before `pyfuse3.main`. Returns `RequestWaiter.wake`."""
+    """Install the replacements in pyfuse3. Must be called before `pyfuse3.main`.
+
+    Returns `RequestWaiter.wake`.
+    """
     waiter = RequestWaiter()
     lowlevel = SimpleNamespace(
         wait_readable=waiter.wait_readable,

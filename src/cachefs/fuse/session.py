@@ -1,4 +1,4 @@
-"""The kernel side of a mount: mounting, tuning, telling the kernel what changed."""
+"""The kernel side of a mount: mounting, tuning, and invalidating what the kernel caches."""
 
 import logging
 import os
@@ -24,23 +24,23 @@ except ImportError:  # not compiled here
 log = logging.getLogger(__name__)
 
 _device_fd: int | None = None
-"""/dev/fuse of a mount that the supervisor has made."""
+"""/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
 
 _OPTIONS = ("subtype=cachefs", "ro", "default_permissions")
 _IDLE_TASKS = 16
 _MAX_TASKS = 1_000
-"""Requests handled at once. A reader that waits for the origin occupies one, so there must be more
-than readers times their read-ahead; an unused one costs nothing."""
+"""Most requests handled at once. A READ that waits for the origin occupies one task, so there must
+be more tasks than readers times their read-ahead. An unused task costs nothing."""
 _READ_AHEAD_KB = 1024
-"""Eight times the kernel's default; doubled sequential throughput. More than a block gains
-nothing."""
+"""Eight times the kernel's default. It doubled sequential throughput. Values above one block bring
+no gain."""
 _MAX_BACKGROUND = 1024
 _CONGESTION = 960
-"""The kernel's defaults are 12 and 9. With 9 read-aheads in flight it counts the mount as
-congested, gives up reading ahead and asks for single pages: 16 readers of small files sent 2.4
-READs a file. With 12 in flight everybody waits: `fuse/relay/reads.c` lets no user get so far."""
+"""The kernel's defaults are 12 and 9. With 9 read-aheads in flight, the kernel treats the mount as
+congested, stops reading ahead and requests single pages: 16 readers of small files sent 2.4 READs
+a file. At `max_background`, all readers wait, so `fuse/relay/reads.c` stops each user earlier."""
 _USUAL_READS, _FEWEST_READS = 256, 2
-"""What a user may have in hand: the rest is kept back in C."""
+"""Bounds of the READs that the daemon handles at once for one user; C code keeps back the rest."""
 
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -48,8 +48,8 @@ _CONNECTIONS = Path("/sys/fs/fuse/connections")
 def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bool) -> str:
     """Mount read-only. The kernel enforces permissions, and refuses writes with EROFS.
 
-    Returns what the mount table calls the mount. Raises `MountError` when the kernel or
-    fusermount3 refuses.
+    Returns the mount's device ("MAJOR:MINOR") in the mount table, or "" if the mount is not there.
+    Raises `MountError` when the kernel or fusermount3 refuses.
     """
     refuse_early(allow_other)
     if _relay is not None:
@@ -68,11 +68,11 @@ def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bo
 
 
 def connect(operations: Operations, requests_fd: int, device_fd: int, takes_notices: bool) -> None:
-    """Serve a mount that the supervisor has made: requests come from one descriptor, replies go
-    to the other. Both are closed with the session. With `takes_notices` the first passes names to
-    be dropped on to the kernel.
+    """Serve a mount that the supervisor has made.
 
-    Raises `RelayUnusableError` if this libfuse can't.
+    Requests come from `requests_fd`, replies go to `device_fd`. Both descriptors are closed with
+    the session. With `takes_notices`, invalidations of names go through `requests_fd`, and the
+    supervisor passes them on to the kernel. Raises `RelayUnusableError` if this libfuse can't.
     """
     global _device_fd
     if _relay is None:
@@ -99,7 +99,7 @@ async def serve() -> None:
 
 
 async def _wake_for_kept(ready_fd: int, wake: Callable[[], None]) -> None:
-    """READs that were kept back have their turn (`fuse/relay/reads.h`)."""
+    """Wake the loop whenever a READ that was kept back is due (`fuse/relay/reads.h`)."""
     while True:
         await trio.lowlevel.wait_readable(ready_fd)
         wake()
@@ -107,7 +107,11 @@ async def _wake_for_kept(ready_fd: int, wake: Callable[[], None]) -> None:
 
 
 def bound_reads(user: int, bytes_per_s: int) -> None:
-    """Have no more READs of this user in hand than a limit allows for a second; 0 is no limit."""
+    """Bound the READs that the daemon handles at once for a user number.
+
+    `bytes_per_s` is the user's limit, 0 for none. The bound is one second's worth of 1 MiB READs,
+    between `_FEWEST_READS` and `_USUAL_READS`.
+    """
     if _relay is not None:
         _relay.reads_ready_fd()
         most = min(_USUAL_READS, max(_FEWEST_READS, bytes_per_s >> 20))
@@ -120,7 +124,10 @@ def stop() -> None:
 
 
 def unmount() -> None:
-    """Unmount, lazily if it is in use, and free the session. A mount of the supervisor's stays."""
+    """Free the session, and unmount, lazily if the mount is in use.
+
+    A mount that the supervisor has made stays mounted.
+    """
     global _device_fd
     pyfuse3.close(unmount=_device_fd is None)
     if _device_fd is not None:
@@ -129,19 +136,22 @@ def unmount() -> None:
 
 
 def forget_entry(parent: int, name: bytes) -> None:
-    """Make the kernel ask again for a name. Returns at once; names it doesn't know are fine."""
+    """Make the kernel drop a cached name. Returns at once. Unknown names are no error."""
     pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
 
 def forget_attributes(ino: int) -> None:
-    """Make the kernel ask again for owner, group and mode; an inode it doesn't know is fine."""
+    """Make the kernel drop an inode's cached attributes. Unknown inodes are no error."""
     with suppress(OSError):
         pyfuse3.invalidate_inode(ino, attr_only=True)
 
 
 def tune(device: str) -> None:
-    """Raise the kernel's read-ahead and request limits for the mount that the mount table calls
-    `device`; root only, best effort. Blocks for a command."""
+    """Raise the kernel's read-ahead and request limits for a mount, as far as possible.
+
+    `device` is the mount's "MAJOR:MINOR". Only root can do this; failures go to the debug log.
+    Blocks while it runs a command.
+    """
     _write_setting(Path(f"/sys/class/bdi/{device}/read_ahead_kb"), _READ_AHEAD_KB)
     connection = _CONNECTIONS / device.partition(":")[2]
     settings = {
@@ -156,8 +166,11 @@ def tune(device: str) -> None:
 
 
 def _set_unseen(connection: Path, settings: dict[str, int]) -> None:
-    """systemd mounts the directory of connections. Where nobody has, it is mounted in a mount
-    namespace that ends with the command: nothing is left behind, whatever becomes of us."""
+    """Write the settings where /sys/fs/fuse/connections is not mounted. (systemd mounts it.)
+
+    A command mounts it in a mount namespace of its own. The namespace ends with the command, so
+    nothing is left even if this process dies.
+    """
     script = ['mount -t fusectl fusectl "$0"', 'cd "$1"']
     script += [f"echo {value} > {name}" for name, value in settings.items()]
     command = ["unshare", "-m", "sh", "-ec", "\n".join(script), str(_CONNECTIONS), str(connection)]

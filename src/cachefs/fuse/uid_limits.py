@@ -1,8 +1,9 @@
-"""Who reads how much: what the readers of each user got, and what they get at most.
+"""Bandwidth limits and statistics for each user that reads.
 
-READ doesn't say who reads, OPEN does. So the file handles that a user opens carry a number of his
-above the inode number. Number 0 is for those who came when there were no more numbers. Behind the
-relay there is no OPEN; it sees who reads, and gives the numbers from a table that we share.
+OPEN carries the uid, READ does not. So each file handle holds a user number above the inode number.
+Number 0 stands for all users without a number: they came when all numbers were taken. Behind the
+relay there is no OPEN. The relay sees the uid of each READ, and assigns the numbers in the table
+that it shares with the daemon.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +16,15 @@ from cachefs.origin.resilience.bandwidth import TokenBucket
 INO_BITS = 48
 INO_MASK = (1 << INO_BITS) - 1
 _USERS = 1 << 15
-"""As many as the bits above the inode number tell apart; handles are signed in some places."""
+"""User numbers that fit into the bits above the inode number. The highest bit stays free, because
+handles are signed in some places."""
 
 
 class Usage(NamedTuple):
-    """What one user's readers had so far; `uid` None stands for all who have no number."""
+    """The bytes that one user has read so far, and the time that its READs have waited.
+
+    `uid` None stands for all users without a number.
+    """
 
     uid: int | None
     read_bytes: int
@@ -27,7 +32,7 @@ class Usage(NamedTuple):
 
 
 class Users(Protocol):
-    """What is used of `cachefs.fuse.relay._relay.Table`."""
+    """The methods of `cachefs.fuse.relay._relay.Table` that `UidLimits` calls."""
 
     def user(self, uid: int, /) -> int: ...
     def limit_user(self, user: int, limited: bool, /) -> None: ...
@@ -35,7 +40,10 @@ class Users(Protocol):
 
 
 class UidLimits:
-    """Used on the loop. The lists are by number: `handle >> INO_BITS`."""
+    """Limits and counters of all users of a mount. All methods run on the loop.
+
+    The index of each list is the user number, `handle >> INO_BITS`.
+    """
 
     def __init__(
         self,
@@ -43,24 +51,29 @@ class UidLimits:
         users: Users | None = None,
         bound: Callable[[int, int], None] = lambda number, bytes_per_s: None,
     ) -> None:
-        """Bytes per second by uid. With `users` others give the numbers, and serve those who have
-        no limit. `bound` is told each number's limit."""
+        """`limits` maps uids to bytes per second.
+
+        With `users`, the relay assigns the numbers, and serves the users without a limit. `bound`
+        is called with user number and bytes per second whenever a limit is set.
+        """
         self._users = users
         self._bound = bound
         count = 1 if users is None else _USERS
         self.buckets: list[TokenBucket | None] = [None] * count
-        """None for who has no limit."""
+        """None for a user without a limit."""
         self.read_bytes = [0] * count
         self.stalled_ns = [0] * count
         self._numbers: dict[int, int] = {}
         self._owners: dict[int, int] = {}
-        """Whose the numbers of `users` were when they were looked at last."""
+        """The uid of each number of `users`, as of the last `usage` call."""
         for uid, bytes_per_s in limits.items():
             self.set(uid, bytes_per_s)
 
     def set(self, uid: int, bytes_per_s: int) -> None:
-        """0 is no limit. Holds for what is open, too. Raises `ValueError` when there are no numbers
-        left."""
+        """Set a user's limit in bytes per second; 0 removes it. It applies to open files, too.
+
+        Raises `ValueError` when no user numbers are left.
+        """
         number = self._number(uid)
         if self._users is not None:
             number = self._mark(self._users, uid, number, bool(bytes_per_s))
@@ -76,25 +89,28 @@ class UidLimits:
                 self.buckets[number] = None
             self._bound(number, bytes_per_s)
             if self._users is not None and not bytes_per_s:
-                del self._numbers[uid]  # it may be another's soon
+                del self._numbers[uid]  # the number may soon belong to another user
 
     def _mark(self, users: Users, uid: int, number: int, limited: bool) -> int:
-        """Returns the number of `uid`, which stays as long as `limited`; 0 if there is none."""
+        """Mark the user in the shared table, and return its number, or 0 if there is none.
+
+        The number stays with this uid for as long as it is `limited`.
+        """
         while number:
             users.limit_user(number, limited)
             if not limited or users.user(uid) == number:
                 break
-            users.limit_user(number, False)  # it was given to somebody else just before
+            users.limit_user(number, False)  # another user got it just before
             number = self._number(uid)
         return number
 
     def by_uid(self) -> dict[int, int]:
-        """The limits that there are."""
+        """Return the limits in bytes per second by uid."""
         found = {uid: self.buckets[number] for uid, number in self._numbers.items()}
         return {uid: int(b.bytes_per_s) for uid, b in found.items() if b and b.bytes_per_s}
 
     def usage(self) -> Iterator[Usage]:
-        """Of those without a number, and of everybody who has opened something, in this order."""
+        """Yield the usage of the users without a number first, then of each user with a number."""
         if self._users is not None:
             for number, uid, his_bytes in self._users.users():
                 if self._owners.setdefault(number, uid) != uid and number:
@@ -109,13 +125,13 @@ class UidLimits:
             yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
 
     def uid_of(self, number: int) -> int | None:
-        """Whose a number is; None for those who have none."""
+        """Return the uid that has this number; None if no user has it."""
         if self._users is not None:
             return next((uid for his, uid, _ in self._users.users() if his == number), None)
         return next((uid for uid, his in self._numbers.items() if his == number), None)
 
     def handle(self, ino: int, uid: int) -> int:
-        """The file handle for what `uid` opens."""
+        """Return the file handle for an inode that `uid` opens."""
         return ino | self._number(uid) << INO_BITS
 
     def _number(self, uid: int) -> int:
@@ -133,7 +149,7 @@ class UidLimits:
         return number
 
     async def wait(self, handle: int, size_bytes: int) -> None:
-        """Until `size_bytes` more may be given to who opened `handle`."""
+        """Wait until the limit of the handle's user allows `size_bytes` more."""
         bucket = self.buckets[handle >> INO_BITS]
         if bucket is not None:
             await trio.sleep(bucket.reserve(size_bytes, trio.current_time()))

@@ -1,7 +1,7 @@
-"""The relay: cached blocks are served without the daemon, and the mount outlives it.
+"""The relay serves cached blocks without the daemon, and keeps the mount when the daemon ends.
 
-What it is and why stands in docs/ARCHITECTURE.md. The compiled part must be loaded before pyfuse3,
-with its symbols visible to it: so whoever may need it imports this package first.
+docs/ARCHITECTURE.md describes its design. The compiled part must be loaded before pyfuse3, with
+its symbols visible to pyfuse3 (RTLD_GLOBAL). So code that may need it imports this package first.
 """
 
 import os
@@ -23,7 +23,7 @@ def _load() -> None:
 
 
 def why_not() -> str | None:
-    """Why there is no relay in this installation; None if there is."""
+    """Return why this installation has no relay; None if it has one."""
     return _why_not
 
 

@@ -1,81 +1,106 @@
-"""The compiled part: see relay.h and table.h for how it works.
+"""The compiled part. relay.h, table.h and reads.h describe how it works.
 
-Numbers of files are chosen by the daemon, below 2**20, and never used twice while it lives.
-Offsets are in bytes and multiples of 512. Nothing here waits, but for a mutex that is held for
+The daemon chooses the numbers of slab files, below 2**20, and uses none twice in its life. Offsets
+are in bytes and multiples of 512. No function waits, except for a mutex that is held for
 microseconds.
 """
 
 from typing_extensions import Buffer
 
 FORMAT: int
-"""Of the shared table (docs/formats/relay_table.md)."""
+"""Version of the shared table's format (docs/formats/relay_table.md)."""
 
 def create_table(entries: int, /) -> int:
-    """A memfd with an empty table for so many blocks: a power of two, 8 to 2**28. Raises
-    `OSError`."""
+    """Return a new memfd with an empty table for `entries` blocks (a power of two, 8 to 2**28).
+
+    The caller owns the descriptor. Raises `OSError`.
+    """
 
 def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
-    """The next session of pyfuse3 reads requests from the socket, and writes its replies to
-    /dev/fuse, whatever mountpoint it is given. Names to be dropped go to the socket if it takes
-    them."""
+    """Connect the next session of pyfuse3 to the relay, whatever its mountpoint.
+
+    The session reads requests from the socket `requests_fd`, and writes replies to `device_fd`
+    (/dev/fuse). With `takes_notices`, invalidations of names go to the socket.
+    """
 
 def is_connected() -> bool:
-    """Whether it did."""
+    """Return whether a pyfuse3 session was connected since the last `connect` call."""
 
 def reads_ready_fd() -> int:
-    """An eventfd, readable when READs that were kept back have their turn; asked for before a
-    session begins, else none is kept back. Raises `OSError`."""
+    """Return an eventfd that is readable while a READ that was kept back is due.
+
+    The first call must come before the session begins. Without it, no READ is kept back. The
+    module owns the descriptor. Raises `OSError`.
+    """
 
 def bound_reads(user: int, most: int, is_slow: bool, /) -> None:
-    """Have at most `most` READs of the user with this number in hand (0: as usual). Of a slow one's
-    little is kept back, and the rest of what nobody waits for fails."""
+    """Let the daemon handle at most `most` READs of this user number at once (0: the default).
+
+    Of a user with `is_slow`, only a few READs are kept back. Above that, the oldest READ without a
+    waiting thread fails.
+    """
 
 class Relay:
-    """In the supervisor: the threads that answer what they can, and forward the rest."""
+    """Threads in the supervisor that answer READs of cached blocks and forward other requests."""
 
     ended_fd: int
     """An eventfd, readable once the mount has ended."""
 
     def __init__(self, device_fd: int, table_fd: int, threads: int) -> None:
-        """`device_fd` is made non-blocking, and must stay open. At most `threads` - 1 reads wait
-        for disks at a time. Raises `OSError`."""
+        """Make a relay without starting it. Raises `OSError`.
+
+        `device_fd` becomes non-blocking, stays the caller's, and must stay open. `table_fd` may be
+        closed afterwards. At most `threads` - 1 reads wait for disks at a time.
+        """
 
     def start(self) -> None:
-        """Begin to read requests. Raises `OSError`."""
+        """Start the threads, which then read requests. Raises `OSError`."""
 
     def attach(self, requests_fd: int, /) -> None:
-        """Forward to this SEQPACKET socket from now on (to a duplicate of it). If the kernel has
-        sent INIT before, this daemon gets it first. Raises `OSError`."""
+        """Forward requests to a duplicate of this SEQPACKET socket from now on.
+
+        If the kernel has already sent INIT, this daemon receives it first. Raises `OSError`.
+        """
 
     def detach(self) -> None:
-        """The daemon is gone."""
+        """Stop forwarding: the daemon is gone or leaves."""
 
     def resend(self) -> bool:
-        """Have the kernel send again what was forwarded and not answered. False if it can't (Linux
-        before 6.9): then those requests have been answered with EIO."""
+        """Make the kernel send all forwarded, unanswered requests again.
+
+        Return False if it can't (Linux before 6.9). Those requests then fail with EIO.
+        """
 
     def set_file(self, file: int, fd: int, waits: bool, /) -> None:
-        """The slab file with this number; `fd` is taken over. `waits`: reads may wait for a disk.
-        Raises `OSError`."""
+        """Use `fd` for the slab file with this number, and take ownership of it.
+
+        `waits` says that reads may wait for a disk. Raises `OSError`.
+        """
 
     def close_file(self, file: int, /) -> None:
-        """The daemon has called it dead, and may have deleted it."""
+        """Close a slab file: the table has marked it dead, or the relay has too many open files."""
 
     def drop_files(self) -> None:
-        """All of them: a new daemon begins."""
+        """Close all slab files, because a new daemon begins."""
 
     def stop(self) -> None:
-        """Answer nothing more. May be called twice."""
+        """Stop answering, and end the threads. A second call does nothing."""
 
     def pretend_no_resend(self) -> None:
-        """For tests: be as on a kernel without FUSE_NOTIFY_RESEND."""
+        """For tests: behave as on a kernel without FUSE_NOTIFY_RESEND."""
 
 class Table:
-    """In the daemon: its only writer. All methods are atomic on the loop."""
+    """The shared table, in the daemon, which is its only writer.
+
+    All methods are atomic on the loop. Only `note_sums`, `has_sums` and `sums_agree` may be called
+    from any thread.
+    """
 
     def __init__(self, fd: int) -> None:
-        """Begins a new epoch: nothing that was published before is served any more. Raises
-        `ValueError` for a table of another format."""
+        """Begin a new epoch: the relay serves nothing that was published before.
+
+        Raises `ValueError` for a table of another format. The caller may close `fd` afterwards.
+        """
 
     def publish(
         self,
@@ -88,57 +113,68 @@ class Table:
         checksum: int,
         /,
     ) -> None:
-        """The block lies there, and has that checksum. Raises `ValueError` for what can't be."""
+        """Publish where a block lies, its length in bytes, and its checksum.
+
+        Raises `ValueError` for values out of range.
+        """
 
     def invalidate(self, file: int, offset: int, /) -> None:
-        """The slot is free: to be called before it is given to another block."""
+        """Mark a slot as free. Must be called before another block gets the slot."""
 
     def revive(self, file: int, /) -> None:
-        """Blocks of this file may be served."""
+        """Allow the relay to serve blocks of this file."""
 
     def kill(self, file: int, /) -> None:
-        """No block of this file is served any more: before it is changed, deleted or closed."""
+        """Stop serving blocks of this file. Must come before it is changed, deleted or closed."""
 
     def find(self, ino: int, block: int, /) -> tuple[int, int, int, bool] | None:
-        """What the relay would find: file, offset, length, is last."""
+        """Return what the relay would find: file, offset, length, is_last. None if nothing."""
 
     def drain(self, most: int, /) -> list[tuple[int, int, int, int]]:
-        """Inode, block, file and offset of blocks that were hit, each at least once since it was
-        drained last. (Of one that has gone since, those of whatever took its place.)"""
+        """Return inode, block, file and offset of at most `most` blocks that were hit.
+
+        Each block had at least one hit since it was drained last. If another block has replaced
+        its entry since, the values are those of the other block.
+        """
 
     def take_file_hits(self, file: int, /) -> tuple[int, int]:
-        """Hits in the file and their bytes, since this was asked last."""
+        """Return the number of hits in the file and their bytes since the last call."""
 
     def pause(self, paused: bool, /) -> None:
-        """While paused all READs come to the daemon."""
+        """Send all READs to the daemon while `paused`."""
 
     def verify_all(self, verify: bool, /) -> None:
-        """Whether the relay compares blocks of files in memory, too, on every read."""
+        """Set whether the relay compares checksums for files in memory, too, on every read."""
 
     def note_sums(self, checksum: int, block: Buffer, /) -> None:
-        """Keep the checksums of the parts of a block, which is right. Any thread may call this and
-        the next two."""
+        """Store the checksums of the parts of a verified block. Any thread."""
 
     def has_sums(self, checksum: int, /) -> bool:
-        """Whether those of the block with this checksum are kept."""
+        """Return whether part checksums of the block with this checksum are stored. Any thread."""
 
     def sums_agree(self, checksum: int, offset: int, data: Buffer, /) -> bool:
-        """Whether bytes of that block are right. They begin with a part, and end with one or with
-        the block. False also if nothing is known."""
+        """Return whether bytes of that block match the stored part checksums. Any thread.
+
+        `offset` must be at the start of a part. The bytes must end with a part or with the block.
+        False also if no checksums are stored.
+        """
 
     def user(self, uid: int, /) -> int:
-        """The number of a user, the same as in handles; 0 when there are none left."""
+        """Return the number of a user, the same as in handles; 0 when none is left."""
 
     def limit_user(self, user: int, limited: bool, /) -> None:
-        """All READs of a limited user come to the daemon."""
+        """Set whether all READs of this user number go to the daemon."""
 
     def users(self) -> list[tuple[int, int, int]]:
-        """Number, uid and bytes that the relay has given to each user; number 0 first, which
-        stands for all who have none (its uid makes no sense)."""
+        """Return number, uid and bytes served by the relay for each user.
+
+        Number 0 comes first. It stands for all users without a number, and its uid is meaningless.
+        """
 
     def counters(self) -> dict[str, int]:
-        """Since the mount began: hits, hit_bytes, forwarded, missed, waited, late, changed,
-        unnoted, hit_ns."""
+        """Return the counters since the mount began: hits, hit_bytes, forwarded, missed, waited,
+        late, changed, unnoted, hit_ns. `struct rt_header` in table.h describes each.
+        """
 
     def hit_times(self) -> list[int]:
-        """How many hits took how long, as in `metrics.Histogram.counts`."""
+        """Return the histogram of hit durations, in the form of `metrics.Histogram.counts`."""

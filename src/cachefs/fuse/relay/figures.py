@@ -1,4 +1,4 @@
-"""What the relay did, added to what we count ourselves."""
+"""Adds the relay's statistics to those of the daemon."""
 
 from typing import Protocol
 
@@ -7,15 +7,18 @@ from cachefs.metrics import Requests
 
 
 class Table(Protocol):
-    """What is used of `_relay.Table`."""
+    """The methods of `_relay.Table` that `RelayFigures` calls."""
 
     def counters(self) -> dict[str, int]: ...
     def hit_times(self) -> list[int]: ...
 
 
 class RelayFigures:
-    """One per daemon. The table counts since the mount began, and we since the daemon did: what
-    came before us is left out."""
+    """Copies the relay's counters into the daemon's metrics. There is one per daemon.
+
+    The table counts from the start of the mount, the daemon from its own start. So counts from
+    before this object's creation are left out.
+    """
 
     def __init__(self, table: Table, shared: SharedBlocks, requests: Requests) -> None:
         self._table = table
@@ -25,7 +28,7 @@ class RelayFigures:
         self._known_ns = table.counters()["hit_ns"]
 
     def update(self) -> None:
-        """Bring histogram, tiers and cache up to date."""
+        """Add the hits since the last call to the histogram, the tiers and the cache."""
         self._shared.count_hits()
         times, ns = self._table.hit_times(), self._table.counters()["hit_ns"]
         counts = self._hits.counts
@@ -35,5 +38,5 @@ class RelayFigures:
         self._known_times, self._known_ns = times, ns
 
     def report(self) -> dict[str, int]:
-        """For the status: the table's counters."""
+        """Return the table's counters since the mount began, for the status."""
         return self._table.counters()
