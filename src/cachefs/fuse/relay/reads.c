@@ -12,19 +12,20 @@
 
 #define INO_BITS 48
 #define USERS (1u << 15)
-#define FLIGHTS (1u << 13) /* places; there are never more than 1,000 or so */
-#define LARGEST 128        /* a READ has 80 bytes */
-#define RESENT (1ull << 63)
+#define FLIGHTS (1u << 13) /* places for READs in hand; about 1,000 are the most */
+#define LARGEST 128        /* bytes of a request; a READ has 80 */
+#define RESENT (1ull << 63) /* the kernel sets this bit of `unique` when it sends a request again */
 
 #define USUAL_SHARE 256
-#define SLOW_MOST 64       /* in hand and kept, of a user who is slow on purpose */
-#define MOST 768           /* of all: three quarters of what session.py gives the kernel */
-#define SURELY 2           /* requests of the same thread that came later */
+#define SLOW_MOST 64       /* READs in hand and kept of a user with a bandwidth limit */
+#define MOST 768           /* READs of all users: 3/4 of `max_background` (session.py) */
+#define SURELY 2           /* with so many later requests of its thread, a READ is read-ahead */
 
+/* A READ that is kept back: allocated by `keep`, freed by `drop`. */
 struct kept {
     struct kept *next, *before;
     uint64_t unique;
-    uint32_t pid, user, later;
+    uint32_t pid, user, later; /* `later`: requests of the same thread that came after it */
     bool is_direct, has_turn;
     size_t length;
     char request[LARGEST];
@@ -38,10 +39,11 @@ struct user {
 static struct {
     int device_fd, ready_fd;
     struct user *users;
-    struct { uint64_t unique; uint32_t user; } *flights; /* unique 0: free */
-    struct kept list; /* a ring, the oldest first */
-    uint32_t total;
-    uint32_t ready;
+    /* READs in hand: a hash table with linear probing; unique 0 is a free place. */
+    struct { uint64_t unique; uint32_t user; } *flights;
+    struct kept list; /* head of a ring of kept READs, the oldest first */
+    uint32_t total;   /* in hand and kept, of all users */
+    uint32_t ready;   /* kept READs that are due (`has_turn`); `ready_fd` is readable if not 0 */
 } reads = {-1, -1, NULL, NULL, {0}, 0, 0};
 
 int reads_init(void) {
@@ -69,7 +71,7 @@ void reads_share(uint32_t user, uint32_t most, bool is_slow) {
 
 static uint32_t share_of(const struct user *user) { return user->share ? user->share : USUAL_SHARE; }
 
-/* -- in hand --------------------------------------------------------------------------------------- */
+/* -- READs in hand ----------------------------------------------------------------------------- */
 
 static uint32_t home_of(uint64_t unique) {
     return (uint32_t)((unique * 0x9e3779b97f4a7c15ull) >> 51) % FLIGHTS;
@@ -77,7 +79,7 @@ static uint32_t home_of(uint64_t unique) {
 
 static void take_in_hand(uint64_t unique, uint32_t user) {
     uint32_t place = home_of(unique);
-    if (reads.total >= FLIGHTS / 2) return; /* not counted: nothing but less order */
+    if (reads.total >= FLIGHTS / 2) return; /* not counted; only the shares get less exact */
     while (reads.flights[place].unique != 0) place = (place + 1) % FLIGHTS;
     reads.flights[place].unique = unique;
     reads.flights[place].user = user;
@@ -85,7 +87,8 @@ static void take_in_hand(uint64_t unique, uint32_t user) {
     reads.total++;
 }
 
-/* Those behind a place that gets free move up, so that they are found from their home on. */
+/* Moves later entries of the probe sequence into a place that became free, so that a search from
+ * their home place still finds them. */
 static void close_gap(uint32_t gap) {
     for (uint32_t place = (gap + 1) % FLIGHTS; reads.flights[place].unique != 0;
          place = (place + 1) % FLIGHTS) {
@@ -97,8 +100,9 @@ static void close_gap(uint32_t gap) {
     }
 }
 
-/* -- kept ------------------------------------------------------------------------------------------ */
+/* -- kept READs -------------------------------------------------------------------------------- */
 
+/* Unlinks and frees a kept READ. */
 static void drop(struct kept *kept) {
     kept->before->next = kept->next;
     kept->next->before = kept->before;
@@ -108,6 +112,7 @@ static void drop(struct kept *kept) {
     free(kept);
 }
 
+/* Appends a copy of the READ to the list. False if it is too long or memory is short. */
 static bool keep(const struct fuse_in_header *in, size_t length, uint32_t user) {
     const struct fuse_read_in *read_in = (const struct fuse_read_in *)(in + 1);
     struct kept *kept = length <= LARGEST ? calloc(1, sizeof *kept) : NULL;
@@ -126,17 +131,20 @@ static bool keep(const struct fuse_in_header *in, size_t length, uint32_t user) 
     return true;
 }
 
+/* Counts a new request for all kept READs of the same thread that are older. */
 static void note_later(const struct fuse_in_header *in) {
     for (struct kept *kept = reads.list.next; kept != &reads.list; kept = kept->next)
         if (kept->pid == in->pid && (in->unique & ~RESENT) > (kept->unique & ~RESENT)) kept->later++;
 }
 
+/* True if no thread waits for the READ. With `look`, true only if its thread has ended. */
 static bool is_for_nobody(const struct kept *kept, bool look) {
     if (kept->is_direct || kept->has_turn || kept->pid == 0) return false;
     return look ? kill((pid_t)kept->pid, 0) < 0 && errno == ESRCH : kept->later >= SURELY;
 }
 
-/* The oldest one of this user that nobody waits for fails. */
+/* Fails (EINTR) this user's oldest kept READ without a waiting thread. Read-ahead of living threads
+ * comes first, then READs of threads that have ended. */
 static void shed(uint32_t user) {
     for (int look = 0; look < 2; look++) {
         for (struct kept *kept = reads.list.next; kept != &reads.list; kept = kept->next) {
@@ -149,6 +157,7 @@ static void shed(uint32_t user) {
     }
 }
 
+/* Returns the user with the most kept READs. The list must not be empty. */
 static uint32_t largest_keeper(void) {
     uint32_t found = reads.list.next->user;
     for (struct kept *kept = reads.list.next; kept != &reads.list; kept = kept->next)
@@ -156,17 +165,18 @@ static uint32_t largest_keeper(void) {
     return found;
 }
 
+/* Makes the oldest kept READ of this user due. */
 static void give_turn(uint32_t user) {
     uint64_t one = 1;
     for (struct kept *kept = reads.list.next; kept != &reads.list; kept = kept->next) {
         if (kept->user != user || kept->has_turn) continue;
         kept->has_turn = true;
-        if (reads.ready++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* it is readable */ }
+        if (reads.ready++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* full, so it is readable */ }
         return;
     }
 }
 
-/* -- from outside ----------------------------------------------------------------------------------- */
+/* -- public functions (reads.h) ---------------------------------------------------------------- */
 
 bool reads_admit(const void *request, size_t length) {
     const struct fuse_in_header *in = request;
@@ -197,7 +207,7 @@ size_t reads_take(void *buffer) {
         memcpy(buffer, kept->request, length);
         drop(kept);
         take_in_hand(unique, user);
-        if (reads.ready == 0 && read(reads.ready_fd, &count, sizeof count) < 0) { /* none */ }
+        if (reads.ready == 0 && read(reads.ready_fd, &count, sizeof count) < 0) { /* it was not readable */ }
         return length;
     }
     return 0;

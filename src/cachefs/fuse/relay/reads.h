@@ -1,12 +1,13 @@
-/* How many READs of each user the daemon has in hand.
+/* Bounds how many READs of each user the daemon handles at once ("in hand").
  *
- * The kernel keeps a bounded number of READs ahead of readers under way for the whole mount, and who
- * wants one more waits, whoever it is. So no user's may fill it. A READ above the user's share is kept
- * here until one before it is answered. Of what is kept too many of, those go that nobody waits for:
- * a thread that waits for a READ sends nothing more, so what it sent before its latest was read-ahead.
- * The kernel asks again for a page that a reader turns out to want.
+ * The kernel allows a bounded number of read-ahead READs per mount; above it every reader waits. So no
+ * user may fill this queue. A READ above the user's share is kept here until an earlier one has been
+ * answered. If too many are kept, READs without a waiting thread fail. A thread that waits for a READ
+ * sends no further request, so all its READs before the latest were read-ahead. If a reader needs a
+ * page of a failed read-ahead, the kernel requests the page again.
  *
- * All in the daemon, in the thread of its loop.
+ * All state is process-wide, lives until the process ends, and has no lock: only the daemon's loop
+ * thread may call these functions.
  */
 #ifndef CACHEFS_READS_H
 #define CACHEFS_READS_H
@@ -15,19 +16,28 @@
 #include <stddef.h>
 #include <stdint.h>
 
-int reads_init(void);               /* an eventfd, readable when `reads_take` has something; -errno */
-void reads_begin(int device_fd);    /* if `reads_init` was called: else nothing is kept */
+/* Allocates the state on the first call. Returns an eventfd, which this module owns and which is
+ * readable while `reads_take` has a READ; -errno on failure. */
+int reads_init(void);
 
-/* At most `most` READs of this user at a time (there is a default), and whether the user is slow on
- * purpose: then little is kept. */
+/* Starts to keep READs back. Does nothing unless `reads_init` was called before. Failed READs are
+ * answered on `device_fd`, which stays the caller's. */
+void reads_begin(int device_fd);
+
+/* Allows at most `most` READs of this user number in hand (0: the default). `is_slow` says that the
+ * user has a bandwidth limit: then few of its READs are kept. */
 void reads_share(uint32_t user, uint32_t most, bool is_slow);
 
-/* A request has come. False: it is kept for later, or answered. */
+/* Takes a new request of any kind, which is copied if it is kept. True: the caller must handle it
+ * now. False: it is kept for later, or has already been answered with an error. */
 bool reads_admit(const void *request, size_t length);
 
-/* Copies a kept one whose turn has come. 0: there is none. */
+/* Copies a kept READ that is due into `buffer` (at least 128 bytes), and returns its length in bytes.
+ * Returns 0 if none is due. */
 size_t reads_take(void *buffer);
 
+/* Ends the count of a READ that was in hand; a kept READ of the same user may become due. Must be
+ * called after each reply. Other requests are ignored. */
 void reads_answered(uint64_t unique);
 
 #endif

@@ -12,7 +12,7 @@
 #define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-uint64_t xxh3_with_avx2(const void *bytes, size_t length); /* sums_avx2.c: three times as fast */
+uint64_t xxh3_with_avx2(const void *bytes, size_t length); /* sums_avx2.c; three times as fast */
 
 static uint64_t xxh3(const void *bytes, size_t length) {
     return __builtin_cpu_supports("avx2") ? xxh3_with_avx2(bytes, length)
@@ -30,7 +30,7 @@ uint64_t sum_of(const void *bytes, size_t length) {
 /* -- of parts ------------------------------------------------------------------------------------ */
 
 static struct rt_sums *place_of(const struct rt_table *table, uint64_t checksum) {
-    return table->sums + (checksum & (table->sums_count - 1)); /* it is a hash already */
+    return table->sums + (checksum & (table->sums_count - 1)); /* the checksum is a hash already */
 }
 
 static uint32_t parts_of(uint32_t length) {
@@ -42,6 +42,8 @@ static uint32_t part_sum(const char *bytes, uint32_t length, uint32_t part) {
     return (uint32_t)xxh3(bytes + at, rest < RT_PART_BYTES ? rest : RT_PART_BYTES);
 }
 
+/* The checksum is 0 while the parts are written, so no reader takes a mixture for complete. Two
+ * writers at once may still mix; then the parts do not match, and the whole block decides. */
 void sums_note(const struct rt_table *table, uint64_t checksum, const void *bytes, uint32_t length) {
     struct rt_sums *sums = place_of(table, checksum);
     PUT(sums->checksum, 0);
@@ -90,7 +92,7 @@ bool sums_read(const struct rt_table *table, int fd, const struct rt_found *foun
         if (sums_agree(table, found->checksum, from, bytes, end - from)) {
             if (bytes != into) memcpy(into, bytes + (within - from), length);
             return true;
-        } /* else either the bytes are wrong or the sums */
+        } /* else the bytes or the part checksums are wrong; the whole block decides */
     }
     if (!read_range(fd, found, 0, whole, flags, scratch)) return false;
     if (sum_of(scratch, whole) != found->checksum) return false;

@@ -1,4 +1,4 @@
-/* The same hash in instructions that not every processor has (sums.c asks). */
+/* xxh3_64 compiled with AVX2, which not every processor has. sums.c checks for it before the call. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx2")
 #define XXH_INLINE_ALL
