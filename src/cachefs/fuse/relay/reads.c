@@ -171,7 +171,7 @@ static void give_turn(uint32_t user) {
     for (struct kept *kept = reads.list.next; kept != &reads.list; kept = kept->next) {
         if (kept->user != user || kept->has_turn) continue;
         kept->has_turn = true;
-        if (reads.ready++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* full, so it is readable */ }
+        if (reads.ready++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* readable */ }
         return;
     }
 }
@@ -207,7 +207,7 @@ size_t reads_take(void *buffer) {
         memcpy(buffer, kept->request, length);
         drop(kept);
         take_in_hand(unique, user);
-        if (reads.ready == 0 && read(reads.ready_fd, &count, sizeof count) < 0) { /* it was not readable */ }
+        if (reads.ready == 0 && read(reads.ready_fd, &count, sizeof count) < 0) { /* none */ }
         return length;
     }
     return 0;

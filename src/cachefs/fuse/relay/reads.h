@@ -1,10 +1,10 @@
 /* Bounds how many READs of each user the daemon handles at once ("in hand").
  *
- * The kernel allows a bounded number of read-ahead READs per mount; above it every reader waits. So no
- * user may fill this queue. A READ above the user's share is kept here until an earlier one has been
- * answered. If too many are kept, READs without a waiting thread fail. A thread that waits for a READ
- * sends no further request, so all its READs before the latest were read-ahead. If a reader needs a
- * page of a failed read-ahead, the kernel requests the page again.
+ * The kernel allows a bounded number of read-ahead READs per mount; above it every reader waits. So
+ * no user may fill this queue. A READ above the user's share is kept here until an earlier one has
+ * been answered. If too many are kept, READs without a waiting thread fail. A thread that waits for
+ * a READ sends no further request, so all its READs before the latest were read-ahead. If a reader
+ * needs a page of a failed read-ahead, the kernel requests the page again.
  *
  * All state is process-wide, lives until the process ends, and has no lock: only the daemon's loop
  * thread may call these functions.
@@ -32,8 +32,8 @@ void reads_share(uint32_t user, uint32_t most, bool is_slow);
  * now. False: it is kept for later, or has already been answered with an error. */
 bool reads_admit(const void *request, size_t length);
 
-/* Copies a kept READ that is due into `buffer` (at least 128 bytes), and returns its length in bytes.
- * Returns 0 if none is due. */
+/* Copies a kept READ that is due into `buffer` (at least 128 bytes), and returns its length in
+ * bytes. Returns 0 if none is due. */
 size_t reads_take(void *buffer);
 
 /* Ends the count of a READ that was in hand; a kept READ of the same user may become due. Must be

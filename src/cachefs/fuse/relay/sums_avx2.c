@@ -1,4 +1,4 @@
-/* xxh3_64 compiled with AVX2, which not every processor has. sums.c checks for it before the call. */
+/* xxh3_64 compiled for AVX2, which not every processor has; sums.c checks before the call. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx2")
 #define XXH_INLINE_ALL

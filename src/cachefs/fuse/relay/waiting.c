@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #define ENTRIES (1u << 16)
-#define INTERRUPT_BIT 1ull /* of the number of an interrupt: the others are even */
-#define EXITING 0x4u       /* among the flags of a process, in /proc/PID/stat */
+#define INTERRUPT_BIT 1ull /* set in an interrupt's number; all other numbers are even */
+#define EXITING 0x4u       /* PF_EXITING in the flags field of /proc/PID/stat */
 
-/* Those that end a process unless it handles, ignores or blocks them. */
+/* Signals outside HARMLESS end a process unless it handles, ignores or blocks them. */
 #define BIT(number) (1ull << ((number) - 1))
 #define HARMLESS                                                                                   \
     (BIT(SIGCHLD) | BIT(SIGCONT) | BIT(SIGURG) | BIT(SIGWINCH) | BIT(SIGSTOP) | BIT(SIGTSTP) |     \
@@ -24,8 +24,8 @@ enum { INTERRUPTED = 1, DIRECT = 2 };
 
 struct waiting_entry {
     uint64_t unique;
-    uint32_t pid; /* of the thread; 0: not known, or not seen from here */
-    uint32_t flags;
+    uint32_t pid; /* of the thread; 0: unknown, or in a PID namespace not visible here */
+    uint32_t flags; /* if not 0, `waiting_look` checks the entry */
 };
 
 int waiting_init(struct waiting *waiting, int device_fd) {
@@ -36,11 +36,14 @@ int waiting_init(struct waiting *waiting, int device_fd) {
     return waiting->entries == NULL ? ENOMEM : 0;
 }
 
-/* With the lock. The number of a request that is sent again differs in the highest bit. */
+/* Returns the place for a request. The caller must hold the lock. A request that the kernel sends
+ * again has the highest bit of its number set, which does not change its place. */
 static struct waiting_entry *place_of(struct waiting *waiting, uint64_t unique) {
     return &waiting->entries[(unique >> 1) % ENTRIES];
 }
 
+/* Sets the flags, and keeps `looked_at` equal to the number of entries with flags. The caller must
+ * hold the lock. */
 static void set_flags(struct waiting *waiting, struct waiting_entry *entry, uint32_t flags) {
     waiting->looked_at += (flags != 0) - (entry->flags != 0);
     entry->flags = flags;
@@ -50,7 +53,7 @@ void waiting_note(struct waiting *waiting, const struct fuse_in_header *in) {
     const struct fuse_read_in *read_in = (const struct fuse_read_in *)(in + 1);
     pthread_mutex_lock(&waiting->lock);
     struct waiting_entry *entry = place_of(waiting, in->unique);
-    /* The interrupt may have been faster than the request. */
+    /* Another thread may have handled the interrupt before this request: keep its flag. */
     uint32_t flags = entry->unique == in->unique ? entry->flags : 0;
     if (in->opcode == FUSE_READ && (read_in->flags & O_DIRECT)) flags |= DIRECT;
     entry->unique = in->unique;
@@ -59,6 +62,7 @@ void waiting_note(struct waiting *waiting, const struct fuse_in_header *in) {
     pthread_mutex_unlock(&waiting->lock);
 }
 
+/* Reads a file of /proc/PID into `text`, with a final 0. False if there is nothing to read. */
 static bool read_file(const char *format, uint32_t pid, char *text, size_t size) {
     char name[64];
     snprintf(name, sizeof name, format, pid);
@@ -71,34 +75,37 @@ static bool read_file(const char *format, uint32_t pid, char *text, size_t size)
     return true;
 }
 
+/* Returns the signal mask after `name` in the text of /proc/PID/status; 0 if it is missing. */
 static uint64_t mask_in(const char *status, const char *name) {
     const char *line = strstr(status, name);
     return line == NULL ? 0 : strtoull(line + strlen(name), NULL, 16);
 }
 
-/* What cannot be seen counts as alive. */
+/* True if the thread's process ends, or has a pending signal that will end it. A process that this
+ * one cannot see counts as alive. */
 static bool is_dying(uint32_t pid) {
-    char text[16384]; /* the groups of a process may be many */
+    char text[16384]; /* a process may have many groups */
     unsigned flags = 0;
     if (pid == 0) return false;
     if (!read_file("/proc/%u/status", pid, text, sizeof text)) return false;
     uint64_t own = mask_in(text, "\nSigPnd:"), pending = own | mask_in(text, "\nShdPnd:");
-    if (own & BIT(SIGKILL)) return true; /* so the kernel marks all threads of who gets a fatal one */
+    if (own & BIT(SIGKILL)) return true; /* set in all threads after a fatal signal */
     uint64_t kept = mask_in(text, "\nSigBlk:") | mask_in(text, "\nSigIgn:") |
                     mask_in(text, "\nSigCgt:") | HARMLESS;
     const char *tracer = strstr(text, "\nTracerPid:");
     if ((pending & ~kept) && (tracer == NULL || atoi(tracer + 11) == 0)) return true;
     if (!read_file("/proc/%u/stat", pid, text, sizeof text)) return false;
-    const char *rest = strrchr(text, ')'); /* then: state, five numbers, flags */
+    const char *rest = strrchr(text, ')'); /* after it: state, five numbers, flags */
     return rest != NULL && sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
            (flags & EXITING);
 }
 
-/* 0, or the errno that the kernel has for it. */
+/* Writes an answer with `error` to the kernel. Returns 0 or the kernel's errno; ENOENT if the
+ * kernel no longer waits, or after `waiting_end`. */
 static int answer(struct waiting *waiting, uint64_t unique, int error) {
     struct fuse_out_header out = {sizeof out, error, unique};
     int failure = ENOENT;
-    pthread_mutex_lock(&waiting->lock); /* the descriptor stays what it is */
+    pthread_mutex_lock(&waiting->lock); /* keeps `waiting_end` from returning */
     if (waiting->device_fd >= 0)
         failure = write(waiting->device_fd, &out, sizeof out) < 0 ? errno : 0;
     pthread_mutex_unlock(&waiting->lock);
@@ -135,17 +142,20 @@ void waiting_interrupt(struct waiting *waiting, const struct fuse_in_header *in)
     if (is_dying(pid)) answer(waiting, unique, -EINTR);
 }
 
-/* True while the kernel waits for an answer to it. */
+/* Answers the request if its process is dying. True while the kernel waits for an answer. */
 static bool still_waits(struct waiting *waiting, struct waiting_entry entry) {
     if (is_dying(entry.pid)) {
         answer(waiting, entry.unique, -EINTR);
         return false;
     }
-    /* This asks for the interrupt again, if there was one; else the kernel calls it wrong (EINVAL). */
+    /* EAGAIN makes the kernel repeat the interrupt, or fail with EINVAL if there was none. Only
+     * ENOENT means that the request has been answered. */
     return answer(waiting, entry.unique | INTERRUPT_BIT, -EAGAIN) != ENOENT;
 }
 
 void waiting_look(struct waiting *waiting) {
+    /* The lock is released for each check, because a check reads /proc and writes to the kernel. The
+     * entry may change meanwhile, so it is compared again by its number. */
     pthread_mutex_lock(&waiting->lock);
     unsigned left = waiting->looked_at;
     for (unsigned i = 0; i < ENTRIES && left > 0; i++) {

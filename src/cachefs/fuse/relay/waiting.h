@@ -1,11 +1,16 @@
-/* Requests that somebody waits for, and those of them whose waiter has been killed.
+/* Requests without an answer yet; if a waiting process has been killed, they are answered with
+ * EINTR.
  *
- * The kernel says once that a signal has come for a waiter (FUSE_INTERRUPT), whatever the signal. Only
- * who dies may be given EINTR: a program that handles the signal goes on, and expects EINTR from no
- * file system on a disk. So who waits is looked up in /proc, and looked at again until the request has
- * been answered: a fatal signal may follow a harmless one.
+ * The kernel reports once, by FUSE_INTERRUPT, that the waiting process has got a signal, but not
+ * which one. Only a dying process may receive EINTR: a program that handles the signal goes on, and
+ * no program expects EINTR from a file system on a disk. So this code looks the process up in
+ * /proc. It repeats this until the request has been answered, because a fatal signal may follow a
+ * harmless one.
  *
- * Of direct reads (O_DIRECT) the kernel says nothing: their processes are looked at every time.
+ * For direct reads (O_DIRECT) the kernel reports no signals, so their processes are checked each
+ * time.
+ *
+ * All functions but `waiting_init` may run in any thread.
  */
 #ifndef CACHEFS_WAITING_H
 #define CACHEFS_WAITING_H
@@ -19,27 +24,28 @@ struct fuse_in_header;
 struct waiting_entry;
 
 struct waiting {
-    pthread_mutex_t lock;          /* of what follows */
-    int device_fd;                 /* -1: the end */
-    struct waiting_entry *entries; /* by number of the request; a later one takes an old one's place */
-    _Atomic unsigned looked_at;    /* those that `waiting_look` has something to do for */
+    pthread_mutex_t lock;          /* protects all fields below; held during each write */
+    int device_fd;                 /* borrowed; -1 after `waiting_end` */
+    struct waiting_entry *entries; /* owned; by request number; a later request replaces an old one */
+    _Atomic unsigned looked_at;    /* entries that `waiting_look` must check; readable without lock */
 };
 
-int waiting_init(struct waiting *waiting, int device_fd);  /* 0 or an errno */
+/* Allocates the entries, which are never freed. `device_fd` stays the caller's. 0 or an errno. */
+int waiting_init(struct waiting *waiting, int device_fd);
 
-/* Somebody else is to answer this request, now or soon. Any thread. */
+/* Notes a request that is not answered at once. Call it before the request goes elsewhere. */
 void waiting_note(struct waiting *waiting, const struct fuse_in_header *in);
 
-/* A FUSE_INTERRUPT has come. Answers the request that it speaks of with EINTR if the waiter dies. */
+/* Handles a FUSE_INTERRUPT: answers the interrupted request with EINTR if its process is dying. */
 void waiting_interrupt(struct waiting *waiting, const struct fuse_in_header *in);
 
-/* The same for those who were not dying, and for direct reads: to be called every 50 ms. */
+/* Checks interrupted requests and direct reads again. Must be called every 50 ms. */
 void waiting_look(struct waiting *waiting);
 
-/* Nobody will answer them any more. */
+/* Answers all noted requests with `error` (negative), because no answer will come any more. */
 void waiting_fail(struct waiting *waiting, int error);
 
-/* Nothing is written to the descriptor any more. */
+/* Stops all writes to the descriptor. After the return, the caller may close it. */
 void waiting_end(struct waiting *waiting);
 
 #endif
