@@ -9,7 +9,7 @@
 
 #define PAGE 4096u
 
-/* Relaxed where the order does not matter; everything else is spelt out. */
+/* Relaxed accesses, where the order does not matter. All other orders are explicit. */
 #define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
 #define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 
@@ -18,6 +18,7 @@ struct layout {
         sums, entries, total;
 };
 
+/* Reserves whole pages at `*end`, and returns their offset. */
 static size_t place(size_t *end, size_t bytes) {
     size_t at = *end;
     *end += (bytes + PAGE - 1) / PAGE * PAGE;
@@ -25,7 +26,7 @@ static size_t place(size_t *end, size_t bytes) {
 }
 
 static uint64_t sums_count(uint64_t entry_count) {
-    return entry_count / RT_ENTRIES_PER_SUMS; /* a power of two, as that is */
+    return entry_count / RT_ENTRIES_PER_SUMS; /* a power of two, because `entry_count` is one */
 }
 
 static struct layout layout_of(uint64_t entry_count) {
@@ -103,7 +104,7 @@ void rt_close(struct rt_table *table) {
     table->map = NULL;
 }
 
-/* The finaliser of splitmix64. */
+/* The finaliser of splitmix64: a part of the format. */
 static uint64_t mixed(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -119,13 +120,13 @@ static uint32_t counter_of(uint32_t file, uint32_t slot) {
     return (uint32_t)(mixed((uint64_t)file << 32 | slot) & (RT_SLOTS - 1));
 }
 
-/* -- the writer ------------------------------------------------------------------------------ */
+/* -- for the writer -------------------------------------------------------------------------- */
 
 void rt_begin_epoch(struct rt_table *table) {
     struct rt_header *h = table->header;
     uint64_t epoch = GET(h->epoch) | 1;
-    /* seq_cst: readers who find the odd number leave the rest alone, and those who came before
-     * find it before they use what they have read. */
+    /* seq_cst: readers that see the odd number read nothing else. Readers that came before see it
+     * in `rt_still`, before they use the bytes. */
     atomic_store(&h->epoch, epoch);
     atomic_thread_fence(memory_order_seq_cst);
     madvise(table->entries, table->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
@@ -148,6 +149,7 @@ static bool is_dead(const struct rt_table *table, const struct rt_entry *entry) 
            GET(table->generations[counter_of(file, GET(entry->slot))]) != GET(entry->generation);
 }
 
+/* Returns the entry to write: the block's own one, else an unused or dead one, else a victim. */
 static struct rt_entry *place_for(struct rt_table *table, uint64_t ino, uint32_t block) {
     struct rt_entry *set = set_of(table, ino, block), *free_one = NULL;
     for (int way = 0; way < RT_WAYS; way++) {
@@ -181,7 +183,7 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
 
 void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot) {
     atomic_fetch_add(&table->generations[counter_of(file, slot)], 1);
-    /* Before anything that is written to the slot from now on (see rt_still). */
+    /* Orders the bump before all later writes to the slot (see rt_still). */
     atomic_thread_fence(memory_order_seq_cst);
 }
 
@@ -206,7 +208,8 @@ const struct rt_entry *rt_drain(struct rt_table *table) {
     return entry;
 }
 
-/* -- everybody --------------------------------------------------------------------------------- */
+/* -- for any thread
+ * ------------------------------------------------------------------------------ */
 
 bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found) {
     found->epoch = atomic_load(&table->header->epoch);
@@ -233,8 +236,9 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
 }
 
 bool rt_still(const struct rt_table *table, const struct rt_found *found) {
-    /* After the bytes were copied; pairs with the writer's fences. If a byte came from the slot's
-     * next block, the counter, bumped before that was written, is seen to be bumped. */
+    /* The bytes were copied before this fence, which pairs with the writer's fences. The writer
+     * bumps the counter before it writes the slot's next block. So if a copied byte came from the
+     * next block, the loads below see the bump. */
     atomic_thread_fence(memory_order_seq_cst);
     return GET(table->generations[counter_of(found->file, found->slot)]) == found->generation &&
            GET(table->alive[found->file]) && GET(table->header->epoch) == found->epoch;
@@ -259,7 +263,8 @@ void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t 
     atomic_store_explicit(&table->ring[head % RT_RING], found->entry + 1, memory_order_release);
 }
 
-/* The place of `number` is given to who wants it; what was read by the one before counts for nobody. */
+/* Gives a number to another user. The bytes of its former user go to number 0. A number with a
+ * limit keeps its user. */
 static bool replace_user(struct rt_table *table, uint32_t number, uint32_t wanted) {
     uint32_t his = GET(table->users[number]);
     if (number == 0 || GET(table->limited[number])) return false;
@@ -278,7 +283,7 @@ uint32_t rt_user(struct rt_table *table, uint32_t uid) {
         if (his == 0 &&
             atomic_compare_exchange_strong(&table->users[number], &his, wanted))
             return number;
-        if (his == wanted) return number; /* `his` is what was found there */
+        if (his == wanted) return number; /* a failed exchange stores the found value in `his` */
     }
     for (uint32_t tries = 0; tries < RT_USER_TRIES; tries++) {
         uint32_t number = (home + (uid / RT_USERS + tries) % RT_USER_TRIES) % RT_USERS;

@@ -1,17 +1,17 @@
-/* The table that tells the relay where cached blocks lie: shared memory with one writer, the
- * daemon, and any number of reading threads in the relay, without locks.
+/* The table in which the relay finds cached blocks. It is shared memory with one writer, the daemon,
+ * and any number of reading threads in the relay. There are no locks.
  *
- * The layout is docs/formats/relay_table.md; the protocol, and why it is right, is in
- * docs/CONCURRENCY.md ("The relay's table"). In short:
+ * docs/formats/relay_table.md describes the layout. docs/CONCURRENCY.md ("The relay's table")
+ * describes the protocol and why it is correct. In short:
  *
  *  - An entry says: block B of inode I lies in slot S of file F, and S had generation G then.
- *  - The writer bumps a slot's generation before the slot can be given to another block, marks a
- *    file dead before it is changed in any other way, and leaves an epoch before it starts anew.
- *  - A reader looks an entry up, copies the bytes to memory of its own, and then looks whether
- *    generation, file and epoch are what they were. If not, the bytes are thrown away.
+ *  - The writer bumps a slot's generation before another block can get the slot. It marks a file
+ *    dead before it changes the file in any other way. It ends the epoch before it starts anew.
+ *  - A reader finds an entry, copies the bytes to its own memory, and then checks that generation,
+ *    file and epoch are unchanged. If not, it discards the bytes.
  *
- * Generations are kept by a hash of file and slot: two slots that share a counter make each other
- * look changed, which costs a request to the daemon and nothing else.
+ * Generation counters are selected by a hash of file and slot. If two slots share a counter, a change
+ * of one makes the other look changed. This only costs a request to the daemon.
  */
 #ifndef CACHEFS_RELAY_TABLE_H
 #define CACHEFS_RELAY_TABLE_H
@@ -25,22 +25,22 @@
 #define RT_FORMAT 2
 
 #define RT_WAYS 8
-#define RT_SLOT_UNIT 512       /* slots begin at multiples of it */
-#define RT_SLOTS (1u << 22)    /* generation counters */
+#define RT_SLOT_UNIT 512       /* bytes; slots begin at multiples of it */
+#define RT_SLOTS (1u << 22)    /* number of generation counters */
 #define RT_FILES (1u << 20)
 #define RT_USERS (1u << 15)    /* numbers that fit above an inode number of 48 bits */
-#define RT_USER_TRIES 64       /* places where a user may stand */
+#define RT_USER_TRIES 64       /* possible places of a user */
 #define RT_RING (1u << 16)
 #define RT_BUCKETS 64          /* by bit length of (ns >> 13), as in cachefs.metrics */
-#define RT_LAST 0x80000000u    /* in `length`: no block follows */
+#define RT_LAST 0x80000000u    /* flag in `length`: the file's last block */
 #define RT_BLOCK_SHIFT 20
-#define RT_PART_BYTES 8192u    /* of large blocks, with a checksum each (sums.h) */
+#define RT_PART_BYTES 8192u    /* each part of a large block has a checksum (sums.h) */
 #define RT_PARTS ((1u << RT_BLOCK_SHIFT) / RT_PART_BYTES)
-#define RT_PARTS_ABOVE (128u << 10) /* blocks up to that length are always compared as a whole */
+#define RT_PARTS_ABOVE (128u << 10) /* shorter blocks have no part checksums */
 #define RT_ENTRIES_PER_SUMS 4
 
 struct rt_entry {
-    _Atomic uint32_t seq;      /* odd: being written; 0: never used */
+    _Atomic uint32_t seq;      /* sequence number; odd: being written; 0: never used */
     _Atomic uint32_t block;
     _Atomic uint64_t ino;
     _Atomic uint32_t file;
@@ -65,46 +65,48 @@ struct rt_header {
     uint32_t ways;
     uint64_t entry_count;            /* a power of two, RT_WAYS or more */
     uint64_t total_bytes;
-    _Atomic uint64_t epoch;          /* odd: the writer is clearing the table */
+    _Atomic uint64_t epoch;          /* odd: the writer clears the table */
     _Atomic uint32_t paused;         /* all READs go to the daemon */
-    _Atomic uint32_t victim;         /* writer's: which way to overwrite next */
-    /* Counters, by the relay */
+    _Atomic uint32_t victim;         /* for the writer: the way to overwrite next */
+    /* Counters, written by the relay */
     _Atomic uint64_t hits;
     _Atomic uint64_t hit_bytes;
     _Atomic uint64_t forwarded;      /* requests of all kinds */
     _Atomic uint64_t missed;         /* READs that went to the daemon */
     _Atomic uint64_t waited;         /* hits that waited for a disk */
-    _Atomic uint64_t late;           /* READs that waited too long and went to the daemon */
-    _Atomic uint64_t changed;        /* blocks that were dropped while they were read */
-    _Atomic uint64_t unnoted;        /* hits that the ring had no room for */
-    _Atomic uint64_t ring_head;      /* next place to fill, by the relay */
-    _Atomic uint64_t ring_tail;      /* next place to empty, by the writer */
-    _Atomic uint64_t hit_ns;         /* time that hits took, in all */
+    _Atomic uint64_t late;           /* READs that waited too long, then went to the daemon */
+    _Atomic uint64_t changed;        /* blocks that changed while they were read */
+    _Atomic uint64_t unnoted;        /* hits that did not fit into the ring */
+    _Atomic uint64_t ring_head;      /* next place that the relay fills */
+    _Atomic uint64_t ring_tail;      /* next place that the writer empties */
+    _Atomic uint64_t hit_ns;         /* total duration of all hits */
     _Atomic uint64_t hit_times[RT_BUCKETS];
-    _Atomic uint32_t verify_all;     /* what lies in memory, too, is compared with its checksum */
+    _Atomic uint32_t verify_all;     /* 1: compare checksums of files in memory, too */
 };
 
 _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
 
+/* One process's mapping of the table, from `rt_open` to `rt_close`. All pointers lead into `map`. */
 struct rt_table {
     void *map;
     size_t total_bytes;
-    uint64_t entry_count;            /* as it was checked: nothing in the map is trusted for bounds */
+    uint64_t entry_count;            /* checked copy: the map's own value is not used for bounds */
     struct rt_header *header;
-    _Atomic uint32_t *users;         /* [RT_USERS] uid + 1; 0: free. 0 has no user. */
-    _Atomic uint8_t *limited;        /* [RT_USERS] READs of this user go to the daemon */
-    _Atomic uint64_t *user_bytes;    /* [RT_USERS] */
+    _Atomic uint32_t *users;         /* [RT_USERS] uid + 1; 0: free. Number 0 has no uid. */
+    _Atomic uint8_t *limited;        /* [RT_USERS] 1: READs of this user go to the daemon */
+    _Atomic uint64_t *user_bytes;    /* [RT_USERS] bytes that the relay has served */
     _Atomic uint64_t *ring;          /* [RT_RING] index of an entry, plus 1; 0: empty */
-    _Atomic uint8_t *alive;          /* [RT_FILES] */
-    _Atomic uint32_t *file_hits;     /* [RT_FILES] since the writer took them */
+    _Atomic uint8_t *alive;          /* [RT_FILES] 1: blocks of this file may be served */
+    _Atomic uint32_t *file_hits;     /* [RT_FILES] hits since the writer last took them */
     _Atomic uint64_t *file_bytes;    /* [RT_FILES] the same in bytes */
-    _Atomic uint8_t *touched;        /* [RT_SLOTS] hit since the ring told so last */
+    _Atomic uint8_t *touched;        /* [RT_SLOTS] 1: the ring holds a hit of this slot */
     _Atomic uint32_t *generations;   /* [RT_SLOTS] */
-    struct rt_sums *sums;            /* [sums_count], by the block's checksum */
+    struct rt_sums *sums;            /* [sums_count] indexed by the block's checksum */
     uint64_t sums_count;
     struct rt_entry *entries;
 };
 
+/* The result of `rt_find`: a copy of an entry, valid for as long as `rt_still` says so. */
 struct rt_found {
     uint64_t epoch;
     uint64_t entry;
@@ -116,24 +118,52 @@ struct rt_found {
     bool is_last;
 };
 
-/* 0, or -errno. */
-int rt_create(uint64_t entry_count);                 /* a memfd */
+/* Returns a new memfd with an empty table, which the caller owns; -errno on failure. `entry_count`
+ * must be a power of two from 8 to 2**28. */
+int rt_create(uint64_t entry_count);
+
+/* Maps the table. The caller may close `fd` afterwards. 0; -EINVAL for a table of another format;
+ * another -errno if the map fails. */
 int rt_open(struct rt_table *table, int fd);
+
+/* Unmaps the table. A second call does nothing. */
 void rt_close(struct rt_table *table);
 
-/* The writer's: one thread of one process. */
+/* -- For the writer: one thread of one process ------------------------------------------------- */
+
+/* Clears entries, file states and limits, and begins a new epoch. Counters, users, generations and
+ * sums stay. */
 void rt_begin_epoch(struct rt_table *table);
+
+/* Writes the entry of a block, and overwrites another one if the set is full. `slot` is in units of
+ * RT_SLOT_UNIT, `length` in bytes. The slot must already hold the block. */
 void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t file, uint32_t slot,
                 uint32_t length, bool is_last, uint64_t checksum);
+
+/* Marks a slot as free. Must come before any byte of the slot's next block is written. */
 void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot);
+
+/* Allows, or forbids, that blocks of a file are served. `rt_kill` must come before the file is
+ * changed, deleted or closed. */
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_kill(struct rt_table *table, uint32_t file);
-const struct rt_entry *rt_drain(struct rt_table *table); /* one that was hit, or NULL */
 
-/* Everybody's. */
+/* Takes an entry that was hit from the ring; NULL if there is none. The pointer leads into the map. */
+const struct rt_entry *rt_drain(struct rt_table *table);
+
+/* -- For any thread of any process -------------------------------------------------------------- */
+
+/* Finds the entry of a block that may be served, and copies it to `found`. */
 bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found);
+
+/* True if the slot still holds the block. Must be called after the bytes were copied to private
+ * memory, and before they are used. */
 bool rt_still(const struct rt_table *table, const struct rt_found *found);
+
+/* Counts a hit for the file, and puts the entry into the ring unless its slot is there already. */
 void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t bytes);
+
+/* Returns the number of a user, and assigns one if necessary; 0 if none is left. */
 uint32_t rt_user(struct rt_table *table, uint32_t uid);
 
 #endif

@@ -154,8 +154,8 @@ static bool still_waits(struct waiting *waiting, struct waiting_entry entry) {
 }
 
 void waiting_look(struct waiting *waiting) {
-    /* The lock is released for each check, because a check reads /proc and writes to the kernel. The
-     * entry may change meanwhile, so it is compared again by its number. */
+    /* The lock is released for each check, because a check reads /proc and writes to the kernel.
+     * The entry may change meanwhile, so its number is compared afterwards. */
     pthread_mutex_lock(&waiting->lock);
     unsigned left = waiting->looked_at;
     for (unsigned i = 0; i < ENTRIES && left > 0; i++) {

@@ -1,5 +1,4 @@
-/* Requests without an answer yet; if a waiting process has been killed, they are answered with
- * EINTR.
+/* Unanswered requests. The request of a killed process is answered with EINTR.
  *
  * The kernel reports once, by FUSE_INTERRUPT, that the waiting process has got a signal, but not
  * which one. Only a dying process may receive EINTR: a program that handles the signal goes on, and
@@ -26,8 +25,8 @@ struct waiting_entry;
 struct waiting {
     pthread_mutex_t lock;          /* protects all fields below; held during each write */
     int device_fd;                 /* borrowed; -1 after `waiting_end` */
-    struct waiting_entry *entries; /* owned; by request number; a later request replaces an old one */
-    _Atomic unsigned looked_at;    /* entries that `waiting_look` must check; readable without lock */
+    struct waiting_entry *entries; /* owned; by request number: a new one replaces an old one */
+    _Atomic unsigned looked_at;    /* entries for `waiting_look`; readable without the lock */
 };
 
 /* Allocates the entries, which are never freed. `device_fd` stays the caller's. 0 or an errno. */
