@@ -1,32 +1,60 @@
-/* The relay: threads that stand between /dev/fuse and the daemon.
+/* The relay: threads between /dev/fuse and the daemon.
  *
- * They answer READs of cached blocks from the slab files, as table.h says where these lie, and what
- * needs no answer from anybody; everything else goes to the daemon over a SEQPACKET socket. The
- * daemon writes its replies straight to /dev/fuse. The daemon may die and come again: requests that
- * it had taken are sent again by the kernel (FUSE_NOTIFY_RESEND, Linux 6.9).
+ * They answer READs of cached blocks from the slab files (table.h says where blocks lie), and a few
+ * requests that have a fixed answer or none. All other requests go to the daemon over a SEQPACKET
+ * socket. The daemon writes its replies directly to /dev/fuse. The daemon may die, and a new one
+ * may take its place. The kernel then sends the requests again that the old one had not answered
+ * (FUSE_NOTIFY_RESEND, Linux 6.9).
  *
- * No Python here.
+ * A relay is never freed, because its threads may live as long as the process. All functions below
+ * may run in any thread once `relay_new` has returned. This code does not use Python.
  */
 #ifndef CACHEFS_RELAY_H
 #define CACHEFS_RELAY_H
 
 #include "table.h"
 
-/* `unique` of the INIT that is played to a new daemon: nobody waits for its answer. */
+/* `unique` of the INIT that is replayed to a new daemon. Its answer is dropped. */
 #define RELAY_INIT_UNIQUE 0x7fffffffffffff00ull
 
 struct relay;
 
+/* Makes a relay without starting its threads. `device_fd` becomes non-blocking, stays the caller's,
+ * and must stay open for the relay's life. `table_fd` may be closed afterwards. NULL on failure,
+ * with a positive errno in `*error`. */
 struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *error);
-int relay_start(struct relay *relay);                      /* 0 or -errno */
-int relay_attach(struct relay *relay, int requests_fd);    /* takes a duplicate; 0 or -errno */
+
+/* Starts the threads. 0 or -errno. */
+int relay_start(struct relay *relay);
+
+/* Forwards to a duplicate of this socket from now on, which the relay owns. A new daemon receives
+ * the kernel's INIT first. 0 or -errno. */
+int relay_attach(struct relay *relay, int requests_fd);
+
+/* Stops forwarding. Until the next `relay_attach`, requests wait in the kernel (if it can send them
+ * again) or in the relay's queue. */
 void relay_detach(struct relay *relay);
+
+/* Makes the kernel send unanswered requests again. If it can't, answers those that the last daemon
+ * had taken with EIO, and returns false. */
 bool relay_resend(struct relay *relay);
-int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks); /* takes fd over */
+
+/* Uses `fd`, which the relay then owns, for a slab file. `blocks` says that reads may wait for a
+ * disk. 0 or -errno; on failure `fd` is closed. */
+int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks);
+
+/* Closes one slab file, or all of them. */
 void relay_close_file(struct relay *relay, uint32_t file);
 void relay_drop_files(struct relay *relay);
+
+/* Returns an eventfd, which the relay owns and which is readable once the mount has ended. */
 int relay_ended_fd(struct relay *relay);
-void relay_stop(struct relay *relay);                      /* once; the threads end if they can */
-void relay_pretend_no_resend(struct relay *relay);         /* for tests: as on Linux before 6.9 */
+
+/* Makes the threads end as soon as they can, and fails unanswered requests with ENOTCONN. Does not
+ * wait for the threads. A second call does nothing. */
+void relay_stop(struct relay *relay);
+
+/* For tests: behaves as on Linux before 6.9. */
+void relay_pretend_no_resend(struct relay *relay);
 
 #endif

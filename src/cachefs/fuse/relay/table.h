@@ -1,5 +1,5 @@
-/* The table in which the relay finds cached blocks. It is shared memory with one writer, the daemon,
- * and any number of reading threads in the relay. There are no locks.
+/* The table in which the relay finds cached blocks. It is shared memory with one writer, the
+ * daemon, and any number of reading threads in the relay. There are no locks.
  *
  * docs/formats/relay_table.md describes the layout. docs/CONCURRENCY.md ("The relay's table")
  * describes the protocol and why it is correct. In short:
@@ -10,8 +10,8 @@
  *  - A reader finds an entry, copies the bytes to its own memory, and then checks that generation,
  *    file and epoch are unchanged. If not, it discards the bytes.
  *
- * Generation counters are selected by a hash of file and slot. If two slots share a counter, a change
- * of one makes the other look changed. This only costs a request to the daemon.
+ * Generation counters are selected by a hash of file and slot. If two slots share a counter, a
+ * change of one makes the other look changed. This only costs a request to the daemon.
  */
 #ifndef CACHEFS_RELAY_TABLE_H
 #define CACHEFS_RELAY_TABLE_H
@@ -36,7 +36,7 @@
 #define RT_BLOCK_SHIFT 20
 #define RT_PART_BYTES 8192u    /* each part of a large block has a checksum (sums.h) */
 #define RT_PARTS ((1u << RT_BLOCK_SHIFT) / RT_PART_BYTES)
-#define RT_PARTS_ABOVE (128u << 10) /* shorter blocks have no part checksums */
+#define RT_PARTS_ABOVE (128u << 10) /* up to this length, blocks have no part checksums */
 #define RT_ENTRIES_PER_SUMS 4
 
 struct rt_entry {
@@ -86,7 +86,7 @@ struct rt_header {
 
 _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
 
-/* One process's mapping of the table, from `rt_open` to `rt_close`. All pointers lead into `map`. */
+/* One process's mapping of the table, open until `rt_close`. All pointers point into `map`. */
 struct rt_table {
     void *map;
     size_t total_bytes;
@@ -131,8 +131,8 @@ void rt_close(struct rt_table *table);
 
 /* -- For the writer: one thread of one process ------------------------------------------------- */
 
-/* Clears entries, file states and limits, and begins a new epoch. Counters, users, generations and
- * sums stay. */
+/* Clears entries, file states, ring, limits and flags, and begins a new epoch. Counters, users,
+ * generations and sums stay. */
 void rt_begin_epoch(struct rt_table *table);
 
 /* Writes the entry of a block, and overwrites another one if the set is full. `slot` is in units of
@@ -148,10 +148,10 @@ void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot);
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_kill(struct rt_table *table, uint32_t file);
 
-/* Takes an entry that was hit from the ring; NULL if there is none. The pointer leads into the map. */
+/* Takes an entry that was hit from the ring; NULL if there is none. It stays in the map. */
 const struct rt_entry *rt_drain(struct rt_table *table);
 
-/* -- For any thread of any process -------------------------------------------------------------- */
+/* -- For any thread of any process ------------------------------------------------------------- */
 
 /* Finds the entry of a block that may be served, and copies it to `found`. */
 bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found);
