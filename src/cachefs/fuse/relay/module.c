@@ -21,14 +21,14 @@
 #include "sums.h"
 #include "waiting.h"
 
-/* -- errors ------------------------------------------------------------------------------------- */
+/* -- errors ------------------------------------------------------------------------------------ */
 
 static PyObject *os_error(int error) {
     errno = error < 0 ? -error : error;
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-/* -- the daemon's end ---------------------------------------------------------------------------- */
+/* -- the daemon's end -------------------------------------------------------------------------- */
 
 #define MOST_TRIES 64 /* in one turn of the loop */
 
@@ -216,7 +216,7 @@ static PyObject *is_connected(PyObject *module, PyObject *none) {
     return PyBool_FromLong(connected);
 }
 
-/* -- Relay -------------------------------------------------------------------------------------- */
+/* -- Relay ------------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
@@ -345,7 +345,7 @@ static PyTypeObject RelayType = {
     .tp_getset = relay_attributes,
 };
 
-/* -- Table -------------------------------------------------------------------------------------- */
+/* -- Table ------------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
@@ -584,7 +584,7 @@ static PyTypeObject TableType = {
     .tp_methods = table_methods,
 };
 
-/* -- the module ----------------------------------------------------------------------------------- */
+/* -- the module -------------------------------------------------------------------------------- */
 
 static PyObject *create_table(PyObject *module, PyObject *args) {
     (void)module;

@@ -22,91 +22,97 @@
 #define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
 #define ADD(x, value) atomic_fetch_add_explicit(&(x), (value), memory_order_relaxed)
 
-/* Of linux/fuse.h of Linux 6.9; older headers lack them. */
+/* From linux/fuse.h of Linux 6.9; older headers lack them. */
 #define NOTIFY_RESEND 7
 #define INIT_EXT (1u << 30)
 #define HAS_RESEND_HIGH (1u << (39 - 32))
 
-#define INO_BITS 48            /* of a handle; the user's number stands above (uid_limits.py) */
+#define INO_BITS 48            /* of a handle; the user number is above (uid_limits.py) */
 #define BLOCK_BYTES (1u << RT_BLOCK_SHIFT)
 #define MOST_PIECES 3          /* a READ of 1 MiB touches two blocks */
-#define NOTICE_BYTES 2048      /* a name has 1,024 at most */
-#define REQUEST_BYTES (BLOCK_BYTES + 65536) /* the kernel refuses less than max_write and a header */
-#define SMALL_REQUEST 512      /* of a READ there is no more than 80 bytes */
+#define NOTICE_BYTES 2048      /* a name has at most 1,024 */
+#define REQUEST_BYTES (BLOCK_BYTES + 65536) /* at least max_write and a header: the kernel's rule */
+#define SMALL_REQUEST 512      /* a READ has at most 80 bytes */
 #define UNIQUES (1u << 16)
 
 #define MOST_THREADS 64
-#define HELPERS 1              /* more than two processors' worth of hits nobody has asked for yet */
-#define SPARE_THREADS 1        /* that never wait for a disk: somebody must answer the rest */
-#define PATIENCE_NS 250000000ull
-#define LOOK_NS 50000000ull
-#define SPIN_NS 100000ull
-#define SEQUENTIAL_BYTES (512u << 10)
-#define AHEAD_BLOCKS 4
-#define AHEAD_MOST 64          /* blocks that are to be read ahead; more are forgotten */
-#define QUICK_NS 500000ull
+#define HELPERS 1              /* with the leader, two CPUs serve hits; no load has needed more */
+#define SPARE_THREADS 1        /* threads that never wait for a disk, to answer other requests */
+#define PATIENCE_NS 250000000ull /* after this wait for a disk, a READ goes to the daemon */
+#define LOOK_NS 50000000ull    /* interval of `look_after` */
+#define SPIN_NS 100000ull      /* how long the leader polls before it sleeps; see `await_request` */
+#define SEQUENTIAL_BYTES (512u << 10) /* a READ of this size or more counts as sequential */
+#define AHEAD_BLOCKS 4         /* distance of read-ahead */
+#define AHEAD_MOST 64          /* blocks queued for read-ahead; further ones are dropped */
+#define QUICK_NS 500000ull     /* after a wait below this, the leader polls for the next request */
 
-#define WAITS (1u << 31)       /* in `files`: reads may wait for a disk */
+#define WAITS (1u << 31)       /* flag in `files`: reads may wait for a disk */
 
 enum { IDLE, WAITING, HANDED_OVER };
 
+/* The part of a READ that lies in one block. */
 struct piece {
     struct rt_found found;
-    uint32_t within, length;
-    uint64_t opened;              /* what `files` said when it was read */
+    uint32_t within, length;      /* bytes in the block */
+    uint64_t opened;              /* the value in `files` when the piece was read */
 };
 
+/* A thread that answers requests. It owns its buffers, and alone uses the fields above `lock`. */
 struct worker {
     struct relay *relay;
     pthread_t thread;
-    char *request, *data, *scratch;
+    char *request, *data, *scratch; /* REQUEST_BYTES, BLOCK_BYTES and BLOCK_BYTES long */
     bool leads;
 
-    pthread_mutex_t lock;         /* of what follows: for `look_after` */
+    pthread_mutex_t lock;         /* protects all fields below, which `look_after` also uses */
     int state;
     uint64_t since_ns;
     size_t waiting_length;
-    char waiting[SMALL_REQUEST];  /* the READ, while `state` is WAITING */
+    char waiting[SMALL_REQUEST];  /* copy of the READ while `state` is WAITING */
 };
 
+/* A request or notice in a list. Allocated by `message_of`; the code that unlinks it frees it. */
 struct message {
     struct message *next;
     size_t length;
     char bytes[];
 };
 
+/* A relay and its memory are never freed. Fields without a lock are atomic, or constant once the
+ * threads run, or have a lock of their own. No thread holds two of the locks at a time. */
 struct relay {
-    int device_fd, ended_fd;
+    int device_fd, ended_fd;        /* borrowed; owned */
     struct rt_table table;
-    struct waiting waiting;         /* what is not answered at once */
+    struct waiting waiting;         /* requests that are not answered at once */
     unsigned thread_count;
     struct worker *workers;         /* [thread_count + HELPERS] */
-    pthread_t looker;
+    pthread_t looker;               /* runs `look_after` */
     _Atomic bool stopping;
     _Atomic unsigned waiting_count; /* threads that wait for a disk */
-    sem_t lead, help;
+    sem_t lead, help;               /* each post wakes one thread in `lead` or `help` */
 
     pthread_t ahead_thread;
     sem_t has_ahead;
-    pthread_mutex_t ahead_lock;     /* of what follows: a ring */
+    pthread_mutex_t ahead_lock;     /* protects the three fields below: a ring */
     struct rt_found ahead[AHEAD_MOST];
     unsigned ahead_first, ahead_count;
 
     _Atomic int idle_helpers;
-    _Atomic uint64_t *files;        /* [RT_FILES] fd + 1, WAITS, and above a number that never comes
-                                       again; 0: it is not open here */
+    _Atomic uint64_t *files;        /* [RT_FILES] low half: fd + 1 and WAITS; high half: the number
+                                       of the opening, unique until it wraps; 0: not open here. The
+                                       code that replaces a value closes the value's descriptor. */
     _Atomic uint32_t opened_count;
 
-    pthread_mutex_t lock;           /* of what follows */
+    pthread_mutex_t lock;           /* protects all fields below */
     pthread_cond_t has_queue;
-    int requests_fd;                /* -1: no daemon */
-    bool can_resend, pretends_not;
-    struct message *init;           /* as the kernel sent it */
-    struct message *first, **last;  /* what the socket had no room for */
-    uint64_t uniques[UNIQUES];      /* of the latest forwarded requests; for kernels that can't */
-    uint64_t unique_count;          /* resend */
+    int requests_fd;                /* owned; -1: no daemon */
+    bool can_resend, pretends_not;  /* the kernel's ability; `relay_pretend_no_resend` was called */
+    struct message *init;           /* the kernel's INIT; owned */
+    struct message *first, **last;  /* requests that the socket had no room for */
+    uint64_t uniques[UNIQUES];      /* ring of the latest forwarded requests, for kernels that */
+    uint64_t unique_count;          /* cannot send them again */
     pthread_t queue_thread;
-    struct message *first_notice, **last_notice; /* for the kernel, of a daemon that has gone */
+    struct message *first_notice, **last_notice; /* notices of a dead daemon for the kernel */
     bool says_nothing;              /* the daemon's end of the socket is closed */
     pthread_cond_t has_daemon;
     pthread_t notice_thread;
@@ -118,33 +124,37 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* -- replies ------------------------------------------------------------------------------------ */
+/* -- replies ----------------------------------------------------------------------------------- */
 
-/* ENOENT is no failure: the request was broken off, or is to be answered under another number
- * since it was sent again. */
+/* Writes a reply to the kernel. `error` is 0 or a negative errno. ENOENT from the kernel is no
+ * failure: the request was aborted, or it was sent again and now has another number. */
 static void reply(struct relay *relay, uint64_t unique, int error, const void *data, size_t length) {
     struct fuse_out_header out = {(uint32_t)(sizeof out + length), error, unique};
     struct iovec parts[2] = {{&out, sizeof out}, {(void *)data, length}};
     while (writev(relay->device_fd, parts, length ? 2 : 1) < 0 && errno == EINTR) {}
 }
 
-/* -- forwarding --------------------------------------------------------------------------------- */
+/* -- forwarding -------------------------------------------------------------------------------- */
 
+/* Returns a copy of the bytes, which the caller owns. */
 static struct message *message_of(const void *bytes, size_t length) {
     struct message *message = malloc(sizeof *message + length);
-    if (message == NULL) abort(); /* a lost request would hang its caller for ever */
+    if (message == NULL) abort(); /* a lost request would block its process for ever */
     message->next = NULL;
     message->length = length;
     memcpy(message->bytes, bytes, length);
     return message;
 }
 
+/* Appends a copy of a request to the queue. The caller must hold `lock`. */
 static void enqueue(struct relay *relay, const void *bytes, size_t length) {
     *relay->last = message_of(bytes, length);
     relay->last = &(*relay->last)->next;
     pthread_cond_signal(&relay->has_queue);
 }
 
+/* Unlinks the first request of the queue, which the caller then owns; NULL if the queue is
+ * empty. The caller must hold `lock`. */
 static struct message *dequeue(struct relay *relay) {
     struct message *message = relay->first;
     if (message == NULL) return NULL;
@@ -153,7 +163,8 @@ static struct message *dequeue(struct relay *relay) {
     return message;
 }
 
-/* A notice from the daemon, if there is one. */
+/* Receives a notice from the daemon without waiting; NULL if there is none. The caller must hold
+ * `lock`, and owns the result. */
 static struct message *receive_notice(struct relay *relay) {
     char bytes[NOTICE_BYTES];
     if (relay->requests_fd < 0 || relay->says_nothing) return NULL;
@@ -163,6 +174,7 @@ static struct message *receive_notice(struct relay *relay) {
     return NULL;
 }
 
+/* Closes the socket, after its notices have been saved. The caller must hold `lock`. */
 static void lose_daemon(struct relay *relay) {
     if (relay->requests_fd < 0) return;
     struct message *notice;
@@ -170,13 +182,15 @@ static void lose_daemon(struct relay *relay) {
         *relay->last_notice = notice;
         relay->last_notice = &notice->next;
     }
-    shutdown(relay->requests_fd, SHUT_RDWR); /* whoever polls it looks again */
+    shutdown(relay->requests_fd, SHUT_RDWR); /* wakes `pass_notices_on` from its poll */
     close(relay->requests_fd);
     relay->requests_fd = -1;
-    /* What is queued was not taken by anybody. The kernel sends it again if it can. */
+    /* No daemon has received the queued requests. The kernel sends them again if it can. */
     while (relay->can_resend && relay->first != NULL) free(dequeue(relay));
 }
 
+/* Gives a request to the daemon, or to the queue while the socket is full. Without a daemon, the
+ * request stays in the kernel if the kernel can send it again, else in the queue. Any thread. */
 static void forward(struct relay *relay, const void *bytes, size_t length) {
     const struct fuse_in_header *in = bytes;
     ADD(relay->table.header->forwarded, 1);
@@ -196,11 +210,11 @@ static void forward(struct relay *relay, const void *bytes, size_t length) {
         enqueue(relay, bytes, length);
     }
     if (relay->requests_fd < 0 && !relay->can_resend && relay->first == NULL)
-        enqueue(relay, bytes, length); /* the one that found the daemon gone */
+        enqueue(relay, bytes, length); /* the send above found the daemon gone */
     pthread_mutex_unlock(&relay->lock);
 }
 
-/* Sends what the socket had no room for, as it gets room. */
+/* A thread: sends the queue whenever the socket has room. */
 static void *send_queue(void *argument) {
     struct relay *relay = argument;
     pthread_mutex_lock(&relay->lock);
@@ -215,7 +229,7 @@ static void *send_queue(void *argument) {
         if (sent >= 0) {
             free(dequeue(relay));
         } else if (errno == EAGAIN || errno == ENOBUFS) {
-            /* A short wait, without the lock: the socket may be another one afterwards. */
+            /* Short wait without the lock, because the socket may be replaced meanwhile. */
             struct pollfd room = {relay->requests_fd, POLLOUT, 0};
             pthread_mutex_unlock(&relay->lock);
             poll(&room, 1, 10);
@@ -228,6 +242,8 @@ static void *send_queue(void *argument) {
     return NULL;
 }
 
+/* Returns the next notice, first those of a dead daemon. The caller must hold `lock`, and owns
+ * it. */
 static struct message *next_notice(struct relay *relay) {
     struct message *notice = relay->first_notice;
     if (notice == NULL) return receive_notice(relay);
@@ -236,9 +252,10 @@ static struct message *next_notice(struct relay *relay) {
     return notice;
 }
 
-/* The kernel drops a name only when nobody looks anything up in its directory, and until then it
- * holds whoever told it so, in a sleep that not even SIGKILL ends. So that is not the daemon: one that
- * could not die would keep the next from coming, which is to answer that very look-up. */
+/* A thread: writes the daemon's notices (names to drop) to the kernel. The kernel drops a name
+ * only when no look-up is under way in its directory. Until then it blocks the writer, in a
+ * sleep that not even SIGKILL ends. So the daemon must not be the writer: a blocked daemon could
+ * not die, so no new daemon could start and answer that look-up. */
 static void *pass_notices_on(void *argument) {
     struct relay *relay = argument;
     pthread_mutex_lock(&relay->lock);
@@ -253,7 +270,7 @@ static void *pass_notices_on(void *argument) {
         if (notice == NULL)
             poll(&said, 1, -1);
         else if (write(relay->device_fd, notice->bytes, notice->length) < 0) {
-            /* ENOENT: the kernel does not know the name */
+            /* ENOENT: the kernel has not cached the name */
         }
         free(notice);
         pthread_mutex_lock(&relay->lock);
@@ -262,9 +279,10 @@ static void *pass_notices_on(void *argument) {
     return NULL;
 }
 
-/* -- reading cached blocks ------------------------------------------------------------------------ */
+/* -- reading cached blocks --------------------------------------------------------------------- */
 
-/* The pieces of a READ, if all of it is cached. Returns how many bytes there are, or -1. */
+/* Finds the pieces of a READ. Returns its length in bytes, less than `size` only at the end of the
+ * file; -1 unless all of it is in the table. */
 static ssize_t locate(struct relay *relay, uint64_t ino, uint64_t offset, uint32_t size,
                       struct piece *pieces, int *count) {
     uint64_t block = offset >> RT_BLOCK_SHIFT;
@@ -295,20 +313,22 @@ static uint64_t opened_file(struct relay *relay, uint32_t file) {
 
 static int fd_of(uint64_t opened) { return (int)(opened & (WAITS - 1)) - 1; }
 
+/* True if the relay has all files of the pieces open. */
 static bool are_open(struct relay *relay, const struct piece *pieces, int count) {
     for (int i = 0; i < count; i++)
         if (opened_file(relay, pieces[i].found.file) == 0) return false;
     return true;
 }
 
-/* After the bytes were copied, and after a fence: the descriptor was that file's all the time. */
+/* True if the descriptor belonged to the piece's file during the whole read. Must be called
+ * after the bytes were copied, and after a fence. */
 static bool is_same_file(struct relay *relay, const struct piece *piece) {
     return GET(relay->files[piece->found.file]) == piece->opened;
 }
 
-/* Disks forget, and lose what was written to them; and nobody can tell which pages of a slab the
- * kernel has read from the disk since they were compared last. So whatever comes from a file on a
- * disk is compared in the memory from which it is sent, each time. */
+/* Reads one piece. Disks may corrupt or lose data, and no program can find out which pages of a
+ * slab the kernel has read from the disk since the last comparison. So bytes from a file on a
+ * disk are compared on every read, in the memory from which they are sent. */
 static bool read_piece(struct worker *worker, struct piece *piece, int disk_flags, char *data) {
     struct rt_table *table = &worker->relay->table;
     uint64_t opened = piece->opened = opened_file(worker->relay, piece->found.file);
@@ -320,8 +340,8 @@ static bool read_piece(struct worker *worker, struct piece *piece, int disk_flag
     return pread(fd_of(opened), data, piece->length, position) == (ssize_t)piece->length;
 }
 
-/* True if all of it could be read, and is right. `disk_flags`: RWF_NOWAIT for what is in memory, 0
- * for what a disk has to read, in whatever time that takes. */
+/* Reads all pieces into `worker->data`. True if all were read and are right. `disk_flags`:
+ * RWF_NOWAIT reads only from memory; 0 waits for the disk, however long that takes. */
 static bool read_pieces(struct worker *worker, struct piece *pieces, int count, int disk_flags) {
     char *data = worker->data;
     for (int i = 0; i < count; i++) {
@@ -331,9 +351,11 @@ static bool read_pieces(struct worker *worker, struct piece *pieces, int count, 
     return true;
 }
 
-/* The kernel reads ahead of a sequential reader in large pieces, and knows one file; its blocks lie
- * here and there in slabs. So the disk is told which come next: all of them at first, and then one
- * more each time. A thread of its own tells it: a disk that is sick may keep that thread. */
+/* Queues a block for `tell_disk`, or drops it if the queue is full.
+ *
+ * The kernel's own read-ahead does not help here, because a file's blocks are spread over slabs. So
+ * the relay requests the next blocks of a sequential reader from the disk: `AHEAD_BLOCKS` at first,
+ * then one more each time. A separate thread does this, because a failing disk may block it. */
 static void want_ahead(struct relay *relay, const struct rt_found *found) {
     pthread_mutex_lock(&relay->ahead_lock);
     bool has_room = relay->ahead_count < AHEAD_MOST;
@@ -342,6 +364,7 @@ static void want_ahead(struct relay *relay, const struct rt_found *found) {
     if (has_room) sem_post(&relay->has_ahead);
 }
 
+/* A thread: requests the queued blocks by posix_fadvise(2). */
 static void *tell_disk(void *argument) {
     struct relay *relay = argument;
     while (!GET(relay->stopping)) {
@@ -361,6 +384,8 @@ static void *tell_disk(void *argument) {
     return NULL;
 }
 
+/* Queues the blocks after a sequential READ, if they are cached on a disk. With `has_waited`, all
+ * `AHEAD_BLOCKS`; otherwise only the last one, because earlier READs have queued the others. */
 static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool has_waited) {
     uint64_t block = offset >> RT_BLOCK_SHIFT;
     for (unsigned ahead = has_waited ? 1 : AHEAD_BLOCKS; ahead <= AHEAD_BLOCKS; ahead++) {
@@ -372,6 +397,7 @@ static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool 
     }
 }
 
+/* Counts a hit in the table. */
 static void account(struct relay *relay, const struct piece *pieces, int count, size_t bytes,
                     uint32_t user, uint64_t began_ns) {
     struct rt_header *h = relay->table.header;
@@ -385,8 +411,9 @@ static void account(struct relay *relay, const struct piece *pieces, int count, 
     ADD(relay->table.user_bytes[user], bytes);
 }
 
-/* Waits for a disk, unless too many do: the daemon, too, has threads for that. While it waits the
- * request may be handed over to the daemon by `look_after`. */
+/* Reads the pieces from a disk. If too many threads wait for disks, it returns false, and the
+ * daemon, which has threads for that, does it. During the wait, `look_after` may hand the
+ * request over to the daemon. */
 static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
                         const char *request, size_t length) {
     struct relay *relay = worker->relay;
@@ -396,7 +423,7 @@ static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
         return false;
     }
     waiting_note(&relay->waiting, (const struct fuse_in_header *)request);
-    if (worker->leads) { /* somebody else answers what comes meanwhile */
+    if (worker->leads) { /* another thread answers new requests meanwhile */
         worker->leads = false;
         sem_post(&relay->lead);
     }
@@ -412,6 +439,7 @@ static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
     return is_read;
 }
 
+/* Ends the wait. True if `look_after` has handed the READ over, so it must not be answered here. */
 static bool was_handed_over(struct worker *worker) {
     pthread_mutex_lock(&worker->lock);
     int state = worker->state;
@@ -420,7 +448,8 @@ static bool was_handed_over(struct worker *worker) {
     return state == HANDED_OVER;
 }
 
-/* True if the READ was answered, or is somebody else's business now. */
+/* Answers a READ from slab files. True if it was answered, or was handed over to the daemon.
+ * False if the caller must forward it; the handle in `request` then holds inode and user number. */
 static bool answer_read(struct worker *worker, char *request, size_t length) {
     struct relay *relay = worker->relay;
     struct rt_header *h = relay->table.header;
@@ -456,7 +485,8 @@ static bool answer_read(struct worker *worker, char *request, size_t length) {
     return true;
 }
 
-/* The READ of a worker that has waited too long for a disk, if it has. */
+/* Takes the READ of a worker that has waited too long for a disk. Copies it to `copy`
+ * (SMALL_REQUEST bytes), and returns its length; 0 if the worker has not. */
 static size_t take_over(struct worker *worker, char *copy) {
     size_t length = 0;
     pthread_mutex_lock(&worker->lock);
@@ -469,8 +499,8 @@ static size_t take_over(struct worker *worker, char *copy) {
     return length;
 }
 
-/* Requests that wait too long for a disk go to the daemon, which knows other places; and who is
- * killed waits no longer. */
+/* A thread: hands READs that wait too long for a disk over to the daemon, which may have the bytes
+ * elsewhere; and answers the requests of killed processes. */
 static void *look_after(void *argument) {
     struct relay *relay = argument;
     struct timespec pause = {0, LOOK_NS};
@@ -489,8 +519,9 @@ static void *look_after(void *argument) {
     return NULL;
 }
 
-/* -- requests ------------------------------------------------------------------------------------ */
+/* -- requests ---------------------------------------------------------------------------------- */
 
+/* Stores a copy of the kernel's INIT for later daemons, and notes whether the kernel can resend. */
 static void keep_init(struct relay *relay, const char *request, size_t length) {
     const struct fuse_in_header *in = (const struct fuse_in_header *)request;
     const uint32_t *fields = (const uint32_t *)(in + 1); /* major, minor, readahead, flags, flags2 */
@@ -502,6 +533,7 @@ static void keep_init(struct relay *relay, const char *request, size_t length) {
     pthread_mutex_unlock(&relay->lock);
 }
 
+/* Answers the request in `worker->request`, or forwards it. */
 static void handle(struct worker *worker, size_t length) {
     struct relay *relay = worker->relay;
     char *request = worker->request;
@@ -511,12 +543,12 @@ static void handle(struct worker *worker, size_t length) {
         if (answer_read(worker, request, length)) return;
         ADD(relay->table.header->missed, 1);
         break;
-    case FUSE_OPEN:      /* once each: the kernel does not send them again on this mount */
+    case FUSE_OPEN:      /* ENOSYS: the kernel sends each of the three only once per mount */
     case FUSE_OPENDIR:
     case FUSE_FLUSH:
         reply(relay, in->unique, -ENOSYS, NULL, 0);
         return;
-    case FUSE_IOCTL:     /* Python's open() asks of every file whether it is a terminal */
+    case FUSE_IOCTL:     /* Python's open() checks every file for a terminal by isatty() */
         reply(relay, in->unique, -ENOTTY, NULL, 0);
         return;
     case FUSE_READDIR:
@@ -524,7 +556,7 @@ static void handle(struct worker *worker, size_t length) {
         if (length >= sizeof *in + sizeof(struct fuse_read_in))
             ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
         break;
-    case FUSE_FORGET:    /* nothing is held per look-up; these two want no answer */
+    case FUSE_FORGET:    /* no state per look-up; FORGET and BATCH_FORGET have no answer */
     case FUSE_BATCH_FORGET:
         return;
     case FUSE_INTERRUPT:
@@ -538,6 +570,7 @@ static void handle(struct worker *worker, size_t length) {
     forward(relay, request, length);
 }
 
+/* Wakes all threads, fails unanswered requests, and makes `ended_fd` readable. Runs once. */
 static void end(struct relay *relay) {
     uint64_t one = 1;
     pthread_mutex_lock(&relay->lock);
@@ -552,7 +585,8 @@ static void end(struct relay *relay) {
     while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-/* The next request, if there is one. */
+/* Reads a request into `worker->request`. Returns its length in bytes; 0 if there is none.
+ * Begins the end of the relay if the mount has ended. */
 static ssize_t next_request(struct worker *worker) {
     struct relay *relay = worker->relay;
     ssize_t length = read(relay->device_fd, worker->request, REQUEST_BYTES);
@@ -562,10 +596,13 @@ static ssize_t next_request(struct worker *worker) {
     return 0;
 }
 
-/* A process that reads file after file sends its next request sooner than a sleeping CPU wakes
- * (fuse/loop.py has the figures): look for it a while before going to sleep. With half of these
- * times the slow pace kept itself up: two wake-ups and the reader's own work took longer than
- * QUICK_NS (in a virtual machine; Python's open(): 3 k files/s, and 8-9 k with these). */
+/* Waits for a request. Returns its length in bytes; 0 if there is none after all.
+ *
+ * A process that reads file after file sends its next request sooner than a sleeping CPU wakes
+ * (fuse/loop.py has the figures). So this thread polls for SPIN_NS before it sleeps. With half
+ * of SPIN_NS and QUICK_NS, a slow pace persisted: two wake-ups and the reader's own work took
+ * longer than QUICK_NS. Measured in a virtual machine with Python's open(): 3 k files/s with
+ * half, 8-9 k now. */
 static ssize_t await_request(struct worker *worker, bool *is_quick) {
     struct relay *relay = worker->relay;
     struct pollfd awaited[2] = {{relay->device_fd, POLLIN, 0}, {relay->ended_fd, POLLIN, 0}};
@@ -583,8 +620,8 @@ static ssize_t await_request(struct worker *worker, bool *is_quick) {
     return next_request(worker);
 }
 
-/* One thread waits for requests, and answers those that take no waiting. When it has to wait for a
- * disk, the next one takes its place. */
+/* A thread. One leader at a time waits for requests, and answers those that need no wait. When it
+ * must wait for a disk, it posts the semaphore `lead`, and another thread becomes the leader. */
 static void *lead(void *argument) {
     struct worker *worker = argument;
     struct relay *relay = worker->relay;
@@ -603,7 +640,7 @@ static void *lead(void *argument) {
     return NULL;
 }
 
-/* The others come when there is more than one request, and go when there is none. */
+/* A thread: works while there is more than one request, and sleeps when there is none. */
 static void *help(void *argument) {
     struct worker *worker = argument;
     struct relay *relay = worker->relay;
@@ -617,7 +654,7 @@ static void *help(void *argument) {
     return NULL;
 }
 
-/* -- life ----------------------------------------------------------------------------------------- */
+/* -- life -------------------------------------------------------------------------------------- */
 
 struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *error) {
     struct relay *relay = calloc(1, sizeof *relay);
@@ -640,7 +677,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     pthread_mutex_init(&relay->ahead_lock, NULL);
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
     if (*error == 0) *error = waiting_init(&relay->waiting, device_fd);
-    /* The daemon shares the descriptor, but only writes to it. */
+    /* The daemon shares the open file, but O_NONBLOCK does not disturb it: it only writes. */
     if (*error == 0 && fcntl(device_fd, F_SETFL, fcntl(device_fd, F_GETFL) | O_NONBLOCK) < 0)
         *error = errno;
     if (relay->workers == NULL || relay->files == NULL) *error = ENOMEM;
@@ -653,13 +690,13 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
         worker->scratch = malloc(BLOCK_BYTES);
         if (worker->request == NULL || worker->data == NULL || worker->scratch == NULL) *error = ENOMEM;
     }
-    return *error == 0 ? relay : NULL; /* what a failed one leaves is freed with the process */
+    return *error == 0 ? relay : NULL; /* on failure, memory is freed only with the process */
 }
 
 int relay_start(struct relay *relay) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the main thread */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the main thread handles all signals */
     int error = pthread_create(&relay->queue_thread, NULL, send_queue, relay);
     if (error == 0) error = pthread_create(&relay->looker, NULL, look_after, relay);
     if (error == 0) error = pthread_create(&relay->ahead_thread, NULL, tell_disk, relay);
@@ -701,7 +738,7 @@ bool relay_resend(struct relay *relay) {
     pthread_mutex_lock(&relay->lock);
     bool can_resend = relay->can_resend;
     uint64_t count = relay->unique_count < UNIQUES ? relay->unique_count : UNIQUES;
-    /* What waits in the queue has not been taken yet, and will be answered. */
+    /* No daemon has received the queued requests yet. The next one will answer them. */
     if (!can_resend) {
         for (uint64_t i = 0; i < count; i++) {
             bool is_queued = false;
@@ -731,8 +768,9 @@ int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks) {
     return 0;
 }
 
-/* A thread may be about to read from it, or in the middle. It looks afterwards whether the file is
- * still open, and throws away what it has read, from whatever has the descriptor by then, if not. */
+/* A thread may use the descriptor at this moment, and its number may soon belong to another
+ * file. So each thread checks afterwards whether the file is still open (`is_same_file`). If
+ * not, it discards the bytes. */
 void relay_close_file(struct relay *relay, uint32_t file) {
     if (file >= RT_FILES) return;
     uint64_t before = atomic_exchange(&relay->files[file], 0);

@@ -27,8 +27,7 @@ uint64_t sum_of(const void *bytes, size_t length) {
     return sum ? sum : 1;
 }
 
-/* -- of parts
- * ------------------------------------------------------------------------------------ */
+/* -- of parts ---------------------------------------------------------------------------------- */
 
 static struct rt_sums *place_of(const struct rt_table *table, uint64_t checksum) {
     return table->sums + (checksum & (table->sums_count - 1)); /* the checksum is a hash already */
@@ -68,8 +67,7 @@ bool sums_agree(const struct rt_table *table, uint64_t checksum, uint32_t from, 
     return true;
 }
 
-/* -- reading
- * ------------------------------------------------------------------------------------- */
+/* -- reading ----------------------------------------------------------------------------------- */
 
 static bool read_range(int fd, const struct rt_found *found, uint32_t from, uint32_t length, int flags,
                        char *into) {

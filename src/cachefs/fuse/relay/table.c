@@ -120,7 +120,7 @@ static uint32_t counter_of(uint32_t file, uint32_t slot) {
     return (uint32_t)(mixed((uint64_t)file << 32 | slot) & (RT_SLOTS - 1));
 }
 
-/* -- for the writer -------------------------------------------------------------------------- */
+/* -- for the writer ---------------------------------------------------------------------------- */
 
 void rt_begin_epoch(struct rt_table *table) {
     struct rt_header *h = table->header;
@@ -208,8 +208,7 @@ const struct rt_entry *rt_drain(struct rt_table *table) {
     return entry;
 }
 
-/* -- for any thread
- * ------------------------------------------------------------------------------ */
+/* -- for any thread ---------------------------------------------------------------------------- */
 
 bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct rt_found *found) {
     found->epoch = atomic_load(&table->header->epoch);
