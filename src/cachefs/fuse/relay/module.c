@@ -1,5 +1,13 @@
-/* What Python sees of the relay (_relay.pyi documents it), and the daemon's end of it: libfuse
- * reads requests from the relay's socket, and writes replies to /dev/fuse. */
+/* The Python interface of the relay (documented in _relay.pyi), and the daemon's end of it:
+ * libfuse reads requests from the relay's socket, and writes replies to /dev/fuse.
+ *
+ * The supervisor uses only Relay and `create_table`. The daemon uses only Table and the
+ * functions for its session. The functions that libfuse calls run in the daemon's loop thread,
+ * with one exception: pyfuse3's notify thread writes invalidations of names by `write_reply` or
+ * `write_plainly`.
+ *
+ * Methods of Relay that may wait for its lock release the GIL, because a thread of the relay may
+ * hold the lock. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 312
@@ -23,6 +31,7 @@
 
 /* -- errors ------------------------------------------------------------------------------------ */
 
+/* Raises OSError for a positive or negative errno. Returns NULL. */
 static PyObject *os_error(int error) {
     errno = error < 0 ? -error : error;
     return PyErr_SetFromErrno(PyExc_OSError);
@@ -30,19 +39,21 @@ static PyObject *os_error(int error) {
 
 /* -- the daemon's end -------------------------------------------------------------------------- */
 
-#define MOST_TRIES 64 /* in one turn of the loop */
+#define MOST_TRIES 64 /* requests taken for one that reaches libfuse */
 
+/* Set by `connect`. The descriptors stay the caller's. */
 static int wanted_requests_fd = -1, device_fd = -1;
-static int notices_fd = -1; /* the relay's socket, if it passes notices on */
+static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 */
 static bool connected;
-static uint64_t init_unique; /* of an INIT that is to be answered */
+static uint64_t init_unique; /* of an unanswered INIT, else 0 */
 
 static void note_init(const struct fuse_in_header *in) {
     if (in->opcode == FUSE_INIT) init_unique = in->unique;
 }
 
-/* Look-ups of different names in one directory go on side by side. The kernel sends one at a time to
- * whoever doesn't ask for that: pyfuse3 doesn't, and libfuse before 3.17 can't (libfuse #861). */
+/* Sets FUSE_PARALLEL_DIROPS in the answer to INIT. Without this flag, the kernel sends look-ups
+ * in one directory one at a time. pyfuse3 does not set it, and libfuse before 3.17 can't
+ * (libfuse #861). */
 static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
     const struct fuse_out_header *out = parts[0].iov_base;
     if (init_unique == 0 || out->unique != init_unique) return;
@@ -51,7 +62,9 @@ static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
         ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
 }
 
-/* EAGAIN would end the caller's loop, and EINTR means: look again when there is something. */
+/* libfuse's read function behind a relay. Copies a request into `buffer`, either a kept one that is
+ * due or a new one. Returns its length in bytes; -1 with EINTR if there is none. EAGAIN would end
+ * the caller's loop; after EINTR the caller waits for the next request. */
 static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
     for (int tries = 0; tries < MOST_TRIES; tries++) {
@@ -59,7 +72,7 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
         if (got > 0) return got;
         got = recv(fd, buffer, length, MSG_DONTWAIT);
         if (got <= 0) {
-            /* ENODEV: the relay is gone, or has seen the mount's end. */
+            /* ENODEV ends the session: the relay is gone, or the mount has ended. */
             errno = got < 0 && (errno == EAGAIN || errno == EINTR) ? EINTR : ENODEV;
             return -1;
         }
@@ -70,7 +83,8 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     return -1;
 }
 
-/* A request whose waiter was killed is answered already: that is no failure of who answers late. */
+/* Writes a reply to the kernel. If the kernel has no such request (ENOENT), because its process was
+ * killed and it was answered already, this counts as success. */
 static ssize_t write_parts(int fd, const struct iovec *parts, int count) {
     const struct fuse_out_header *out = parts[0].iov_base;
     ssize_t written = writev(fd, parts, count);
@@ -78,13 +92,17 @@ static ssize_t write_parts(int fd, const struct iovec *parts, int count) {
     return written < 0 && errno == ENOENT && out->unique != 0 ? (ssize_t)out->len : written;
 }
 
+/* libfuse's write function behind a relay. Drops the answer to a replayed INIT, sends
+ * invalidations of names to the relay if it takes them, and writes all other replies to
+ * /dev/fuse. */
 static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused) {
     (void)fd;
     (void)unused;
     const struct fuse_out_header *out = parts[0].iov_base;
-    if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to the INIT that was played */
+    if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to a replayed INIT */
     if (out->unique == 0 && out->error == FUSE_NOTIFY_INVAL_ENTRY && notices_fd >= 0) {
-        /* See pass_notices_on in relay.c. A relay that has turned away ends the daemon anyway. */
+        /* See pass_notices_on in relay.c. Errors do not matter: a relay that has closed the socket
+         * ends this daemon. */
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
         while (sendmsg(notices_fd, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {}
         return out->len;
@@ -93,7 +111,8 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
     return write_parts(device_fd, parts, count);
 }
 
-/* The same without a relay: both go to /dev/fuse. */
+/* The same two functions without a relay: requests and replies both use /dev/fuse. Killed
+ * readers are then answered by a thread of this process. */
 static struct waiting plain_waiting;
 
 static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
@@ -102,7 +121,7 @@ static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
     ssize_t got = (ssize_t)reads_take(buffer);
     if (got > 0) return got;
     got = read(fd, buffer, length);
-    if (got < 0 && errno == EAGAIN) errno = EINTR; /* what it was woken for has been taken */
+    if (got < 0 && errno == EAGAIN) errno = EINTR; /* the request was taken by an earlier call */
     if (got < (ssize_t)sizeof *in) return got;
     note_init(in);
     if (in->opcode == FUSE_INTERRUPT)
@@ -120,6 +139,8 @@ static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unuse
     return write_parts(fd, parts, count);
 }
 
+/* A thread: answers the requests of killed processes. Reads `looked_at`, which is atomic,
+ * unlocked. */
 static void *look_for_killed(void *unused) {
     (void)unused;
     struct timespec pause = {0, 50000000};
@@ -130,7 +151,8 @@ static void *look_for_killed(void *unused) {
     return NULL;
 }
 
-/* For as long as the process lives. */
+/* Starts `look_for_killed`, which runs for as long as the process. Signals are blocked in it,
+ * because the main thread handles them. False on failure. */
 static bool watch_plainly(int fd) {
     pthread_t thread;
     sigset_t all, before;
@@ -143,18 +165,21 @@ static bool watch_plainly(int fd) {
     return began;
 }
 
+/* Returns libfuse's own function of this name; NULL if libfuse is not loaded. */
 static void *of_libfuse(const char *name) {
     void *found = NULL, *libfuse = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
     if (libfuse == NULL) libfuse = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
     if (libfuse != NULL) {
         found = dlsym(libfuse, name);
-        dlclose(libfuse); /* it stays: this module needs it */
+        dlclose(libfuse); /* it stays loaded: this module links to it */
     }
     return found;
 }
 
-/* pyfuse3 has the session to itself. But it finds this function where it looks for libfuse's, for
- * this module is loaded before it, with RTLD_GLOBAL (see __init__.py). */
+/* Replaces libfuse's function for pyfuse3, whose session is not accessible in another way. pyfuse3
+ * resolves the name to this function, because this module is loaded first, with RTLD_GLOBAL (see
+ * __init__.py). After `connect`, it connects the session to the relay. Otherwise it calls libfuse's
+ * function, and then sets the plain read and write functions. */
 __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session,
                                                               const char *mountpoint) {
     static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};
@@ -177,7 +202,7 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
     return result;
 }
 
-/* The same for the end, before the descriptor is closed. */
+/* Replaces libfuse's function in the same way, to stop writes before the descriptor is closed. */
 __attribute__((visibility("default"))) void fuse_session_unmount(struct fuse_session *session) {
     void (*real)(struct fuse_session *) = NULL;
     *(void **)&real = of_libfuse("fuse_session_unmount");
@@ -220,7 +245,7 @@ static PyObject *is_connected(PyObject *module, PyObject *none) {
 
 typedef struct {
     PyObject_HEAD
-    struct relay *relay;
+    struct relay *relay; /* never freed, because its threads may live as long as the process */
 } RelayObject;
 
 static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
@@ -236,7 +261,7 @@ static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
     return 0;
 }
 
-/* The threads may live as long as the process: a relay is never freed. */
+/* Stops the relay, but does not free it. */
 static void Relay_dealloc(RelayObject *self) {
     if (self->relay != NULL) relay_stop(self->relay);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -349,7 +374,7 @@ static PyTypeObject RelayType = {
 
 typedef struct {
     PyObject_HEAD
-    struct rt_table table;
+    struct rt_table table; /* the mapping is owned */
 } TableObject;
 
 static int Table_init(TableObject *self, PyObject *args, PyObject *kwds) {
@@ -370,6 +395,7 @@ static void Table_dealloc(TableObject *self) {
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+/* True if file number and offset (bytes) are in range; otherwise raises ValueError. */
 static bool is_place(unsigned long file, unsigned long long offset) {
     if (file < RT_FILES && offset % RT_SLOT_UNIT == 0 && offset / RT_SLOT_UNIT <= UINT32_MAX)
         return true;
@@ -522,7 +548,7 @@ static PyObject *Table_users(TableObject *self, PyObject *none) {
 static PyObject *Table_take_file_hits(TableObject *self, PyObject *args) {
     unsigned long file;
     if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
-    /* One after the other: what comes in between is told the next time. */
+    /* Two separate exchanges: a hit in between is reported by the next call. */
     uint32_t hits = atomic_exchange(&self->table.file_hits[file], 0);
     uint64_t bytes = atomic_exchange(&self->table.file_bytes[file], 0);
     return Py_BuildValue("kK", (unsigned long)hits, (unsigned long long)bytes);
