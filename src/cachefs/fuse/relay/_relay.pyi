@@ -20,7 +20,8 @@ def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     """Connect the next session of pyfuse3 to the relay, whatever its mountpoint.
 
     The session reads requests from the socket `requests_fd`, and writes replies to `device_fd`
-    (/dev/fuse). With `takes_notices`, invalidations of names go to the socket.
+    (/dev/fuse). With `takes_notices`, invalidations of names go to the socket. The session owns and
+    closes `requests_fd`; `device_fd` stays the caller's.
     """
 
 def is_connected() -> bool:

@@ -6,8 +6,8 @@
  * with one exception: pyfuse3's notify thread writes invalidations of names by `write_reply` or
  * `write_plainly`.
  *
- * Methods of Relay that may wait for its lock release the GIL, because a thread of the relay may
- * hold the lock. */
+ * `attach`, `detach` and `resend` of Relay release the GIL, because they may wait for the relay's
+ * lock or for the kernel. The threads of a relay never take the GIL. */
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 312
@@ -41,7 +41,7 @@ static PyObject *os_error(int error) {
 
 #define MOST_TRIES 64 /* requests taken for one that reaches libfuse */
 
-/* Set by `connect`. The descriptors stay the caller's. */
+/* Set by `connect`. The session then owns the socket; `device_fd` stays the caller's. */
 static int wanted_requests_fd = -1, device_fd = -1;
 static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 */
 static bool connected;

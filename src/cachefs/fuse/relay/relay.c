@@ -353,9 +353,9 @@ static bool read_pieces(struct worker *worker, struct piece *pieces, int count, 
 
 /* Queues a block for `tell_disk`, or drops it if the queue is full.
  *
- * The kernel reads ahead in the file of a sequential reader, but the file's blocks are spread over
- * slabs. So the relay requests the next blocks from the disk: `AHEAD_BLOCKS` at first, then one more
- * each time. A separate thread does this, because a failing disk may block it. */
+ * The kernel reads ahead in the file of a sequential reader, but the file's blocks are spread
+ * over slabs. So the relay requests the next blocks from the disk: `AHEAD_BLOCKS` at first, then
+ * one more each time. A separate thread does this, because a failing disk may block it. */
 static void want_ahead(struct relay *relay, const struct rt_found *found) {
     pthread_mutex_lock(&relay->ahead_lock);
     bool has_room = relay->ahead_count < AHEAD_MOST;
