@@ -1,4 +1,4 @@
-"""Which mount a path that a user typed lies in, and where in it."""
+"""Finds the mount in which a user's path lies, and the path inside the mount."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,18 @@ from cachefs.mounts.runtime import RuntimeEntry, read_entries
 from cachefs.mounts.table import Mount, cachefs_mounts, canonical
 
 Views = dict[Path, tuple[Path, str]]
-"""Where the files of mounts are seen: the mountpoint of each daemon, and bind mounts of it or of a
-directory in it, with the daemon's mountpoint and what lies above the files in it."""
+"""All places where files of mounts are visible: each daemon's mountpoint, and bind mounts of it or
+of a directory in it. The value is the daemon's mountpoint, and the directory in the mount that is
+visible there ("" is the root)."""
 
 
 def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, list[str]]:
-    """The one mount in which all paths lie, and the paths below its mountpoint ("" is its root).
+    """Return the one mount in which all paths lie, and the paths below its mountpoint.
 
-    A path lies where it is, seen from the working directory; one that isn't there is taken to be
-    relative to `mountpoint`, or to the only mount that there is. Nothing in the mount is touched.
-    Raises `MountError`, `UsageError`.
+    The path "" is the mount's root. A path is first resolved from the working directory. If it then
+    lies outside `mountpoint`, it is taken as relative to `mountpoint`. Without `mountpoint`, a path
+    that lies in no mount and does not exist is taken as relative to the only mount. The function
+    does not access files in the mount. Raises `MountError`, `UsageError`.
     """
     entries = read_entries()
     alive = [Path(entry.mountpoint) for entry in entries if entry.alive]
@@ -46,16 +48,21 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
 
 
 def served_on(path: Path) -> Path:
-    """The mountpoint of the daemon whose mount, or a bind mount of it, is on `path`; else `path`,
-    canonical."""
+    """Return the mountpoint of the daemon whose mount, or a bind mount of it, is on `path`.
+
+    If there is none, return `path` in canonical form.
+    """
     place = canonical(path)
     return _views(read_entries()).get(place, (place, ""))[0]
 
 
 def entry_of(mount: Mount, entries: Iterable[RuntimeEntry]) -> RuntimeEntry | None:
-    """Who serves what is mounted there. The kernel gives the number of a device to another mount as
-    soon as a mount has ended, and the daemon of the first one may live on for a while: of those
-    with the same number, the one that began last has the mount."""
+    """Return the runtime entry of the daemon that serves a mount.
+
+    If no live daemon does, return the mountpoint's own entry, or None. When a mount has ended, the
+    kernel may give its device number to another mount at once, while the old daemon still lives. So
+    among entries with the same number, the one that began last wins.
+    """
     entries = list(entries)
     own = next((e for e in entries if e.mountpoint == str(mount.mountpoint)), None)
     if own is not None and own.alive and own.device in ("", mount.device):
@@ -92,10 +99,13 @@ def _only(alive: list[Path], path: str | None) -> Path:
 
 
 def _split(path: str, views: Views) -> tuple[Path | None, str]:
-    """By name: nothing below a mountpoint is asked for, as that may wait for an origin."""
+    """Split a path into its mount and the path below it, or None and "" if it lies in no mount.
+
+    Only names are compared. An access to a file below a mountpoint may wait for an origin.
+    """
     absolute = Path(os.path.abspath(path))
     found = _below(absolute, views)
-    if found[0] is None:  # a link may lead into one
+    if found[0] is None:  # a link may lead into a mount
         found = _below(Path(os.path.realpath(path)), views)
     return found
 

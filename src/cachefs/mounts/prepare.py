@@ -1,4 +1,4 @@
-"""May a directory be mounted on? What a dead cachefs left there is removed first."""
+"""Checks whether a directory can be mounted on, and removes mounts of dead daemons first."""
 
 import errno
 import logging
@@ -18,8 +18,9 @@ _logger = logging.getLogger(__name__)
 def prepare_mountpoint(mountpoint: Path, allow_nonempty: bool = False) -> None:
     """Make sure that `mountpoint` (canonical) can be mounted on.
 
-    What a dead cachefs left there is unmounted, with a warning in the log. Raises `MountError`
-    if the place is missing, not a directory, not empty, or already a mount.
+    Mounts that a dead cachefs has left there are unmounted, with a warning in the log. Raises
+    `MountError` if the directory is missing, not a directory, not empty (unless `allow_nonempty`),
+    or already a mount.
     """
     for _ in range(_MAX_STALE_LAYERS):
         mount = find_mount(mountpoint)

@@ -1,8 +1,8 @@
-"""Runtime files: which daemon serves which mountpoint.
+"""Runtime files say which daemon serves which mountpoint.
 
-Each daemon holds a lock on `RUNTIME_DIR/HASH.json` (HASH names its mountpoint) for as long as it
-lives; the kernel lets go of it however the daemon ends. So a file that isn't locked is left over
-from a dead daemon. The control socket stands beside it as `HASH.sock`.
+Each daemon holds a lock on `RUNTIME_DIR/HASH.json` for as long as it lives (HASH is a hash of its
+mountpoint). The kernel releases the lock however the daemon ends. So a file without a lock was left
+by a dead daemon. The control socket is `HASH.sock` in the same directory.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from cachefs.errors import CachefsError, MountError
 from cachefs.mounts.table import find_mount
 
 RUNTIME_DIR = Path("/run/cachefs")
-"""For root; other users have theirs in $XDG_RUNTIME_DIR or /tmp."""
+"""Root's directory. Those of other users are in $XDG_RUNTIME_DIR or /tmp."""
 
 _LEAST_BYTES = 16384
 _LEFTOVER_S = 24 * 3600.0
@@ -31,10 +31,13 @@ _LEFTOVER_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """What the process that a mount belongs to says about itself before it mounts: the daemon, or
-    its supervisor (`supervised`), which also tells why the last upgrade failed. `device` is that
-    of the kernel's table, "" before it mounts. `given` is what it was mounted with, for
-    `cachefs reload`. `alive`: its lock is held."""
+    """The content of a runtime file. The mount's owner writes it before it mounts.
+
+    The owner is the daemon, or its supervisor (`supervised`), which also notes why the last upgrade
+    failed. `device` is the mount's "MAJOR:MINOR", "" before it is mounted. `given` holds the
+    parameters of the mount, for `cachefs reload`. `alive` says that a process holds the lock. Times
+    are in seconds since the epoch.
+    """
 
     mountpoint: str
     source: str
@@ -50,9 +53,9 @@ class RuntimeEntry:
 
 
 def runtime_dir() -> Path:
-    """This user's directory, created if need be, readable by nobody else.
+    """Return this user's directory (mode 700), and create it if necessary.
 
-    Raises `CachefsError` if something else stands in its place.
+    Raises `CachefsError` if it can't be created, or has another owner, mode or type.
     """
     uid = os.geteuid()
     xdg = os.environ.get("XDG_RUNTIME_DIR")
@@ -79,22 +82,22 @@ def _stem(mountpoint: Path) -> str:
 
 
 def socket_path(mountpoint: Path) -> Path:
-    """Where the daemon of a (canonical) mountpoint listens."""
+    """Return the control socket's path of the daemon of a (canonical) mountpoint."""
     return runtime_dir() / f"{_stem(mountpoint)}.sock"
 
 
 def spare_path(mountpoint: Path) -> Path:
-    """A directory for what a (canonical) mountpoint's daemon keeps where its disk is gone."""
+    """Return the directory that a (canonical) mountpoint's daemon uses when its disk is gone."""
     return runtime_dir() / f"{_stem(mountpoint)}.spare"
 
 
 def entry_path(mountpoint: Path) -> Path:
-    """The runtime file of a (canonical) mountpoint."""
+    """Return the runtime file's path of a (canonical) mountpoint."""
     return runtime_dir() / f"{_stem(mountpoint)}.json"
 
 
 def default_log_file(mountpoint: Path) -> Path:
-    """Where the daemon of a (canonical) mountpoint logs unless told otherwise."""
+    """Return the default log file of a (canonical) mountpoint's daemon."""
     name = str(mountpoint).strip("/").replace("/", "-") or "root"
     if os.geteuid() == 0:
         return Path("/var/log/cachefs", f"{name}.log")
@@ -102,7 +105,10 @@ def default_log_file(mountpoint: Path) -> Path:
 
 
 class RuntimeFile:
-    """A process's claim on a mountpoint, from construction to `close` or the process's end."""
+    """A process's claim on a mountpoint, from construction to `close` or the process's end.
+
+    The object owns the file and the lock on it.
+    """
 
     def __init__(
         self,
@@ -113,7 +119,7 @@ class RuntimeFile:
         supervised: bool = False,
         given: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises `MountError` while another process holds the claim."""
+        """Take the claim. Raises `MountError` while another process holds it."""
         self._path = entry_path(mountpoint)
         self._fd = _lock(self._path, mountpoint)
         _remove_leftovers()
@@ -127,19 +133,19 @@ class RuntimeFile:
         self._write()
 
     def note_failed_upgrade(self, why: str) -> None:
-        """For whoever waits for one."""
+        """Store why an upgrade failed, for the process that waits for the upgrade."""
         self._entry = replace(self._entry, upgrade_failed_at=time.time(), upgrade_failure=why)
         self._write()
 
     def note_device(self) -> None:
-        """For those who see the mount elsewhere; to be called when it is mounted."""
+        """Store the mount's device, so that bind mounts are recognised. Call it after mounting."""
         mount = find_mount(Path(self._entry.mountpoint))
         if mount is not None:
             self._entry = replace(self._entry, device=mount.device)
             self._write()
 
     def _write(self) -> None:
-        """All at once, and always as long, so that it is whole whenever it is read."""
+        """Write the entry in one call and with a fixed length, so that readers find it complete."""
         fields = asdict(self._entry)
         del fields["alive"]
         os.pwrite(self._fd, json.dumps(fields).encode().ljust(_LEAST_BYTES), 0)
@@ -164,8 +170,10 @@ class RuntimeFile:
 
 
 def _remove_leftovers() -> None:
-    """What daemons that were killed have left here, except what a mount that comes back soon may
-    still want."""
+    """Remove journals and spare directories of killed daemons.
+
+    Those younger than `_LEFTOVER_S` stay, because a mount that comes back soon may need them.
+    """
     for path in runtime_dir().iterdir():
         stem, _, kind = path.name.partition(".")
         if not kind.startswith(("journal", "spare")):
@@ -178,7 +186,11 @@ def _remove_leftovers() -> None:
 
 
 def _lock(path: Path, mountpoint: Path) -> int:
-    """A descriptor that holds the lock on the file that `path` names at that time."""
+    """Return a descriptor that holds the lock on the file that `path` names at that time.
+
+    The file may be removed between open and lock; then the function tries again. Raises
+    `MountError` if another process holds the lock.
+    """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -203,7 +215,7 @@ def _lock(path: Path, mountpoint: Path) -> int:
 
 
 def read_entry(path: Path) -> RuntimeEntry | None:
-    """One runtime file; None if it is missing or not (yet) complete."""
+    """Read one runtime file; None if it is missing or not (yet) complete."""
     try:
         with path.open("rb") as stream:
             fields = json.loads(stream.read(65536))
@@ -226,6 +238,7 @@ def read_entry(path: Path) -> RuntimeEntry | None:
 
 
 def _try_shared_lock(fd: int) -> bool:
+    """Return whether no process holds the lock. The shared lock is released at once."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -235,18 +248,21 @@ def _try_shared_lock(fd: int) -> bool:
 
 
 def read_entries() -> list[RuntimeEntry]:
-    """All runtime files of this user, left-over ones included."""
+    """Read all runtime files of this user, also those of dead daemons."""
     entries = [read_entry(path) for path in sorted(runtime_dir().glob("*.json"))]
     return [entry for entry in entries if entry is not None]
 
 
 def find_entry(mountpoint: Path) -> RuntimeEntry | None:
-    """The runtime file of a (canonical) mountpoint, if there is one."""
+    """Read the runtime file of a (canonical) mountpoint; None if there is none."""
     return read_entry(entry_path(mountpoint))
 
 
 def mountpoint_of(pid: int) -> str | None:
-    """Where the daemon with that process id, or its supervisor, has this user's mount."""
+    """Return the mountpoint of this user's daemon with that pid; None if there is none.
+
+    The daemon's runtime entry may be its own or its supervisor's.
+    """
     try:
         stat_line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         parent = int(stat_line.rpartition(")")[2].split()[1])
@@ -259,7 +275,7 @@ def mountpoint_of(pid: int) -> str | None:
 
 
 def remove_leftovers(mountpoint: Path) -> None:
-    """Remove what a dead daemon left for `mountpoint`; nothing if the daemon lives."""
+    """Remove runtime file and socket of a dead daemon; does nothing if the daemon lives."""
     entry = find_entry(mountpoint)
     if entry is None or not entry.alive:
         entry_path(mountpoint).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""What is mounted where, and whether it answers.
+"""Reads the kernel's mount table, and checks whether a mount answers.
 
-The kernel's table (/proc/self/mountinfo) is read without touching the mounts, so a dead or
-hanging one does no harm here.
+Reading the table (/proc/self/mountinfo) does not access the mounts, so a dead or hanging mount does
+not block it.
 """
 
 import errno
@@ -22,8 +22,11 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 class Mount(NamedTuple):
-    """One line of the kernel's mount table. `device` is "MAJOR:MINOR", the same for all mounts of
-    one file system; `root` is what of it is seen: "/", or less with a bind mount."""
+    """One line of the kernel's mount table.
+
+    `device` is "MAJOR:MINOR", the same for all mounts of one file system. `root` is the visible
+    directory of that file system: "/", or a directory below it for a bind mount.
+    """
 
     mountpoint: Path
     fstype: str
@@ -33,7 +36,7 @@ class Mount(NamedTuple):
 
 
 class Health(Enum):
-    """What a file system answers to a stat of its root."""
+    """The result of `probe`."""
 
     ALIVE = "alive"
     DEAD = "dead"  # ENOTCONN: its daemon is gone
@@ -42,9 +45,9 @@ class Health(Enum):
 
 
 def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
-    """The mounts in mounting order (of several on one mountpoint the last is seen).
+    """Return the mounts in mounting order. If several are on one mountpoint, the last is visible.
 
-    Lines that don't have the form described in proc(5) are left out.
+    Lines that don't have the form in proc(5) are left out.
     """
     mounts = []
     for line in lines:
@@ -58,39 +61,42 @@ def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
 
 
 def _unescape(text: str) -> str:
-    """Spaces and the like stand as \\040 in mountinfo, in bytes."""
+    """Decode octal escapes: mountinfo has a space as \\040, and encodes bytes, not characters."""
     raw = text.encode("utf-8", "surrogateescape")
     raw = _OCTAL.sub(lambda match: bytes([int(match[1], 8)]), raw)
     return raw.decode("utf-8", "surrogateescape")
 
 
 def all_mounts() -> list[Mount]:
-    """Every mount that this process can see."""
+    """Return every mount that this process can see."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         return parse_mountinfo(lines)
 
 
 def cachefs_mounts() -> list[Mount]:
-    """Our mounts, dead ones included."""
+    """Return all cachefs mounts, also dead ones."""
     return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
 
 
 def find_mount(mountpoint: Path) -> Mount | None:
-    """What is mounted on exactly this (canonical) path, or None."""
+    """Return the visible mount on exactly this (canonical) path; None if there is none."""
     return next((m for m in reversed(all_mounts()) if m.mountpoint == mountpoint), None)
 
 
 def canonical(path: Path) -> Path:
-    """Absolute, links resolved, as the kernel's table has it; a mountpoint itself isn't touched."""
+    """Return the path as the mount table has it: absolute, with links resolved.
+
+    If the path is a mountpoint, the function does not access it.
+    """
     path = Path(os.path.abspath(path))
     return path if find_mount(path) else Path(os.path.realpath(path))
 
 
 def probe(mountpoint: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
-    """Ask the file system at `mountpoint` for its root, waiting no longer than `timeout_s`.
+    """Check whether the file system at `mountpoint` answers within `timeout_s`.
 
-    A stat alone won't do: the kernel answers it from its attribute cache long after a daemon's
-    death. It never caches statvfs, which in turn doesn't tell about forbidden mounts.
+    It uses both statvfs and stat. The kernel answers stat from its attribute cache long after a
+    daemon's death. It never caches statvfs, but statvfs does not fail on forbidden mounts.
     """
     answer: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Removing a mount, as root or as the user who made it; and who keeps it from being removed."""
+"""Unmounts as root or as the mount's user, and finds the processes that keep a mount busy."""
 
 import ctypes
 import errno
@@ -15,10 +15,11 @@ _UMOUNT_NOFOLLOW = 8
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> None:
-    """Remove the mount on `mountpoint`. `lazy` hides it now and frees it once nobody uses it;
-    `force` also makes its pending requests fail.
+    """Remove the mount on `mountpoint`.
 
-    Raises `OSError`: EBUSY when in use, EINVAL when nothing is mounted, EPERM without the right.
+    `lazy` hides it now, and the kernel frees it when its last user has closed it. `force` is lazy,
+    too, and for root it also makes pending requests fail. Raises `OSError`: EBUSY if the mount is
+    in use, EINVAL if nothing is mounted, EPERM without the right.
     """
     if os.geteuid() == 0:
         flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy or force else 0)
@@ -39,7 +40,7 @@ def _umount2(mountpoint: Path, flags: int, *, ignore_errors: bool = False) -> No
 
 
 def _fusermount(mountpoint: Path, *, lazy: bool) -> None:
-    """Unmounts a user's own FUSE mount; its messages become errno values."""
+    """Unmount a user's own FUSE mount, and convert fusermount3's messages to errno values."""
     command = ["fusermount3", "-uz" if lazy else "-u", "--", str(mountpoint)]
     try:
         done = subprocess.run(
@@ -57,7 +58,7 @@ def _fusermount(mountpoint: Path, *, lazy: bool) -> None:
 
 
 class Holder(NamedTuple):
-    """A process that keeps a mount busy, and one thing by which it does."""
+    """A process that keeps a mount busy, and one path that it uses there (`what`)."""
 
     pid: int
     name: str
@@ -65,8 +66,12 @@ class Holder(NamedTuple):
 
 
 def holders(mountpoint: Path, limit: int = 5) -> list[Holder]:
-    """Processes with a working directory, root, program, open or mapped file below `mountpoint`,
-    at most `limit` and only those that we may look into. Only names are compared: no access."""
+    """Return at most `limit` processes that use a path below `mountpoint`.
+
+    A use is a working directory, root, program, open file or mapped file. Processes of other users
+    are found only if this user may read their /proc entries. Only names are compared, so the mount
+    is not accessed.
+    """
     found: list[Holder] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and len(found) < limit:
@@ -77,6 +82,7 @@ def holders(mountpoint: Path, limit: int = 5) -> list[Holder]:
 
 
 def _held_by(process: Path, mountpoint: Path) -> str | None:
+    """Return one path below `mountpoint` that a process uses; None if there is none."""
     for link in _links_of(process):
         try:
             target = str(link.readlink())

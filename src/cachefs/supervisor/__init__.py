@@ -1,5 +1,5 @@
-"""The process that a mount on the relay's data path belongs to: it outlives the daemon.
+"""The supervisor owns a mount on the relay's data path, and keeps it when the daemon ends.
 
-`supervisor.py` is its life, `child.py` one daemon seen from it, `link.py` the same connection seen
-from the daemon, `channel.py` what goes over it. docs/ARCHITECTURE.md has the picture.
+`supervisor.py` is its main loop, `child.py` its view of one daemon, `link.py` the daemon's end of
+the connection, and `channel.py` the messages. docs/ARCHITECTURE.md has a diagram.
 """

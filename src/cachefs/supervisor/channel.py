@@ -1,27 +1,28 @@
-"""Messages between supervisor and daemon: JSON objects over a SEQPACKET socket, one each, some with
-descriptors.
+"""Messages between supervisor and daemon.
+
+Each message is one JSON object in one packet of a SEQPACKET socket. Some carry descriptors.
 
 From the daemon:
-    {"hello": PROTOCOL, "version": TEXT, "table": FORMAT}   first of all, once its code is loaded
-    {"mount": {"source": TEXT, "allow_other": BOOL}}        answered
-    {"drop_files": true}                                    answered; before its first file
+    {"hello": PROTOCOL, "version": TEXT, "table": FORMAT}   the first message: its code is loaded
+    {"mount": {"source": TEXT, "allow_other": BOOL}}        has an answer
+    {"drop_files": true}                                    has an answer; before its first file
     {"file": N, "waits": BOOL} and one descriptor           a slab file for the relay
     {"close_file": N}
-    {"changes": {...}}                                      for the daemon after it, in "start"
-    {"alive": true}                                         every few seconds while its loop turns
-    {"ready": true, "warnings": [TEXT, ...]}                the kernel has been answered
+    {"changes": {...}}                                      for the next daemon, in its "start"
+    {"alive": true}                                         every few seconds while its loop runs
+    {"ready": true, "warnings": [TEXT, ...]}                it has answered the kernel
     {"error": TEXT, "code": N}                              it could not begin, and ends
-    {"fall_back": TEXT}                                     the relay can't be used, and ends
+    {"fall_back": TEXT}                                     the relay can't be used; it ends
 From the supervisor:
     {"start": {...}} and the table                          `link.Start`; may be long after hello
-    {"mounted": DEVICE, "notices": BOOL} and                the answer to "mount"; the socket takes
-        requests socket, /dev/fuse                          notices for the kernel, too
-    {"error": TEXT}                                         the other one
-    {"dropped": true}                                       the answer to "drop_files"
-    {"ended": true}                                         the mount has ended: SIGTERM follows
+    {"mounted": DEVICE, "notices": BOOL} and                answers "mount"; with "notices", the
+        requests socket, /dev/fuse                          socket takes notices for the kernel
+    {"error": TEXT}                                         answers "mount": it failed
+    {"dropped": true}                                       answers "drop_files"
+    {"ended": true}                                         the mount has ended; SIGTERM follows
 
-Unknown keys are ignored, so that either side may be newer; what can't be ignored needs another
-PROTOCOL, and such a daemon is not taken.
+Both sides ignore unknown keys, so either side may be newer. An extension that the other side must
+not ignore needs another PROTOCOL. A supervisor rejects a daemon with another PROTOCOL.
 """
 
 import json
@@ -38,20 +39,26 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end. Not for several threads at a time, but that one may send while one receives."""
+    """One end of the connection; it owns its socket.
+
+    One thread may send while another one receives. No other concurrent use is allowed.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
     def fileno(self) -> int:
-        """To poll for."""
+        """Return the socket's descriptor, for polling."""
         return self._socket.fileno()
 
     def send(
         self, message: Mapping[str, object], fds: Sequence[int] = (), *, wait: bool = True
     ) -> bool:
-        """False if nobody is there any more, or there is no room (some hundred messages fit) and
-        it must not `wait`."""
+        """Send a message with copies of `fds`, which stay the caller's.
+
+        Return False if the other end is gone, or if the socket is full (some hundred messages fit)
+        and `wait` is False.
+        """
         data = json.dumps(message, separators=(",", ":")).encode()
         flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
         try:
@@ -64,9 +71,9 @@ class Channel:
         return True
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its descriptors, which are the caller's; None at the end.
+        """Return the next message and its descriptors, which the caller owns; None at the end.
 
-        Raises `BlockingIOError` if the socket does not wait and there is none.
+        Raises `BlockingIOError` if the socket is non-blocking and there is no message.
         """
         try:
             data, fds, _, _ = socket.recv_fds(
@@ -79,10 +86,10 @@ class Channel:
         return json.loads(data), list(fds)
 
     def close(self) -> None:
-        """The other end sees it."""
+        """Close the socket. The other end then receives None."""
         self._socket.close()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets that keep messages apart."""
+    """Return two connected sockets that preserve message boundaries. The caller owns both."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

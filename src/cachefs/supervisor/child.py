@@ -1,4 +1,4 @@
-"""One daemon, as its supervisor sees it."""
+"""One daemon process, as its supervisor sees it."""
 
 import os
 import signal
@@ -14,12 +14,16 @@ _CRASHES = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFP
 
 
 class Child:
-    """A daemon that was started, from then until it is `reaped`. Times are monotonic."""
+    """A daemon process from its start until `reap`. All times are monotonic.
+
+    The object owns the process, its pidfd, and the supervisor's end of the channel.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
-        """`command` gets the number of its end of the channel as last argument. Raises `OSError`.
+        """Start `command` with its channel's descriptor number as the last argument.
 
-        A process group of its own: Ctrl-C is for the supervisor, which ends it in good order.
+        The daemon gets its own process group, so Ctrl-C reaches only the supervisor, which then
+        ends the daemon in order. Raises `OSError`.
         """
         ours, its = pair()
         try:
@@ -39,40 +43,40 @@ class Child:
         self.pidfd = os.pidfd_open(self.pid)
         self.began_s = self.heard_s = time.monotonic()
         self.look_at_s = self.began_s + LOOK_INTERVAL_S
-        """When `hangs` is due."""
+        """When `hangs` must be called next."""
         self._stillness = Stillness(self.pid)
         self.version: str | None = None
-        """Once it has said hello."""
+        """The daemon's version; None until its hello."""
         self.was_told_to_start = False
         self.is_ready = False
         self.ready_s = 0.0
         self.failure: tuple[str, int] | None = None
-        """Why it can't begin, and the exit code that this means."""
+        """Why the daemon can't begin, and the exit code for this error."""
         self.fall_back: str | None = None
         """Why the relay can't be used."""
         self.has_crashed = False
-        """Once it is reaped: a signal that it has caused itself, and nobody has sent, ended it."""
+        """Set by `reap`: a crash signal such as SIGSEGV ended it, without `end` or `abort`."""
         self.ends_by_s: float | None = None
-        """It was asked to end, and is killed then."""
+        """When the daemon gets SIGKILL; None unless it was told to end."""
 
     @property
     def owes_signs_of_life(self) -> bool:
-        """While it waits to be told to start, it sleeps."""
+        """Whether the daemon must send signs of life. Between hello and start it only waits."""
         return self.version is None or self.was_told_to_start
 
     def hangs(self) -> str | None:
-        """See `Stillness.look`."""
+        """Return the result of `Stillness.look`, and schedule the next call."""
         self.look_at_s = time.monotonic() + LOOK_INTERVAL_S
         return self._stillness.look()
 
     def start(self, message: Mapping[str, object], table_fd: int) -> None:
-        """After its hello."""
+        """Tell the daemon to begin. It must have sent its hello. `table_fd` stays the caller's."""
         self.was_told_to_start = True
         self.heard_s = time.monotonic()
         self.channel.send({"start": message}, [table_fd])
 
     def end(self, patience_s: float) -> None:
-        """Ask it to end; after `patience_s` `kill` is due. Asked again: now."""
+        """Send SIGTERM; `kill` is due after `patience_s`. After a second call it is due at once."""
         if self.ends_by_s is None:
             self.ends_by_s = time.monotonic() + patience_s
             self._signal(signal.SIGTERM)
@@ -80,16 +84,16 @@ class Child:
             self.ends_by_s = time.monotonic()
 
     def abort(self, patience_s: float) -> None:
-        """Have it show where it stands, and end."""
+        """Send SIGABRT, so that the daemon logs its stacks; make `kill` due after `patience_s`."""
         self.ends_by_s = time.monotonic() + patience_s
         self._signal(signal.SIGABRT)
 
     def kill(self) -> None:
-        """At once."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def reap(self) -> str:
-        """How it ended. Waits for that."""
+        """Wait for the daemon's end, free its descriptors, and return how it ended."""
         code = self._process.wait()
         os.close(self.pidfd)
         self.channel.close()

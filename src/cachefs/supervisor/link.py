@@ -21,15 +21,18 @@ ALIVE_INTERVAL_S = 5.0
 
 _ANSWER_TIMEOUT_S = 60.0
 _LAST_BREATH_S = 20.0
-"""For an orphan to store what was fetched."""
+"""Time for a daemon without a supervisor to store fetched blocks."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a daemon is told before it begins. `config` is what `config.to_json` made, `changes`
-    what the daemon before said of its own."""
+    """The parameters that a daemon receives before it begins.
+
+    `config` is the output of `config.to_json`. `changes` is the last value that the daemon before
+    passed to `Link.changed`.
+    """
 
     config: str
     supervisor_pid: int
@@ -38,17 +41,17 @@ class Start:
     last_end: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     mounted: tuple[str, str] | None = None
-    """Mountpoint and device of the mount, if there is one: to be removed by an orphan."""
+    """Mountpoint and device of the mount, if it exists; needed to unmount without a supervisor."""
     suspect: bool = False
-    """The daemon before has crashed: what it mapped is to be read before it is mapped again."""
+    """The daemon before has crashed, so this one must read its files before it maps them."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Start":
-        """Without what a newer supervisor may have added."""
+        """Make a `Start` from a message. Fields that only a newer supervisor has are ignored."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
     def data_path(self) -> DataPath:
-        """For the status."""
+        """Return the data path's description for the status."""
         return DataPath(
             DataPathName.RELAY,
             None,
@@ -60,9 +63,12 @@ class Start:
 
 
 class Sockets(NamedTuple):
-    """What a mount is served with: the socket that requests come from, and /dev/fuse for the
-    replies. `device` is what the mount table calls the mount. An older supervisor's socket takes no
-    notices for the kernel."""
+    """What a daemon needs to serve a mount. The receiver owns both descriptors.
+
+    Requests come from `requests_fd`; replies go to `device_fd` (/dev/fuse). `device` is the mount's
+    "MAJOR:MINOR". `takes_notices` is False for the socket of an older supervisor, which does not
+    pass notices on to the kernel.
+    """
 
     requests_fd: int
     device_fd: int
@@ -71,8 +77,11 @@ class Sockets(NamedTuple):
 
 
 class Link:
-    """One per daemon. Should the supervisor die, the mount is removed and the daemon ended with
-    SIGTERM, whatever its loop does. `table_fd` and `changes` are there after `hello`."""
+    """The daemon's connection to its supervisor; there is one per daemon.
+
+    A thread receives the messages. If the supervisor dies, this thread removes the mount and ends
+    the daemon with SIGTERM, whatever its loop does. `table_fd` and `changes` are set by `hello`.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -81,11 +90,14 @@ class Link:
         self._sent_file = False
         self.table_fd = -1
         self.changes: Mapping[str, Any] = {}
-        """What `changed` was told in the daemon before."""
+        """The last value that the daemon before passed to `changed`."""
         threading.Thread(target=self._listen, name="cachefs-link", daemon=True).start()
 
     def hello(self, version: str, table_format: int, timeout_s: float | None = None) -> Start:
-        """Say that the code is loaded, and wait until it is wanted."""
+        """Report that the code is loaded, and wait for the order to start.
+
+        Raises `queue.Empty` after `timeout_s`; None waits for ever.
+        """
         self._channel.send({"hello": PROTOCOL, "version": version, "table": table_format})
         message, fds = self._answers.get(timeout=timeout_s)
         (self.table_fd,) = fds
@@ -97,7 +109,7 @@ class Link:
         return start
 
     def mount(self, mountpoint: Path, source: str, allow_other: bool) -> Sockets:
-        """Have the supervisor mount, unless it has. Raises `MountError`."""
+        """Let the supervisor mount, unless the mount exists. Raises `MountError`."""
         message, fds = self._ask({"mount": {"source": source, "allow_other": allow_other}})
         if "error" in message:
             raise MountError(str(message["error"]))
@@ -107,38 +119,39 @@ class Link:
         return Sockets(requests_fd, device_fd, device, bool(message.get("notices")))
 
     def send_file(self, number: int, fd: int, waits: bool) -> None:
-        """Give the relay a slab file. `fd` stays the caller's. Numbers are never used again."""
+        """Give the relay a slab file. `fd` stays the caller's. No number may be used twice."""
         if not self._sent_file:
-            # Those of the daemon before have the same numbers.
+            # The files of the daemon before have the same numbers.
             self._ask({"drop_files": True})
             self._sent_file = True
         self._channel.send({"file": number, "waits": waits}, [fd])
 
     def close_file(self, number: int) -> None:
-        """The relay may forget it. The table must have called it dead."""
+        """Tell the relay to close a slab file. READs of its blocks then come to the daemon."""
         self._channel.send({"close_file": number})
 
     def changed(self, changes: Mapping[str, object]) -> None:
-        """What the next daemon shall be told, in place of what was said before."""
+        """Store `changes` for the next daemon. They replace those of the last call."""
         self._channel.send({"changes": changes})
 
     def alive(self) -> None:
-        """The loop turns."""
+        """Send a sign of life: the loop runs. Does not wait if the socket is full."""
         self._channel.send({"alive": True}, wait=False)
 
     def ready(self, warnings: Sequence[str]) -> None:
-        """The kernel has been answered."""
+        """Report that the kernel has been answered, with the warnings logged so far."""
         self._channel.send({"ready": True, "warnings": list(warnings)})
 
     def failed(self, text: str, code: int) -> None:
-        """The daemon can't begin, and ends: why, for the user, and the exit code it means."""
+        """Report that the daemon can't begin and ends, with the reason and the exit code."""
         self._channel.send({"error": text, "code": code})
 
     def fall_back(self, reason: str) -> None:
-        """The relay can't be used here. The daemon ends."""
+        """Report that the relay can't be used here. The daemon ends."""
         self._channel.send({"fall_back": reason})
 
     def _ask(self, message: Message) -> tuple[Message, list[int]]:
+        """Send a message and return its answer. Raises `MountError` after a timeout."""
         self._channel.send(message)
         try:
             return self._answers.get(timeout=_ANSWER_TIMEOUT_S)
@@ -159,7 +172,7 @@ class Link:
             self._be_orphan()
 
     def _be_orphan(self) -> None:
-        """Nobody reads requests any more: whoever uses the mount would wait for ever."""
+        """Unmount and end: without a supervisor, users of the mount would wait for ever."""
         _logger.error("the supervisor is gone; unmounting")
         if self._mount is not None:
             with suppress(OSError):

@@ -1,18 +1,21 @@
-"""How many files the processes of a mount may have open."""
+"""The limit of open files for the processes of a mount."""
 
 import resource
 
 from cachefs.errors import UsageError
 
 LEAST_OPEN_FILES = 192
-"""What a daemon needs for itself, for connections, and for some slabs (`tiers/open_slabs.py`)."""
+"""Descriptors that a daemon needs: its own, connections, and some slabs (`tiers/open_slabs.py`)."""
 _OPEN_FILES = 1 << 17
-"""One descriptor a slab file, for as many as a cache usually has (`tiers/tier.py`); of more of them
-those that were read lately are open."""
+"""One descriptor for each slab file, for as many files as a cache usually has (`tiers/tier.py`). If
+there are more files, only recently read ones are open."""
 
 
 def raise_file_limit() -> None:
-    """As far as this user may. Raises `UsageError` if that is not enough."""
+    """Raise the limit of open files as far as this user may.
+
+    Raises `UsageError` if that is less than `LEAST_OPEN_FILES`.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if wanted < LEAST_OPEN_FILES:

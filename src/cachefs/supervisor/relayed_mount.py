@@ -1,4 +1,4 @@
-"""The mount, /dev/fuse and the relay: what stays while daemons come and go."""
+"""The mount, /dev/fuse and the relay, which stay while daemons are replaced."""
 
 import logging
 import os
@@ -12,19 +12,25 @@ from cachefs.supervisor.channel import pair
 from cachefs.supervisor.child import Child
 
 _TABLE_ENTRIES = 1 << 21
-"""Blocks that the relay may know; 32 bytes each, of which only what is used takes memory."""
+"""Most blocks in the relay's table: 40 bytes each, and 130 for part checksums. Only used pages take
+memory."""
 _THREADS = 8
-"""All but one may wait for disks."""
+"""Threads of the relay. All but one may wait for disks."""
 
 _logger = logging.getLogger(__name__)
 
 
 class RelayedMount:
-    """Made once for each mountpoint; mounted for the first daemon that asks."""
+    """The mount of one supervisor, which is made when the first daemon requests it.
+
+    The object owns the mount, its /dev/fuse, and the relay. The supervisor closes `table_fd`.
+    """
 
     def __init__(self, mountpoint: Path, watch: Callable[[int], None]) -> None:
-        """`watch` is given a descriptor that is readable once the mount has ended. Raises
-        `OSError`."""
+        """Create the relay's table, but no mount yet. Raises `OSError`.
+
+        `watch` is called with a descriptor that is readable once the mount has ended.
+        """
         self._mountpoint = mountpoint
         self._watch = watch
         self.table_fd = _relay.create_table(_TABLE_ENTRIES)
@@ -32,7 +38,7 @@ class RelayedMount:
         self._mount: KernelMount | None = None
 
     def give_to(self, child: Child, source: str, allow_other: bool) -> None:
-        """Answer its request for the mount: with what it takes to serve it, or an error."""
+        """Answer a daemon's request for the mount, with the descriptors to serve it or an error."""
         try:
             self._give_to(child, source, allow_other)
         except MountError as error:
@@ -51,7 +57,7 @@ class RelayedMount:
         with ours, its:
             self._relay.attach(ours.fileno())
             if is_first:
-                self._relay.start()  # not before: the kernel's INIT needs a real answer
+                self._relay.start()  # not earlier: a daemon must answer the kernel's INIT
             elif not self._relay.resend():
                 _logger.warning(
                     "this kernel can't send requests again (Linux 6.9 can): those that the daemon "
@@ -61,41 +67,41 @@ class RelayedMount:
             child.channel.send({"mounted": self._mount.device, "notices": True}, fds)
 
     def detach(self) -> None:
-        """The daemon is gone, or goes: what it was to answer waits for the next one."""
+        """Stop forwarding to the present daemon. Its requests wait for the next daemon."""
         if self._relay is not None:
             self._relay.detach()
 
     def set_file(self, number: int, fd: int, waits: bool) -> None:
-        """A slab file; `fd` is taken over."""
+        """Give the relay a slab file, which then owns `fd`."""
         if self._relay is not None:
             self._relay.set_file(number, fd, waits)
 
     def close_file(self, number: int) -> None:
-        """A slab file is not used any more."""
+        """Let the relay close a slab file."""
         if self._relay is not None:
             self._relay.close_file(number)
 
     def drop_files(self) -> None:
-        """A new daemon numbers its files anew."""
+        """Let the relay close all slab files, because a new daemon numbers its files anew."""
         if self._relay is not None:
             self._relay.drop_files()
 
     @property
     def is_made(self) -> bool:
-        """A daemon has asked for it, and it was not taken away."""
+        """Whether the mount was made and not taken away since."""
         return self._mount is not None
 
     @property
     def name(self) -> tuple[str, str] | None:
-        """Mountpoint and device, once it is made."""
+        """Mountpoint and device; None before the mount is made and after it was taken away."""
         return (str(self._mount.mountpoint), self._mount.device) if self._mount else None
 
     def is_there(self) -> bool:
-        """Whether it is still what is seen at its mountpoint."""
+        """Return whether this mount is still the visible one at its mountpoint."""
         return self._mount is not None and self._mount.is_there()
 
     def take_away(self) -> None:
-        """Unmount, lazily, and let go of the kernel. May be called twice."""
+        """Unmount lazily, stop the relay, and close /dev/fuse. A second call does nothing."""
         mount, relay = self._mount, self._relay
         self._mount = self._relay = None
         if mount is None:
@@ -106,8 +112,8 @@ class RelayedMount:
             _logger.error("can't unmount %s: %s", mount.mountpoint, error.strerror)
         if relay is not None:
             relay.stop()
-        # Its threads may look at the descriptor once more, so its number must not become another
-        # file's. Once the daemon has let go of it, too, those who still wait get an error.
+        # The relay's threads may still use the descriptor, so another file must not get its number.
+        # Once the daemon has closed /dev/fuse, too, processes that still wait get an error.
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(nothing, mount.fd, inheritable=False)
         os.close(nothing)

@@ -1,4 +1,4 @@
-"""Signals as something to poll for."""
+"""Signals that a process receives by polling a socket."""
 
 import signal
 import socket
@@ -10,8 +10,11 @@ _MOST_AT_ONCE = 64
 
 @contextmanager
 def signals_on_a_socket(wanted: Sequence[signal.Signals]) -> Iterator[socket.socket]:
-    """While this lasts, the `wanted` signals do nothing but make a socket readable: see
-    `read_signals`."""
+    """Yield a socket that the `wanted` signals make readable; see `read_signals`.
+
+    Inside the context, these signals have no other effect. Afterwards, the old handlers return.
+    Must run in the main thread.
+    """
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
@@ -27,9 +30,9 @@ def signals_on_a_socket(wanted: Sequence[signal.Signals]) -> Iterator[socket.soc
 
 
 def read_signals(reader: socket.socket) -> list[signal.Signals]:
-    """Those that came, in order; it is readable, so there are some."""
+    """Return the signals that came, in order. The socket must be readable."""
     return [signal.Signals(number) for number in reader.recv(_MOST_AT_ONCE)]
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """The number has been written to the socket."""
+    """Do nothing: Python has already written the number to the socket."""

@@ -1,17 +1,19 @@
-"""Does a daemon hang, or does it only wait for the processor? What the kernel says of its loop."""
+"""Detects a daemon that hangs, as opposed to one that waits for the processor, from /proc."""
 
 from pathlib import Path
 
 LOOK_INTERVAL_S = 1.0
 STOPPED_LOOKS = 3
-"""A process that was stopped (SIGSTOP, a terminal) does not go on by itself."""
+"""Looks that show a stopped process. After SIGSTOP, a process does not continue by itself."""
 STILL_LOOKS = 10
-"""More than twice the time between two signs of life."""
+"""Looks that show an idle loop: at least two intervals between signs of life."""
 
 
 class Stillness:
-    """Looked at once in `LOOK_INTERVAL_S`. Looks are counted, not seconds: where the whole machine
-    stands still nobody is to blame."""
+    """Observes one process; `look` must be called once in each `LOOK_INTERVAL_S`.
+
+    The object counts looks, not seconds, so a pause of the whole machine does not count.
+    """
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self._stat = proc / str(pid) / "stat"
@@ -20,9 +22,11 @@ class Stillness:
         self._count = 0
 
     def look(self) -> str | None:
-        """What is wrong with the process: "stopped", "still", or None if nothing is or nobody can
-        tell. It is still if its loop neither ran nor waited for a processor. A thread that waits
-        for a disk, or that a debugger holds, is neither."""
+        """Return "stopped", "still", or None if the process is healthy or its state is unknown.
+
+        "still": the loop's thread slept for `STILL_LOOKS` looks, and neither ran nor waited for a
+        processor. A thread that waits for a disk, or that a debugger holds, is neither.
+        """
         now = self._look()
         self._count = self._count + 1 if now == self._before else 0
         self._before = now
@@ -35,7 +39,11 @@ class Stillness:
         return "still" if state == "S" and is_told and self._count >= STILL_LOOKS else None
 
     def _look(self) -> tuple[str, str] | None:
-        """The state of the main thread, which is the loop's, and how long it ran and waited."""
+        """Return the main thread's state and its run and wait times, as text.
+
+        The main thread runs the loop. The times are "" if they are unknown; None if the process is
+        gone.
+        """
         try:
             state = self._stat.read_text(errors="replace").rpartition(")")[2].split()[0]
         except (OSError, IndexError):

@@ -1,7 +1,7 @@
-"""The supervisor: owns the mount and the relay, and sees to it that there is a daemon.
+"""The supervisor owns the mount and the relay, and keeps a daemon running.
 
-One thread and one loop; the relay's threads are in C. Nothing heavy is imported, and nothing late:
-an upgrade may have replaced the files of this version.
+It has one thread with one loop; the relay's threads are in C. It must import nothing large, and
+nothing after its start, because an upgrade may have replaced the files of this version.
 """
 
 import logging
@@ -27,31 +27,34 @@ from cachefs.supervisor.task import Task
 from cachefs.systemd_notify import NOBODY, ServiceManager
 
 SILENCE_S = 60.0
-"""A daemon that hasn't been heard of for so long hangs, whatever it does. `stillness` finds most
-of them sooner."""
+"""A ready daemon that sends no message for this long counts as hanging. `stillness` detects most of
+them sooner."""
 START_SILENCE_S = 180.0
-"""The same before it is ready: a slow disk may keep its loop for a while then."""
+"""The same before it is ready, when a slow disk may block its loop for a while."""
 STOP_S = 25.0
-"""For a daemon to store what was fetched."""
+"""Time for a daemon to store fetched blocks before SIGKILL."""
 _ABORT_S = 5.0
-"""For the traces of a daemon that hangs."""
+"""Time for a daemon that hangs to log its stacks before SIGKILL."""
 
 MOST_FAILURES, FAILURES_WITHIN_S = 5, 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
-"""Before a daemon is started after one that never became ready."""
+"""Pauses before the next start, if a daemon failed early or several crashed."""
 _BARELY_S = 0.2
-"""One that dies sooner after it was ready was no better."""
+"""A daemon that dies this soon after it was ready counts as one that failed early."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _logger = logging.getLogger(__name__)
 
 OnReady = Callable[[Sequence[str]], None]
-"""Called with what was logged as warnings until then."""
+"""Called with the warnings that the daemon has logged so far."""
 
 
 class Supervisor:
-    """One mount, from before its first daemon to after its last."""
+    """The owner of one mount, from before its first daemon to after its last.
+
+    It has at most one daemon, and during an upgrade a successor. All methods run in one thread.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,8 @@ class Supervisor:
         manager: ServiceManager = NOBODY,
         on_upgrade_failed: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`on_ready` is called once; `manager` hears that it is, of signs of life, and the end."""
+        """`on_ready` is called once, when the first daemon is ready. `manager` gets
+        readiness, signs of life, and the end. `on_upgrade_failed` gets the reason."""
         self._task = task
         self._on_ready = on_ready
         self._on_upgrade_failed = on_upgrade_failed
@@ -69,7 +73,7 @@ class Supervisor:
         self._mount = RelayedMount(task.mountpoint, self._watch_mount)
         self._daemon: Child | None = None
         self._successor: Child | None = None
-        """It waits for the daemon's end, or for its own code."""
+        """The next daemon of an upgrade. It loads its code, then waits for the daemon's end."""
         self._was_ready = False
         self._is_ending = False
         self._failure: BaseException | None = None
@@ -78,7 +82,7 @@ class Supervisor:
         self._failures: deque[float] = deque(maxlen=MOST_FAILURES)
         self._crashes: deque[float] = deque(maxlen=MOST_FAILURES)
         self._is_suspect = False
-        """The last daemon has crashed: the next one looks at its files first."""
+        """The last daemon has crashed, so the next one checks its files first."""
         self._restarts = 0
         self._restarted_at: float | None = None
         self._last_end: str | None = None
@@ -87,13 +91,13 @@ class Supervisor:
         self._terminal = next((fd for fd in (0, 2) if os.isatty(fd)), None)
 
     def run(self) -> None:
-        """Serve until the mount has ended, SIGTERM or SIGINT. SIGHUP takes another daemon.
+        """Serve until the mount ends, or until SIGTERM or SIGINT. SIGHUP starts an upgrade.
 
-        Raises `CachefsError`: what the first daemon could not begin for, or that the mount was
-        given up; `RelayUnusableError` if it should be served without a relay; `KeyboardInterrupt`
+        Raises `CachefsError` if the first daemon could not begin or the mount was given up,
+        `RelayUnusableError` if the mount must be served without a relay, and `KeyboardInterrupt`
         if SIGINT came before the mount was up.
         """
-        raise_file_limit()  # the relay has the slabs open, too
+        raise_file_limit()  # the relay, too, has the slabs open
         prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
         with signals_on_a_socket(_SIGNALS) as signals:
             self._selector.register(
@@ -115,7 +119,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._pause_s()):
-            if key.fd in self._selector.get_map():  # not unregistered by one before it
+            if key.fd in self._selector.get_map():  # an earlier callback may have unregistered it
                 key.data()
         self._look_at_the_clock()
 
@@ -123,6 +127,7 @@ class Supervisor:
         return [child for child in (self._daemon, self._successor) if child is not None]
 
     def _pause_s(self) -> float | None:
+        """Return the seconds until the next deadline; None if there is none."""
         times = [] if self._start_at_s is None else [self._start_at_s]
         for child in self._children():
             if child.ends_by_s is not None:
@@ -134,6 +139,7 @@ class Supervisor:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _look_at_the_clock(self) -> None:
+        """Do everything whose deadline has passed."""
         now_s = time.monotonic()
         interval_s = self._manager.sign_interval_s
         if interval_s is not None and now_s >= self._watchdog_at_s:
@@ -151,11 +157,11 @@ class Supervisor:
                 self._look_after(child, now_s)
 
     def _look_after(self, child: Child, now_s: float) -> None:
-        """A daemon that hangs is ended; one that only waits for the processor has time."""
+        """End a daemon that hangs, but not one that only waits for the processor."""
         found = child.hangs() if now_s >= child.look_at_s else None
         if found == "stopped":
             _logger.error("the daemon (process %d) was stopped; it is killed", child.pid)
-            child.end(0.0)  # it would notice no SIGABRT
+            child.end(0.0)  # a stopped process handles no SIGABRT
         elif found is not None or now_s >= child.heard_s + _patience_s(child):
             _logger.error(
                 "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
@@ -172,7 +178,7 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         is_hung_up = self._terminal is not None and not os.isatty(self._terminal)
         if number == signal.SIGHUP and is_hung_up:
-            number = signal.SIGTERM  # the terminal is gone: nobody asked for an upgrade
+            number = signal.SIGTERM  # the terminal is gone; this is no request for an upgrade
         if number == signal.SIGHUP:
             self._upgrade()
         elif number in {signal.SIGTERM, signal.SIGINT}:
@@ -184,7 +190,7 @@ class Supervisor:
     # -- daemons ---------------------------------------------------------------------------------
 
     def _spawn(self) -> Child:
-        """Raises `OSError`."""
+        """Start a daemon process, and watch its channel and its end. Raises `OSError`."""
         child = Child(self._task.command)
         self._watch(child.channel.fileno(), lambda: self._receive(child))
         self._watch(child.pidfd, lambda: self._bury(child))
@@ -200,7 +206,7 @@ class Supervisor:
             self._note_failure(f"it could not be started: {reason_of(error)}")
 
     def _receive(self, child: Child) -> None:
-        """All that it has said."""
+        """Handle all messages that a daemon has sent."""
         while True:
             try:
                 received = child.channel.receive()
@@ -218,11 +224,11 @@ class Supervisor:
                     os.close(fd)
 
     def _understand(self, child: Child, message: Message, fds: list[int]) -> None:
-        """What it takes of `fds` it removes."""
+        """Handle one message. Descriptors that it keeps are removed from `fds`."""
         match message:
             case {"hello": protocol, "version": version}:
                 self._greet(child, protocol, str(version))
-            case {"mount": _} if self._is_ending:  # nobody would take it away again
+            case {"mount": _} if self._is_ending:  # it would not be unmounted again
                 child.channel.send({"error": "the mount ends"})
             case {"mount": {"source": source, "allow_other": allow_other}}:
                 self._mount.give_to(child, str(source), bool(allow_other))
@@ -243,7 +249,7 @@ class Supervisor:
                 child.fall_back = str(reason)
 
     def _greet(self, child: Child, protocol: object, version: str) -> None:
-        """Its code is loaded."""
+        """Handle a hello: tell the daemon to start, or end the daemon before its successor."""
         if protocol != PROTOCOL:
             text = (
                 f"cachefs {version} can't take over a mount of this version; unmount and mount "
@@ -263,6 +269,7 @@ class Supervisor:
             self._daemon.end(STOP_S)
 
     def _tell_to_start(self, child: Child) -> None:
+        """Send the start message with the table."""
         start = Start(
             self._task.config,
             os.getpid(),
@@ -276,6 +283,7 @@ class Supervisor:
         child.start(asdict(start), self._mount.table_fd)
 
     def _note_ready(self, child: Child, warnings: Sequence[str]) -> None:
+        """Handle a daemon's first answer to the kernel."""
         child.is_ready = True
         child.ready_s = time.monotonic()
         if self._was_ready:
@@ -287,6 +295,7 @@ class Supervisor:
         self._on_ready(warnings)
 
     def _bury(self, child: Child) -> None:
+        """Handle a daemon's end: start another one, promote the successor, or give up."""
         self._selector.unregister(child.pidfd)
         self._hear_the_rest(child)
         how = child.reap()
@@ -312,13 +321,14 @@ class Supervisor:
             self._replace(child, how)
 
     def _hear_the_rest(self, child: Child) -> None:
+        """Handle the messages that an ended daemon has left in its channel."""
         if child.channel.fileno() in self._selector.get_map():
             self._receive(child)
         if child.channel.fileno() in self._selector.get_map():
             self._selector.unregister(child.channel.fileno())
 
     def _reason(self, child: Child, how: str) -> CachefsError:
-        """Why the first daemon could not begin."""
+        """Return the error for a first daemon that could not begin."""
         if child.fall_back is not None:
             return RelayUnusableError(child.fall_back)
         if child.failure is None:
@@ -329,7 +339,7 @@ class Supervisor:
         return UsageError(text) if code == 2 else CachefsError(text)
 
     def _promote(self) -> None:
-        """The successor becomes the daemon."""
+        """Make the successor the daemon."""
         self._daemon, self._successor = self._successor, None
         assert self._daemon is not None
         self._note_restart()
@@ -341,7 +351,7 @@ class Supervisor:
         self._restarted_at = time.time()
 
     def _replace(self, child: Child, how: str) -> None:
-        """It was no first one, and nobody asked it to end."""
+        """Schedule the next daemon after one that ended by itself and was not the first."""
         if child.failure is not None:
             how = f"could not begin: {child.failure[0]}"
         self._last_end = how
@@ -363,8 +373,11 @@ class Supervisor:
         self._start_at_s = now_s + (_FIRST_PAUSE_S if barely else 0.0)
 
     def _note_crash(self, how: str) -> None:
-        """A daemon that served has come to its end by itself. One after the other would do the
-        same for ever: each is given more time, and after some the mount is given up."""
+        """Schedule the next daemon after a crash of a ready one.
+
+        The cause may crash every daemon. So each pause is longer, and after `MOST_FAILURES` crashes
+        within `FAILURES_WITHIN_S` the mount is given up.
+        """
         now_s = time.monotonic()
         self._crashes.append(now_s)
         count = sum(now_s < crashed_s + FAILURES_WITHIN_S for crashed_s in self._crashes)
@@ -378,7 +391,7 @@ class Supervisor:
         self._start_at_s = now_s + (_FIRST_PAUSE_S * 2.0 ** (count - 2) if count > 1 else 0.0)
 
     def _note_failure(self, what: str) -> None:
-        """A daemon could not begin."""
+        """Schedule the next try after a daemon that could not begin, or give the mount up."""
         now_s = time.monotonic()
         self._failures.append(now_s)
         count = sum(now_s < failed_s + FAILURES_WITHIN_S for failed_s in self._failures)
@@ -394,6 +407,7 @@ class Supervisor:
         self._start_at_s = now_s + pause_s
 
     def _upgrade(self) -> None:
+        """Start a successor, which replaces the daemon once its code is loaded."""
         daemon = self._daemon
         if daemon is None or not daemon.is_ready or self._successor or self._is_ending:
             _logger.info("SIGHUP: another daemon is being started anyhow, or the mount ends")
@@ -428,7 +442,7 @@ class Supervisor:
         self._end()
 
     def _end(self) -> None:
-        """Begin to. If it has begun: hurry."""
+        """Unmount, and end all daemons. A second call makes their SIGKILL due at once."""
         if not self._is_ending:
             self._is_ending = True
             self._start_at_s = None
@@ -439,7 +453,7 @@ class Supervisor:
             child.end(STOP_S)
 
     def _leave_nothing(self) -> None:
-        """Whatever happened."""
+        """Unmount, kill all daemons, and free everything, whatever has happened before."""
         if not self._is_ending:
             self._end()
         for child in self._children():

@@ -1,4 +1,4 @@
-"""What a supervisor is to serve."""
+"""The task of a supervisor."""
 
 import sys
 from collections.abc import Sequence
@@ -8,8 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be served, and how a daemon for it is started. `config` is for the daemon;
-    `log_name` says where it logs, for errors."""
+    """A mount to serve, and the command that starts a daemon for it.
+
+    `config` is the daemon's configuration as JSON. `status` is shown by the service manager.
+    `log_name` names the daemon's log in error messages.
+    """
 
     mountpoint: Path
     nonempty: bool
@@ -20,7 +23,10 @@ class Task:
 
 
 def daemon_command() -> list[str]:
-    """How a daemon of the installed version is started: the module keeps its name for ever, as
-    supervisors of earlier versions start it, too. The working directory is no place for code."""
+    """Return the command that starts a daemon of the installed version.
+
+    The module must keep its name for ever, because supervisors of earlier versions start it, too.
+    -P keeps code in the working directory from being imported.
+    """
     warnings = [f"-W{option}" for option in sys.warnoptions]
     return [sys.executable, *warnings, "-P", "-m", "cachefs.daemon.supervised"]
