@@ -22,7 +22,7 @@ _FLUSH_S = 0.25
 _MOST_LINES = 100_000
 """Most lines that wait to be written. A disk that works at all keeps up with this many."""
 _MOST_BYTES = 256 << 20
-"""At this size the file is renamed to FILE.1, which replaces an earlier FILE.1."""
+"""Above this size the file is renamed to FILE.1, which replaces an earlier FILE.1."""
 
 _logger = logging.getLogger(__name__)
 

@@ -129,7 +129,7 @@ def _relative(path: str) -> str:
     if path.startswith("/"):
         raise _nowhere(path)
     if "://" in path:
-        return path  # the daemon knows its source
+        return path  # a URL, which the daemon compares with its source
     below = os.path.normpath(path)
     if below == ".." or below.startswith("../"):
         raise UsageError(f"{path} leads out of the mount")

@@ -53,7 +53,7 @@ class Child:
         self.failure: tuple[str, int] | None = None
         """Why the daemon can't begin, and the exit code for this error."""
         self.fall_back: str | None = None
-        """Why the relay can't be used."""
+        """Why the relay can't be used; None if it can."""
         self.has_crashed = False
         """Set by `reap`: a crash signal such as SIGSEGV ended it, without `end` or `abort`."""
         self.ends_by_s: float | None = None

@@ -169,7 +169,7 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
     struct rt_entry *entry = place_for(table, ino, block);
     uint32_t seq = GET(entry->seq) & ~1u;
     PUT(entry->seq, seq + 1);
-    atomic_thread_fence(memory_order_release); /* the odd number before any field */
+    atomic_thread_fence(memory_order_release); /* orders the odd number before the fields */
     PUT(entry->ino, ino);
     PUT(entry->block, block);
     PUT(entry->file, file);
@@ -224,7 +224,7 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
         found->slot = GET(entry->slot);
         found->generation = GET(entry->generation);
         found->checksum = GET(entry->checksum);
-        atomic_thread_fence(memory_order_acquire); /* all fields before the second look */
+        atomic_thread_fence(memory_order_acquire); /* orders the fields before the second load of `seq` */
         if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
         found->entry = (uint64_t)(entry - table->entries);
         found->length = length & ~RT_LAST;
