@@ -224,7 +224,7 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
         found->slot = GET(entry->slot);
         found->generation = GET(entry->generation);
         found->checksum = GET(entry->checksum);
-        atomic_thread_fence(memory_order_acquire); /* orders the fields before the second load of `seq` */
+        atomic_thread_fence(memory_order_acquire); /* orders the fields before the second look */
         if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
         found->entry = (uint64_t)(entry - table->entries);
         found->length = length & ~RT_LAST;
