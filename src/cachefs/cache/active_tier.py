@@ -1,4 +1,4 @@
-"""One tier in use: its parts, put together, and their life."""
+"""One active tier: assembles its parts, and starts and stops them."""
 
 import logging
 from dataclasses import dataclass, field
@@ -25,45 +25,46 @@ log = logging.getLogger(__name__)
 
 _COMMIT_RETRY_S = 1.0
 _IDLE_S = 5.0
-"""How long a closing tier waits for its threads: a disk that hangs must not keep us."""
+"""How long a closing tier waits for its threads: a disk that hangs must not block the shutdown."""
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """What all tiers of a mount have in common."""
+    """The options that all tiers of a mount share."""
 
     policy: str = DEFAULT_POLICY
     """A name of `policies.POLICIES`."""
     verify_full: bool = False
-    """Compare on every read also what lies in memory, and whose slot it is."""
+    """On every read also verify blocks in memory, and that the slot belongs to the block."""
     scrub_interval_s: float = 0.0
-    """How long until every block has been proven again; 0 or infinite: never."""
+    """Interval in which the scrubber verifies every block once; 0 or infinity: never."""
     tolerant: bool = False
-    """A tier whose index can't be opened is done without, and an error in the log."""
+    """Log an error and continue without a tier if its index can't be opened."""
     open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
 
 
 class Neighbours(Protocol):
-    """The other tiers, as one of them sees them."""
+    """What one tier can ask about the other tiers of the mount; `TierSet` implements it."""
 
     resting: Resting
     intents: Intents
     sums: Sums
 
     def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
-        """Where the block may go down to; None: nowhere."""
+        """Return the admission of the slower tier that takes the block on demotion, or None."""
 
     def above(self, tier: "ActiveTier", key: BlockKey) -> "ActiveTier | None":
-        """The block's home in the next faster level."""
+        """Return the block's home tier in the next faster level, or None."""
 
 
 class ActiveTier:
-    """See the module docstring. `level` is set by the owner whenever tiers come or go."""
+    """See the module docstring. The owner, `TierSet`, updates `level` when tiers are added,
+    removed or resized."""
 
     def __init__(
         self, tier: Tier, options: CacheOptions, history: History, neighbours: Neighbours
     ) -> None:
-        """Opens the index. Raises `CacheDirError`; the tier is the caller's then."""
+        """Opens the index. Raises `CacheDirError`; the caller still owns `tier` then."""
         self.tier = tier
         self.level = 0
         self._neighbours = neighbours
@@ -87,15 +88,16 @@ class ActiveTier:
 
     @property
     def usable(self) -> bool:
+        """Whether the disk is healthy enough to use and the tier is not retired."""
         return self.store.io.health.usable and not self.store.retired
 
     @property
     def place(self) -> Place:
-        """As the placement sees it."""
+        """The tier's entry for `Placement`."""
         return Place(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
 
     def connect(self, level: int, level_count: int) -> None:
-        """The tier is on `level` (0 is the fastest) of `level_count`."""
+        """Set the tier's `level` (0 is the fastest) of `level_count`."""
         self.level = level
         self.evictor.demote = self.mover.demote if level < level_count - 1 else None
         self.store.on_lower_hit = self._hit if level else None
@@ -106,7 +108,7 @@ class ActiveTier:
         return None if self.store.retired else self._neighbours.below(self, key, length)
 
     def _target_above(self, key: BlockKey, length: int) -> Admission | None:
-        if self.store.retired:  # no neighbour of anybody any more
+        if self.store.retired:  # a retired tier has no neighbours
             return None
         above = self._neighbours.above(self, key)
         return above.admission if above is not None and above.admission.takes(length) else None
@@ -117,13 +119,13 @@ class ActiveTier:
             self._promoter.want(key)
 
     def takes(self, key: BlockKey, length: int) -> bool:
-        """Whether the block would probably be stored, and kept if it is to be."""
+        """Whether the tier would probably store the block, and pin it if users request that."""
         return self.admission.takes(length) and (
             not self.store.intents.wants_kept(key) or self.store.may_keep(length)
         )
 
     def refuse_to_lose_kept(self, quota_bytes: int) -> None:
-        """Raises `CacheDirError` if what is kept from eviction would not fit into the quota."""
+        """Raises `CacheDirError` if the pinned blocks would not fit into `quota_bytes`."""
         kept_bytes = self.tier.slabs.kept_charge_bytes
         if (
             kept_bytes
@@ -135,7 +137,7 @@ class ActiveTier:
             )
 
     def has_room(self) -> bool:
-        """Whether blocks may come up here without others having to go."""
+        """Whether the tier can take promoted blocks without evicting others."""
         return self.tier.slabs.used_charge_bytes < self.tier.watermarks.low_bytes
 
     def _health_changed(self) -> None:
@@ -146,7 +148,7 @@ class ActiveTier:
     # -- life ----------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Work until `stop`, or until cancelled."""
+        """Run the tier's tasks until `close`, or until cancelled."""
         self._stopped = trio.Event()
         store = self.store
         store.io.start()
@@ -166,8 +168,11 @@ class ActiveTier:
             self._stopped.set()
 
     async def _commit_that_it_is_open(self) -> None:
-        """Before any slot changes: else a crash could leave the last clean mark. Where nothing can
-        be written, what is there is served, and nothing is stored."""
+        """Commit the deletion of the clean mark.
+
+        This must happen before any slot changes: a crash could otherwise leave the old mark. While
+        the commit fails, the tier serves its blocks but stores none.
+        """
         index, admission = self.store.index, self.admission
         if await index.commit() or self.store.files.must_reconcile:
             return
@@ -178,19 +183,23 @@ class ActiveTier:
         admission.closed = self.store.retired
 
     async def _settle(self) -> None:
-        """What need not be done before the first read."""
+        """Do the start-up work that the first read does not need."""
         await self.store.warm()
         await self.store.files.settle_all()
 
     def retire(self) -> None:
-        """Serve and store no more blocks."""
+        """Stop serving and storing blocks."""
         self.store.retired = True
         self.store.slabs.withdraw_all()
         self.admission.closed = True
         self.admission.give_up()
 
     async def close(self) -> None:
-        """End `run`, commit, give the directory back. Nobody may use the tier any more."""
+        """End `run`, commit and release the directory. The tier must not be used afterwards.
+
+        If the disk does not answer within `_IDLE_S`, descriptors and lock stay open until the
+        process ends.
+        """
         self._scope.cancel()
         store = self.store
         if self._stopped is not None:
@@ -198,13 +207,13 @@ class ActiveTier:
                 await self._stopped.wait()
                 await store.io.idle()  # a reader's thread may still use a slab's descriptor
             store.io.stop()
-            # Such a reader was woken together with us; it comes to its end before we go on.
+            # The last reader's task and this one became runnable together; let it finish first.
             await trio.lowlevel.checkpoint()
             if patience.cancelled_caught:
                 store.io.desert()
                 await self._stopped.wait()
                 log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
-                return  # descriptors and lock last until the process ends
+                return  # the process keeps descriptors and lock until it ends
         if store.io.health.usable:
             await store.index.commit()
             store.close()
@@ -212,6 +221,6 @@ class ActiveTier:
             store.abandon()
 
     def abandon(self) -> None:
-        """Drop everything as a crash would; for tests. `run` must have ended."""
+        """Close without writing anything, as a crash does; for tests. `run` must have ended."""
         self.store.io.stop()
         self.store.abandon()

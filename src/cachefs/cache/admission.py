@@ -1,9 +1,9 @@
-"""Storing blocks: one task per tier, one hop to its writer thread per batch.
+"""Stores blocks: one task per tier, one call of its writer thread per batch.
 
-The way of a block: slot allocated (loop) -> checksum, table entry and data written (writer) ->
-slot committed, index put, `done` called (loop, no await between). Until the last step readers
-get the bytes from where they came; from it on, from the slot. A write that fails costs this copy
-and no reader.
+The steps for a block: allocate a slot (loop) -> write table entry and data (writer thread, which
+also computes the checksum) -> commit the slot, put the index row and call `done` (loop, no await
+between). Before the last step readers get the bytes from the block's source; after it, from the
+slot. A failed write loses this copy only: no read fails.
 """
 
 import logging
@@ -31,18 +31,19 @@ log = logging.getLogger(__name__)
 _BATCH_BLOCKS = 64
 _BATCH_BYTES = 8 << 20
 _FINISH_BLOCKS = 8
-"""Committed without letting the loop run: some 50 us each."""
+"""Blocks committed between two checkpoints of the loop: about 50 us each."""
 _GATHER_S = 0.02
 _FAILURE_PAUSE_S = 1.0
 _STALL_S = 3.0
-"""A batch without progress for that long gives up what it holds, and so does the queue."""
+"""If a batch makes no progress for so long, all blocks of the batch and the queue are given up."""
 
 
 class Candidate:
-    """A block that waits to be stored. `done(candidate, stored)` is called exactly once, by the
-    first `settle`.
+    """A block that waits to be stored. The first `settle` calls `done(candidate, stored)`, so it
+    is called exactly once.
 
-    `checksum` is 0 if it isn't known yet; `age` is that of a block that comes from another tier.
+    `checksum` is 0 if not computed yet. `age` is the block's age in the tier it comes from; 0 for
+    a fetched block. `flight` is the fetch that brought it, or None.
     """
 
     __slots__ = (
@@ -75,21 +76,21 @@ class Candidate:
         self.checksum = checksum
         self.age = age
         self.began_at = trio.current_time() if flight is None else flight.began_at
-        """When the block was asked for, or known to be in the tier that it comes from."""
+        """When its fetch began, or when it was read from another tier to be moved (trio clock)."""
         self.level = 0
-        """Of the tier that it was offered to."""
+        """Level of the tier that it was offered to."""
         self.must_keep = False
-        """If users want it kept from eviction: where it can't be kept it doesn't go."""
+        """If users pinned it: refuse it unless this tier can pin (keep) it."""
 
     def settle(self, stored: bool) -> None:
-        """The block is stored, or won't be as far as anybody waits for it. Only the first call
-        counts: a write that was given up may still succeed."""
+        """Report whether the block is stored. Only the first call has an effect: a write that was
+        given up may still succeed later."""
         if not self.settled:
             self.settled = True
             self._done(self, stored)
 
     def anew(self) -> "Candidate":
-        """The same, to be offered to another tier."""
+        """Return a new candidate for the same block, to offer it to another tier."""
         return Candidate(self.key, self.data, self._done, self.flight, self.checksum, self.age)
 
 
@@ -100,10 +101,10 @@ class _Write(NamedTuple):
 
 
 class Admission:
-    """The queue into one tier."""
+    """The queue of blocks to be stored in one tier. Used on the loop only."""
 
     def __init__(self, store: TierStore, evictor: Evictor, resting: Resting | None) -> None:
-        """`resting` is told of every block that was stored, if there is more than one level."""
+        """`resting` records every stored block, so that it is not moved during its cooldown."""
         self._store = store
         self._evictor = evictor
         self._resting = resting
@@ -113,7 +114,7 @@ class Admission:
         self._hurried = trio.lowlevel.ParkingLot()
         self._drainers = 0
         self._batch: list[Candidate] = []
-        """Those that are being stored."""
+        """The candidates that are being stored."""
         self._progress_s = 0.0
         self._stalled = False
         self._failing = False
@@ -122,16 +123,16 @@ class Admission:
 
     @property
     def store(self) -> TierStore:
-        """Where it stores."""
+        """The tier's store."""
         return self._store
 
     @property
     def counters(self) -> TierCounters:
-        """Those of the tier."""
+        """The tier's counters."""
         return self._store.counters
 
     def takes(self, length: int) -> bool:
-        """Whether a block of this length would probably be stored. Costs next to nothing."""
+        """Whether a block of `length` bytes would probably be stored. Very cheap."""
         return (
             not self.closed
             and not self._stalled
@@ -141,12 +142,15 @@ class Admission:
         )
 
     def offer(self, candidate: Candidate) -> None:
+        """Queue a block; returns at once. `candidate.settle` reports the outcome."""
         self._queue.append(candidate)
         self._parked.unpark()
 
     def give_up(self) -> None:
-        """Settle everything without waiting for the disk, which is out of use. What is being
-        written just now may still turn up in the tier."""
+        """Settle all candidates as not stored, without waiting for the disk.
+
+        A block that is being written at this moment may still be stored.
+        """
         batch, self._batch = self._batch, []
         queue, self._queue = self._queue, deque()
         for candidate in (*batch, *queue):
@@ -155,8 +159,11 @@ class Admission:
         self._idle_parked.unpark_all()
 
     async def watch(self) -> None:
-        """For ever: notice when nothing moves, whatever is in the way. Else the memory of blocks
-        that wait for one tier would soon be what all reads wait for."""
+        """Run forever: give up the queue when a batch makes no progress, for whatever reason.
+
+        Otherwise blocks that wait for one tier would fill the buffer memory, and all reads would
+        wait for it.
+        """
         while True:
             await trio.sleep(_STALL_S / 4)
             if self._batch and time.monotonic() - self._progress_s >= _STALL_S:
@@ -164,7 +171,7 @@ class Admission:
                 self.give_up()
 
     async def drained(self) -> None:
-        """Wait until everything offered so far is settled."""
+        """Wait until queue and batch are empty. Meanwhile batches start without delay."""
         self._drainers += 1
         self._hurried.unpark_all()
         try:
@@ -174,13 +181,13 @@ class Admission:
             self._drainers -= 1
 
     async def run(self) -> None:
-        """Store what is offered, for ever."""
+        """Run forever: store the offered blocks."""
         while True:
             while not self._queue:
                 self._idle_parked.unpark_all()
                 await self._parked.park()
-                # Readers have the bytes already: gathering a batch costs them nothing, and saves
-                # a hop to the writer thread and a commit of slots for each block.
+                # Readers already have the bytes, so gathering a batch does not delay them. It
+                # saves a call of the writer thread and a commit of slots per block.
                 if not self._drainers:
                     with trio.move_on_after(_GATHER_S):
                         await self._hurried.park()
@@ -195,7 +202,7 @@ class Admission:
     def _take_batch(self) -> list[Candidate]:
         batch: list[Candidate] = []
         size_bytes = 0
-        # Each block may go to another slab, whose file is open until it is written.
+        # Each block may go to a different slab, whose file stays open until the block is written.
         most = min(_BATCH_BLOCKS, max(1, self._store.files.open_slabs.limit // 2))
         while self._queue and len(batch) < most and size_bytes < _BATCH_BYTES:
             batch.append(self._queue.popleft())
@@ -208,7 +215,7 @@ class Admission:
         try:
             while waiting:
                 self._progress_s = time.monotonic()
-                if waiting[0].settled:  # given up meanwhile
+                if waiting[0].settled:  # `give_up` settled it meanwhile
                     waiting.popleft()
                     continue
                 allocation = await self._place(waiting[0], writes)
@@ -229,7 +236,7 @@ class Admission:
             self._evictor.wake()
 
     async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | bool:
-        """A slot for the block. True if it is here already, False if it can't be stored."""
+        """Return a slot for the block; True if the tier already has it, False if it can't."""
         store = self._store
         if store.index.find(candidate.key) is not None:
             return True
@@ -237,7 +244,7 @@ class Admission:
         if store.io.health.usable and not refused:
             allocation = await self._allocate(candidate)
             if allocation is None and writes:
-                await self._flush(writes)  # slots being written may be what is in the way
+                await self._flush(writes)  # slots that wait for their write can block eviction
                 allocation = await self._allocate(candidate)
             if allocation is not None:
                 return allocation
@@ -246,7 +253,7 @@ class Admission:
         return False
 
     def _refuses(self, candidate: Candidate) -> bool:
-        """The block was evicted on its way, or wouldn't be kept as it must be."""
+        """Whether the block was evicted on its way, or can't be pinned although it must be."""
         store, key = self._store, candidate.key
         if store.intents.is_unwanted(key, candidate.began_at):
             return True
@@ -271,7 +278,7 @@ class Admission:
                 return None
 
     async def _flush(self, writes: list[_Write]) -> None:
-        """Write, then commit. Neither can be cancelled: a slot that was written is always either
+        """Write, then commit. Neither step can be cancelled: a written slot is always either
         committed or aborted."""
         if not writes:
             return
@@ -299,7 +306,7 @@ class Admission:
             if isinstance(result, OSError):
                 self._write_failed(result)
                 store.slabs.abort(slab, slot)
-            elif store.index.find(candidate.key) is not None:  # adopted from a table meanwhile
+            elif store.index.find(candidate.key) is not None:  # adopted from a slot table meanwhile
                 store.slabs.abort(slab, slot)
             elif self._refuses(candidate):
                 stored = False
@@ -316,7 +323,7 @@ class Admission:
 
     def _write_failed(self, error: OSError) -> None:
         self._store.counters.write_errors += 1
-        # Nobody is evicted for a block that can't be written either.
+        # Don't evict blocks for a block that can't be written either.
         self._no_room_before = time.monotonic() + _FAILURE_PAUSE_S
         if not self._failing:
             log.warning("%s: can't store blocks: %s", self._store.tier.paths.root, error.strerror)
@@ -326,8 +333,11 @@ class Admission:
 def _write_all(
     step: Step, disk: Disk, writes: list[_Write], sums: Sums | None
 ) -> list[int | OSError]:
-    """In the writer thread: checksum and write each block. The result is the checksum, or why
-    the block could not be written; then its slot holds nothing of use."""
+    """In the writer thread: checksum and write each block.
+
+    Returns for each block its checksum, or the error if it could not be written; its slot's
+    content is then undefined.
+    """
     results: list[int | OSError] = []
     for candidate, slab, slot in writes:
         key, data = candidate.key, candidate.data

@@ -1,14 +1,15 @@
-"""Cold reads that a fast disk answers before a thread could be woken up for them.
+"""Polling for page-in: cold reads that a fast disk answers before a thread could start.
 
 A read with RWF_NOWAIT that finds a page missing makes the kernel begin to read it, and returns
 EAGAIN (`filemap_get_pages` in mm/filemap.c calls `page_cache_sync_ra`; Linux 5.9 and later). So the
-look that `read_now` takes in vain has started the disk, and another look a moment later finds the
-bytes. A thread costs two wake-ups and a fight for the interpreter's lock instead. With 100 KB
-files on a virtual disk and the page cache dropped, 1.3 to 1.6 times as many files came per second,
-with 1, 4 and 16 readers (before and after in turn; as it is now: "dropped" in bench/).
+failed `read_now` has already started the disk, and a second attempt a moment later finds the
+bytes. A thread would instead cost two wake-ups and contention for the interpreter lock. With 100 KB
+files on a virtual disk and a dropped page cache, polling served 1.3 to 1.6 times as many files per
+second with 1, 4 and 16 readers (alternating runs without and with it; "dropped" in bench/ measures
+the current state).
 
-Where the disk is slower than that, looking is a waste: it is given up after a few vain ones, and
-tried again now and then.
+On a slower disk polling is a waste: it stops after a few failures, and is tried again from time to
+time.
 """
 
 from collections.abc import Callable
@@ -17,20 +18,21 @@ from time import perf_counter
 import trio
 
 _LOOK_FOR_S = 0.0005
-"""A thread and back takes 100 to 250 us; a solid-state disk, 50 to 500."""
+"""How long one read polls. A thread round trip takes 100 to 250 us; a solid-state disk, 50 to
+500 us."""
 
 _MOST = 32
-"""Watchers at a time: each looks once in every turn of the loop."""
+"""Maximum number of reads that poll at a time: each polls once in every turn of the loop."""
 
 _CREDIT = 8
-"""Reads watched in vain, more than those that came, until watching is given up."""
+"""Polling stops when so many more polled reads have failed than have succeeded."""
 
 _TRY_AGAIN_AFTER = 64
-"""Reads not watched, until one is again."""
+"""While polling has stopped, one of so many reads polls."""
 
 
 class Arrivals:
-    """Of one tier. `read_now` is `Disk.read_now`."""
+    """The polling reads of one tier. `read_now` is `Disk.read_now`."""
 
     def __init__(self, read_now: Callable[[int, tuple[memoryview], int, int], int]) -> None:
         self._read_now = read_now
@@ -39,10 +41,10 @@ class Arrivals:
         self._watchers = 0
 
     async def read(self, fd: int, length: int, offset: int, flags: int | None) -> bytearray | None:
-        """`length` bytes that the kernel was just asked for, if they come at once; else None.
+        """Return `length` bytes at `offset` of `fd` if the kernel reads them in soon, else None.
 
-        `flags` are such that the read never waits. The caller keeps the bytes from being
-        overwritten meanwhile.
+        A read with RWF_NOWAIT must have just failed for these bytes. `flags` must make the read
+        non-blocking; with None nothing is read. The caller must prevent overwriting meanwhile.
         """
         if flags is None or self._watchers >= _MOST or not self._worth_it():
             return None
@@ -72,6 +74,6 @@ class Arrivals:
             except BlockingIOError:
                 pass
             except OSError:
-                return None  # the thread meets it too, and its caller knows what to do
+                return None  # the caller's thread gets the same error and handles it
             if perf_counter() > give_up_at:
                 return None

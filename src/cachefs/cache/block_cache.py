@@ -1,11 +1,11 @@
-"""Blocks for readers: from memory, from a tier, or from the origin, fetched once.
+"""Serves blocks to readers: from memory, from a tier, or from the origin, fetched once.
 
-The way of a read: `read_now` (on the loop, no waiting) and, if that says None, `read` (a worker
-thread, or a flight). A block passes through `_flights` -> `_admitting` -> a tier's index, and is
-found in exactly one of them at every moment: each step from one to the next is atomic on the
-loop. (A block that is not kept leaves after the second.)
+A read first calls `read_now` (on the loop, without waiting). If that returns None, it calls `read`,
+which uses a worker thread or an in-flight fetch (`Flight`). A block passes through `_flights` ->
+`_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step is
+atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
 
-How blocks come from the origin is in `fetches.py`.
+`fetches.py` fetches blocks from the origin.
 """
 
 import math
@@ -34,13 +34,14 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRe
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
 _BLOCKS_PER_TURN = 500
-"""Looked up without letting the loop run: less than 1 ms."""
+"""Blocks looked up between two checkpoints of the loop: less than 1 ms."""
 _GIVE_WAY_S = 0.004
-"""About what a read from an origin near by takes."""
+"""About the duration of a read from a nearby origin."""
 
 
 class BlockCache:
-    """One per mount. Usable while `run` runs; `aclose` ends it and releases the tiers."""
+    """The block cache of one mount. Usable while `run` runs; `aclose` ends it and releases the
+    tiers, which it owns."""
 
     def __init__(
         self,
@@ -53,10 +54,11 @@ class BlockCache:
         patience_s: float = math.inf,
         tolerant: bool = False,
     ) -> None:
-        """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then.
+        """Opens the tiers' indexes. Raises `CacheDirError`; the caller still owns the tiers then.
 
-        A reader is told that the origin failed when for `patience_s` nothing has come from it.
-        For `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant` see `CacheOptions`.
+        `buffer_bytes` bounds the memory of blocks that are being fetched or stored. A read fails
+        when nothing has come from the origin for `patience_s`. `CacheOptions` describes
+        `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant`.
         """
         self.counters = CacheCounters()
         self.intents = Intents()
@@ -71,9 +73,9 @@ class BlockCache:
         self._admitting: dict[BlockKey, memoryview] = {}
         self._unstored = UnstoredAhead()
         self.waiting_readers = 0
-        """Reads that wait for the origin."""
+        """Number of reads that wait for the origin."""
         self.reader_waited_at = -math.inf
-        """When the last such read ended."""
+        """When the last such read ended, on trio's clock."""
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
@@ -81,7 +83,7 @@ class BlockCache:
         self.objects = CachedObjects(self._tiers.all, self.intents, self._under_way)
 
     def _under_way(self) -> set[bytes]:
-        """The objects that have blocks on their way into a tier from the origin."""
+        """Return the ids of objects with blocks on their way from the origin to a tier."""
         return {key.object_id for key in (*self._flights, *self._admitting)}
 
     # -- readers -------------------------------------------------------------------------------
@@ -89,11 +91,11 @@ class BlockCache:
     def read_now(
         self, key: BlockKey, offset: int, length: int, into: memoryview | None = None
     ) -> memoryview | None:
-        """`length` >= 1 bytes at `offset` of a block, if they can be had without waiting.
+        """Return `length` >= 1 bytes at `offset` of a block, if that needs no waiting.
 
-        None says nothing but "ask `read`". Without `into` the answer may lie in memory that the
-        next call overwrites: use it before the next await. With `into` (at least `length` long)
-        it is the filled part of `into`. The range must lie inside the block.
+        None only means that the caller must use `read`. Without `into` the next call may overwrite
+        the result: use it before the next await. With `into` (at least `length` long) the result
+        is the filled part of `into`. The range must lie inside the block.
         """
         fetched = self._admitting.get(key)
         if fetched is not None:
@@ -116,7 +118,7 @@ class BlockCache:
         return found
 
     async def read(self, ref: ObjectRef, block_index: int, offset: int, length: int) -> Buffer:
-        """`length` >= 1 bytes at `offset` of a block, from wherever they are.
+        """Return `length` >= 1 bytes at `offset` of a block, from a tier or the origin.
 
         The range must lie inside the block. The bytes stay valid and unchanged. Raises
         `OriginError` if the block isn't cached and the origin fails.
@@ -143,10 +145,12 @@ class BlockCache:
         return (await self._fetched_block(ref, key))[offset : offset + length]
 
     async def _fetched_block(self, ref: ObjectRef, key: BlockKey) -> memoryview:
-        """The block from a flight: the one under way, or a new one. A tier that could not read
-        the block is not asked again, even if its index still knows it."""
+        """Return the block from an in-flight fetch or a new one.
+
+        A tier that could not read the block is not tried again, even if its index still has it.
+        """
         fetched = self._admitting.get(key)
-        if fetched is not None:  # it came while a tier was being asked
+        if fetched is not None:  # it came while `read` tried the tiers
             self._count_hit(len(fetched))
             return fetched
         flight = self._flights.get(key) or self._fetches.failed_lately(key)
@@ -162,22 +166,24 @@ class BlockCache:
         return flight.block(key.block_index)
 
     async def give_way(self) -> None:
-        """To be awaited between two pieces of work on the loop that can wait: lets it run, for
-        longer while readers wait for the origin. Their reads take some ten turns of the loop, and
-        would have such a piece before each."""
+        """Let the loop run between two pieces of work that can wait.
+
+        Sleeps for `_GIVE_WAY_S` while readers wait for the origin. Such a read takes about ten
+        turns of the loop, and could otherwise be delayed by one piece of work in each turn.
+        """
         if self.waiting_readers:
             await trio.sleep(_GIVE_WAY_S)
         else:
             await trio.lowlevel.checkpoint()
 
-    # -- others who read blocks (`sharing.py`) -------------------------------------------------
+    # -- processes that read blocks without the cache (`sharing.py`) ---------------------------
 
     def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
-        """Where a block lies that others may read, too, until they are told otherwise."""
+        """Return store and location of a block that the relay may read; see `TierStore.proven`."""
         return self._tiers.proven(key)
 
     def tell_admitted(self, on_admitted: OnAdmitted) -> None:
-        """Whenever a tier has stored a block."""
+        """Call `on_admitted` whenever a tier has stored a block."""
         self._tiers.tell_admitted(on_admitted)
 
     def _count_hit(self, length: int) -> None:
@@ -185,19 +191,19 @@ class BlockCache:
         self.counters.hit_bytes += length
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
-        """Whether fetching the block ahead would be a waste."""
+        """Whether the block is in memory, in flight, or in a usable tier: don't fetch it ahead."""
         is_coming = key in self._admitting or key in self._flights
         return is_coming or self._tiers.have(key) or key in self._unstored
 
     def fetch(
         self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
     ) -> None:
-        """Begin to fetch a run of blocks (at most 8 MiB), and return at once.
+        """Start to fetch a run of blocks (at most 8 MiB), and return at once.
 
-        One GET, unless some of the blocks are here or under way already: then one for every
-        gap; or the line is slow: then one for as much as comes in a moment. Errors reach those who
-        read the blocks meanwhile; else nobody. With `ahead`, blocks that no tier takes stay in
-        memory for a while, for a reader who is expected.
+        Sends one GET per gap between blocks that are cached or in flight. A GET has at most
+        `Fetches.best_read_bytes`, which is smaller when the connection is slow. Readers that join
+        the fetch receive its errors; otherwise they are dropped. With `ahead`, blocks that no tier
+        takes stay in memory for a while, for the expected reader.
         """
         run_start: int | None = None
         end = min(first_block + block_count, ref.block_count)
@@ -216,22 +222,27 @@ class BlockCache:
             self._fetches.start(ref, run_start, end - run_start, ahead)
 
     def put_ahead(self, ref: ObjectRef, data: Buffer) -> None:
-        """Take the bytes of a whole file of one block, which came with a look-up. They are dropped
-        if the block is known already, or if there is no memory for it."""
+        """Take the bytes of a whole file of one block, which came with a look-up.
+
+        They are dropped if the block is already cached or in flight, or if the buffer is full.
+        """
         block = memoryview(data)
         is_whole = block.nbytes == ref.meta.size_bytes and ref.block_count == 1
         if is_whole and not self.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
             self._fetches.put(ref, block.cast("B") if block.format != "B" else block)
 
     async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
-        """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
+        """Wait for the in-flight fetches of these blocks. Raises `OriginError` if one failed."""
         end = min(first_block + block_count, ref.block_count)
         await self._fetches.fetched(ref, range(first_block, end))
 
     async def fetch_together(self, refs: Sequence[ObjectRef], at_a_time: int) -> list[ObjectRef]:
-        """Fetch different files of one block each in one call of the origin, so many `at_a_time`,
-        as long as no reader waits; returns those that must be fetched one by one, or waited for.
-        Raises `OriginError` at shutdown only."""
+        """Fetch different files of one block each in one call of the origin, `at_a_time` in
+        parallel, as long as no reader waits.
+
+        Returns the files that are not fetched: those that the caller must fetch one by one, and
+        those that were already cached or in flight. Raises `OriginError` at shutdown only.
+        """
         known = [self.is_cached_or_inflight(BlockKey(ref.object_id, 0)) for ref in refs]
         left = list(compress(refs, known))
         unknown = [ref for ref, is_known in zip(refs, known, strict=True) if not is_known]
@@ -244,33 +255,35 @@ class BlockCache:
 
     @property
     def fetching_count(self) -> int:
-        """Blocks that flights are to bring."""
+        """Number of blocks in flight from the origin."""
         return len(self._flights)
 
     @property
     def storing_count(self) -> int:
-        """Blocks that have come and are in no tier yet."""
+        """Number of fetched blocks that are not in a tier yet."""
         return len(self._admitting)
 
     @property
     def held_bytes(self) -> int:
-        """Of blocks on their way from the origin, or waiting to be stored."""
+        """Buffer memory of blocks that are in flight or wait to be stored."""
         return self._fetches.budget.used_bytes
 
     @property
     def is_settled(self) -> bool:
-        """What a crash left behind has been looked through: what isn't found isn't here."""
+        """Whether all usable tiers are reconciled after a crash: a block not found is not there."""
         return not any(active.store.files.must_reconcile for active in self._tiers if active.usable)
 
     def is_stored(self, ref: ObjectRef) -> bool:
-        """Whether all blocks are in a tier that works."""
+        """Whether all blocks of the object version are in usable tiers."""
         return all(
             self._tiers.have(BlockKey(ref.object_id, index)) for index in range(ref.block_count)
         )
 
     async def cached_fraction(self, ref: ObjectRef) -> float:
-        """How much of an object version the tiers hold, by bytes; 1 for an empty object. Large
-        ones are counted in pieces, between which others have their turn."""
+        """Return the cached share of an object version's bytes, 0 to 1; 1 for an empty object.
+
+        Counts in pieces of `_BLOCKS_PER_TURN` blocks and lets the loop run between them.
+        """
         if ref.meta.size_bytes == 0:
             return 1.0
         cached_bytes = 0
@@ -316,7 +329,7 @@ class BlockCache:
             self._give_up(candidate)
 
     def _give_up(self, candidate: Candidate) -> None:
-        """No tier takes the block."""
+        """End the admission of a block that no tier takes."""
         if candidate.flight is not None and candidate.flight.is_ahead:
             self._unstored.put(candidate.key, candidate.data)
         self._settle(candidate)
@@ -329,30 +342,30 @@ class BlockCache:
             self._fetches.budget.release(flight.length)
 
     async def add_tier(self, tier: Tier) -> None:
-        """Use one more cache directory from now on. Raises `CacheDirError`; `tier` is the
-        caller's then."""
+        """Add a cache directory to the mount. Raises `CacheDirError`; the caller still owns `tier`
+        then."""
         if self._nursery is None:
             raise CacheDirError("the mount is shutting down")
         await self._tiers.add(tier, self._nursery)
 
     async def remove_tier(self, path: Path) -> None:
-        """Use a cache directory no more. What it holds stays there, for when it is added again.
+        """Remove a cache directory from the mount. Its blocks stay there for a later `add_tier`.
 
         Raises `CacheDirError` if there is no such tier.
         """
         await self._tiers.remove(path)
 
     async def resize_tier(self, path: Path, quota_bytes: int) -> None:
-        """Change a tier's quota. What is over it goes in the background, slab by slab.
+        """Change a tier's quota. A background task deletes the slabs above it, one by one.
 
-        Raises `CacheDirError` if there is no such tier, or if more is kept from eviction there.
+        Raises `CacheDirError` if there is no such tier, or if its pinned blocks need more.
         """
         self._tiers.resize(path, quota_bytes)
 
     # -- life ----------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled or closed. `task_status` says when reads may begin."""
+        """Serve until cancelled or closed. `task_status` reports when reads may begin."""
         self._stopped = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
@@ -367,11 +380,11 @@ class BlockCache:
 
     async def drain(self) -> None:
         """Wait until all blocks fetched so far are stored or given up."""
-        for active in self._tiers.all():  # fastest first: a block goes on to slower ones only
+        for active in self._tiers.all():  # fastest first: a refused block goes to slower tiers only
             await active.admission.drained()
 
     async def aclose(self, drain_s: float = _DRAIN_S) -> None:
-        """Store what was fetched (for at most `drain_s`), end `run`, commit, free the tiers."""
+        """Store the fetched blocks (for at most `drain_s`), end `run`, commit, close the tiers."""
         with trio.CancelScope(shield=True):
             if self._nursery is not None:
                 with trio.move_on_after(drain_s):
@@ -387,10 +400,10 @@ class BlockCache:
                 await self._stopped.wait()
 
     def abandon(self) -> None:
-        """Drop everything as a crash would; for tests. `run` must have ended."""
+        """Close without writing anything, as a crash does; for tests. `run` must have ended."""
         for active in self._tiers:
             active.abandon()
 
     def status(self) -> list[TierStatus]:
-        """Fastest first."""
+        """Return the state of each tier, fastest first."""
         return [active.store.status() for active in self._tiers]

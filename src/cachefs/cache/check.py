@@ -1,12 +1,12 @@
-"""`cachefs check`: is a cache directory that no daemon uses what its index says, and repair.
+"""`cachefs check`: compares a cache directory that no daemon uses with its index, and repairs it.
 
-One pass over the index notes which slots it promises; then every slab is read once, from front to
-end, and its table, its bytes and the index are compared (`check_slab.py`). Memory is a byte a slot
-and what is found in one slab.
+The first pass over the index records which slots have rows (claims). Then each slab is read once,
+from start to end, and its slot table and bytes are compared with the index (`check_slab.py`).
+Memory use is one byte per slot, plus the findings of one slab.
 
-A repair writes a whole new index while the slabs are read: the rows that were proven, and the
-blocks that only the slot tables know. It takes the old one's place by one rename, the commit point;
-slab files are touched after it, or in ways that don't matter before (docs/DURABILITY.md).
+A repair writes a new index while the slabs are read. It contains the verified rows, and the blocks
+that only the slot tables have. One rename replaces the old index: it is the commit point. Slab
+files change only after it, or in ways that do no harm before it (docs/DURABILITY.md).
 """
 
 import contextlib
@@ -63,35 +63,37 @@ from cachefs.format.tier_identity import TierIdentity, decode_identity
 from cachefs.tiers.tier import Tier
 
 Progress = Callable[[int, int], None]
-"""Slabs done, slabs in all."""
+"""Arguments: number of slabs done, total number of slabs."""
 
 MOST_DETAILS = 5
-"""Described one by one, of each kind of problem."""
+"""Maximum number of details in a report per kind of problem."""
 
 _ANY_QUOTA_BYTES = 1 << 40
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found in one directory."""
+    """The findings in one cache directory."""
 
     path: Path
     slabs: int = 0
     blocks: int = 0
-    """Those that are right, and in the index now."""
+    """Number of correct blocks that the index has now."""
     block_bytes: int = 0
     counts: Counter[Problem] = field(default_factory=Counter)
     details: dict[Problem, list[str]] = field(default_factory=dict)
     recoverable: int = 0
-    """Right blocks that only the slot tables know: lost in a crash, or evicted."""
+    """Correct blocks that only the slot tables have: a crash lost their rows, or they were
+    evicted."""
     recovered: int = 0
     clean: bool = False
-    """The last daemon closed the directory."""
+    """The last daemon closed the directory, and the machine has not restarted since."""
     repaired: bool = False
     left: list[str] = field(default_factory=list)
-    """What a repair would not touch."""
+    """Paths that a repair does not touch."""
 
     def add(self, problem: Problem, detail: str) -> None:
+        """Count a problem, and store its detail if there are fewer than `MOST_DETAILS`."""
         self.counts[problem] += 1
         details = self.details.setdefault(problem, [])
         if len(details) < MOST_DETAILS:
@@ -101,9 +103,11 @@ class Report:
 def check_directory(
     path: Path, repair: bool = False, progress: Progress = lambda done, total: None
 ) -> Report:
-    """Verify a cache directory, under its lock. Without `repair` nothing is changed.
+    """Verify a cache directory under its lock, and return a report. Changes nothing unless
+    `repair` is set.
 
-    Raises `CacheDirError` if it isn't one, is in use, or can't be read or written.
+    Raises `CacheDirError` if `path` is not a cache directory, is in use, or can't be read or
+    written.
     """
     paths = TierPaths(path)
     try:
@@ -133,7 +137,7 @@ def _check_locked(
         why = error.why
     builder = None
     if repair:
-        shutil.rmtree(paths.new_index, ignore_errors=True)  # of a repair that was interrupted
+        shutil.rmtree(paths.new_index, ignore_errors=True)  # left by an interrupted repair
         builder = DatabaseBuilder(paths.new_index, TABLES, map_size_bytes(_ANY_QUOTA_BYTES))
     try:
         check = _Check(paths, identity, reader, builder, why)
@@ -150,8 +154,10 @@ def _check_locked(
 
 
 def _open_index(paths: TierPaths, identity: TierIdentity) -> DatabaseReader | None:
-    """None if there is none. Raises `DamagedDatabaseError` for one that can't be this
-    directory's."""
+    """Open the index; None if there is none.
+
+    Raises `DamagedDatabaseError` if it is damaged or belongs to another directory.
+    """
     place = paths.index
     if place.exists() and not place.is_dir():
         raise DamagedDatabaseError(str(place), "not a directory")
@@ -166,7 +172,8 @@ def _open_index(paths: TierPaths, identity: TierIdentity) -> DatabaseReader | No
 
 
 class _Check:
-    """One run over one directory. `reader` is its index, `builder` the one to come, if any."""
+    """One check of one directory. `reader` reads its index; `builder` builds the new one. Either
+    can be None."""
 
     def __init__(
         self,
@@ -182,20 +189,23 @@ class _Check:
         self._reader = reader
         self._builder = builder
         self._layouts: dict[int, SlabLayout] = {}
-        """Of the slabs that are ours, by id."""
+        """Slab id -> layout, of the slabs that belong to this directory."""
         self._claims: dict[int, bytearray] = {}
+        """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""
         self._claimed_bytes: Counter[int] = Counter()
         self._rows: dict[int, SlabRow | None] = {}
         self._nobodys: set[str] = set()
-        """Names of what takes the place of a slab and is none: a repair removes it."""
+        """Names of entries that are named like a slab but are not valid slabs: a repair removes
+        them."""
         self._misfits: list[Path] = []
-        """Slabs of the wrong size."""
+        """Paths of slab files of the wrong size."""
         if reader is not None:
             self.report.clean = reader.get(STATE_TABLE, CLEAN_KEY) == boot_id()
         elif why_no_index is not None:
             self.report.add(Problem.BAD_INDEX, why_no_index)
 
     def run(self, progress: Progress) -> None:
+        """Fill `report`, and put the rows of the new index into the builder."""
         self._look_at_files()
         if self._reader is None and self._layouts and not self.report.counts[Problem.BAD_INDEX]:
             self.report.add(Problem.BAD_INDEX, "there is none")
@@ -207,7 +217,7 @@ class _Check:
             self._check_slab(slab_id)
         progress(len(self._layouts), len(self._layouts))
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- the slab files --------------------------------------------------------------------------
 
     def _look_at_files(self) -> None:
         for name in sorted(os.listdir(self._paths.slabs)):
@@ -242,7 +252,7 @@ class _Check:
         self._layouts[slab_id] = layout
         self._claims[slab_id] = bytearray(layout.slot_count)
 
-    # -- what the index says -----------------------------------------------------------------------
+    # -- the index ---------------------------------------------------------------------------------
 
     def _note_claims(self) -> None:
         if self._reader is None:
@@ -274,7 +284,7 @@ class _Check:
         )
 
     def _find(self, key: bytes) -> Row | None:
-        """The row of a block, if it can be true."""
+        """Return the row of a block, or None if it has none or an impossible one."""
         value = self._reader.get(BLOCKS_TABLE, key) if self._reader is not None else None
         row = self._decode(value) if value is not None else None
         return row if row is not None and self._is_possible(row) else None
@@ -291,7 +301,7 @@ class _Check:
             layout = self._layouts.get(slab_id)
             name = slab_name(slab_id)
             if layout is None:
-                if name not in self._nobodys:  # those are counted
+                if name not in self._nobodys:  # `_look_at_slab` has counted them
                     self.report.add(Problem.NO_FILE, name)
             elif row is None or row[:2] != (layout.class_index, layout.slot_count):
                 self.report.add(Problem.WRONG_ROW, name)
@@ -301,13 +311,15 @@ class _Check:
             self.report.add(Problem.NO_ROW, slab_name(slab_id))
 
     def _recount(self, slab_id: int, row: SlabRow) -> tuple[int, int, int, bytes, bytes]:
-        """What the row should say from its used count on; its tick and which blocks are kept
-        can't be told."""
+        """Return the expected fields of the row, from the used count on.
+
+        The tick and the bitmap of pinned slots are taken from the row: they can't be recomputed.
+        """
         claims = self._claims[slab_id]
         counted = (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
         return (*counted, row.kept_bitmap)
 
-    # -- what the slabs hold -----------------------------------------------------------------------
+    # -- the content of the slabs ------------------------------------------------------------------
 
     def _check_slab(self, slab_id: int) -> None:
         report, layout = self.report, self._layouts[slab_id]
@@ -316,7 +328,7 @@ class _Check:
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             found = check_slots(fd, slab_id, layout, self._claims[slab_id], self._find)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # it was read for this only
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # only this check needed the pages
         finally:
             os.close(fd)
         for problem, detail in found.problems:
@@ -331,8 +343,10 @@ class _Check:
     # -- repair ------------------------------------------------------------------------------------
 
     def _rebuild(self, slab_id: int, found: SlabFindings) -> list[FoundBlock]:
-        """Give the new index what is right in one slab. After a clean close only evicted blocks
-        are missing from the index, which nobody wants back."""
+        """Put the correct blocks of one slab into the new index, and return them.
+
+        After a clean close only evicted blocks are missing from the index: these are not recovered.
+        """
         assert self._builder is not None
         blocks = found.good
         for block in blocks:
@@ -373,7 +387,7 @@ class _Check:
             self._builder.put(RECENCY_TABLE, key, recency)
 
     def finish_repair(self) -> None:
-        """If there is anything to repair: put the new index in place, then tidy up the files."""
+        """If there is anything to repair: install the new index, then remove invalid slab files."""
         assert self._builder is not None
         if not self.report.counts and not self.report.recovered:
             return
@@ -390,11 +404,14 @@ class _Check:
         self.report.repaired = True
 
     def _resize(self, path: Path) -> None:
-        """What is missing at the end is filled with zeros, and was found bad already."""
+        """Set a slab file to its correct size.
+
+        Missing bytes at the end become zeros; the check has already found their blocks bad.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.ftruncate(fd, self._identity.slab_bytes)
-            with contextlib.suppress(OSError):  # a full disk: the space is taken when written
+            with contextlib.suppress(OSError):  # a full disk: the first write allocates the space
                 os.posix_fallocate(fd, 0, self._identity.slab_bytes)
         finally:
             os.close(fd)

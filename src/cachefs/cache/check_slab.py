@@ -1,4 +1,4 @@
-"""Comparing one slab file with what the index promises of it. Reads, never writes."""
+"""Compares one slab file with the index. It reads only."""
 
 import os
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Row = tuple[int, int, int, int]
 
 
 class Problem(Enum):
-    """What can be wrong with a cache directory; the value says it of many."""
+    """A kind of problem of a cache directory. The value is its description in the plural."""
 
     BAD_INDEX = "indexes that can't be used"
     FOREIGN_FILE = "files in slabs/ that are no slabs"
@@ -42,7 +42,7 @@ class Problem(Enum):
 
 
 class FoundBlock(NamedTuple):
-    """A block whose bytes are right. `key` and `value` are its row in the index."""
+    """A block with correct bytes. `key` and `value` are its row in the index."""
 
     slot: int
     key: bytes
@@ -52,10 +52,12 @@ class FoundBlock(NamedTuple):
 
 @dataclass(slots=True)
 class SlabFindings:
+    """The findings in one slab."""
+
     good: list[FoundBlock] = field(default_factory=list)
-    """The index has them."""
+    """Correct blocks that the index has."""
     recoverable: list[FoundBlock] = field(default_factory=list)
-    """Only the slot table has them."""
+    """Correct blocks that only the slot table has."""
     problems: list[tuple[Problem, str]] = field(default_factory=list)
 
 
@@ -66,10 +68,10 @@ def check_slots(
     claims: bytearray,
     find: Callable[[bytes], Row | None],
 ) -> SlabFindings:
-    """Read the slab once, from front to end.
+    """Read the slab once, from start to end, and compare it with the index.
 
-    `claims` has a 1 for every slot that a possible row of the index points to; `find` gives the
-    row for a key, None also for one that can't be true.
+    `claims` has one byte per slot: 1 if a possible row of the index points to it. `find` returns
+    the row of a block key, or None if it has none or an impossible one.
     """
     found = SlabFindings()
     table = _read(fd, layout.slot_count * SLOT_ENTRY.size, table_offset(0), found)
@@ -104,12 +106,16 @@ def _check_slot(
     data: memoryview,
     found: SlabFindings,
 ) -> None:
-    """`promised` is length and checksum of the table entry."""
+    """Check one used slot and add the result to `found`.
+
+    `place` is (slab, slot). `promised` is [length, checksum] of the slot's table entry, `row` the
+    index row of the key in that entry. `claimed` is the slot's claim.
+    """
     here = row is not None and row[:2] == place
     if claimed and not here:
         found.problems.append((Problem.OTHER_KEY, f"slot {place[1]}"))
     if row is not None and not here:
-        return  # the index has the block elsewhere: this is a copy that was evicted
+        return  # the index has the block in another slot: this copy was evicted
     length, checksum = promised if row is None else row[2:]
     right = 0 < length <= len(data) and checksum_of(data[:length]) == checksum
     block = FoundBlock(place[1], key, BLOCK_RECORD.pack(*place, length, checksum), length)
@@ -125,7 +131,7 @@ def _check_slot(
 
 
 def describe(key: bytes) -> str:
-    """A block, by the key of its row."""
+    """Return a description of a block for the report, from the key of its row."""
     if len(key) != BLOCK_KEY_BYTES:
         return f"a row with a key of {len(key)} bytes"
     object_id, block_index = decode_block_key(key)
@@ -133,7 +139,7 @@ def describe(key: bytes) -> str:
 
 
 def _read(fd: int, length: int, offset: int, found: SlabFindings) -> bytes:
-    """What can't be read counts as not there."""
+    """Read a range. An unreadable range is added to `found` and counts as missing."""
     try:
         return os.pread(fd, length, offset)
     except OSError as error:
@@ -142,6 +148,7 @@ def _read(fd: int, length: int, offset: int, found: SlabFindings) -> bytes:
 
 
 def read_header(fd: int) -> bytes:
+    """Read the header of a slab file; empty if the disk refuses."""
     try:
         return os.pread(fd, HEADER_BYTES, 0)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the cache has done since it was started. Plain numbers; `metrics` names them for users."""
+"""Counters of the cache since its start, as plain numbers; `metrics` gives them public names."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from cachefs.types import Medium
 
 @dataclass(slots=True)
 class CacheCounters:
-    """One for all tiers. Reads are counted once each, by block."""
+    """Counters of a whole mount. A read counts once for each block that it touches."""
 
     hits: int = 0
     """Reads served from a tier, or from fetched bytes on their way to one."""
     misses: int = 0
-    """Reads that had to wait for the origin, their own flight or another's."""
+    """Reads that waited for the origin: for a fetch of their own or one in flight already."""
     hit_bytes: int = 0
     fetches: int = 0
     """GETs sent to the origin."""
@@ -22,55 +22,56 @@ class CacheCounters:
 
 @dataclass(slots=True)
 class TierCounters:
-    """One for each tier."""
+    """Counters of one tier."""
 
     hits: int = 0
     hit_bytes: int = 0
     admitted: int = 0
     admitted_bytes: int = 0
     rejected: int = 0
-    """Blocks that were served and not kept: no room, or the policy said no."""
+    """Blocks that were served but not stored: there was no room, or the policy refused them."""
     evicted: int = 0
-    """Blocks dropped to make room."""
+    """Blocks dropped from this tier by eviction."""
     demoted: int = 0
-    """Blocks that went from here to a slower tier to make room."""
+    """Blocks moved from this tier to a slower one to make room."""
     promoted: int = 0
-    """Blocks that came here from a slower tier because they are read often."""
+    """Blocks moved to this tier from a slower one because they are read often."""
     verified: int = 0
-    """Blocks whose checksum was compared, on a read or by the scrubber."""
+    """Comparisons of a whole block with its checksum, by a read or the scrubber."""
     bad_blocks: int = 0
-    """Index entries whose bytes were not the ones promised; dropped and fetched again."""
+    """Index rows whose slot did not contain the expected bytes; the block is dropped and fetched
+    again."""
     bad_slabs: int = 0
-    """Slab files that were missing or had a header that isn't theirs."""
+    """Slab files that were missing or had a header of another slab."""
     bad_index: int = 0
-    """Indexes that could not be used and were made anew from the slabs."""
+    """Unusable indexes that were rebuilt from the slabs."""
     adopted: int = 0
-    """Blocks that a slot table knew and the index had lost."""
+    """Blocks found in a slot table that the index lacked, and added to it."""
     reassigned: int = 0
-    """Slabs given to another size class."""
+    """Slabs reassigned to another size class."""
     write_errors: int = 0
     read_errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """A tier as `cachefs status` shows it."""
+    """The state of a tier as `cachefs status` shows it."""
 
     path: str
     medium: Medium
     health: str
-    """normal, unstable or down."""
+    """normal, unstable or down: a value of `Health`."""
     quota_bytes: int
     disk_bytes: int
     used_bytes: int
-    """Charged slots: what the watermarks look at."""
+    """Bytes of charged slots: the watermarks apply to this number."""
     high_bytes: int
     low_bytes: int
     cached_bytes: int
     cached_blocks: int
     counters: TierCounters
     kept_bytes: int = 0
-    """Charged slots of blocks that are kept from eviction (pinned by users)."""
+    """Bytes of charged slots of pinned blocks (the code says kept)."""
     keep_limit_bytes: int = 0
     capacity_bytes: int = 0
-    """Of the quota, what whole slabs can have; the watermarks are shares of it."""
+    """The part of the quota that whole slabs fill; the watermarks are shares of it."""

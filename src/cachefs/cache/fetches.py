@@ -1,10 +1,12 @@
-"""Blocks from the origin: one flight each, however many wait for it.
+"""Fetches blocks from the origin: each block has one in-flight fetch (`Flight`) at most.
 
-Flights belong to the cache's own nursery. Who gives up waiting ends his own wait, nothing else.
+All readers of a block wait for the same flight. Flights run in the cache's own nursery: a reader
+that stops waiting ends only its own wait.
 
-**Small files together.** `together` fetches many small files in one call of the origin. Each of
-them is a flight, which readers may join. What the call doesn't bring goes back to the caller, who
-fetches it alone; but if somebody has joined it, it flies on alone at once.
+**Small files together.** `together` fetches many small files in one call of the origin. Each file
+is a flight, which readers may join. `together` returns the files that the call did not bring, and
+the caller fetches them one by one. If a reader has joined such a file, it is instead fetched alone
+at once.
 """
 
 import logging
@@ -23,13 +25,16 @@ from cachefs.types import BlockKey, ObjectRef
 log = logging.getLogger(__name__)
 
 _FAILURE_S = 1.0
-"""How long a block that could not be had, after many tries, is not tried again."""
+"""How long a block is not fetched again after its fetch failed slowly (`Flight.failed_slowly`)."""
 _FAILURES = 4096
 
 
 class Fetches:
-    """Of one cache. `admit` is told of each flight that has brought its bytes; who has stored them,
-    or given them up, releases them from `budget`."""
+    """All in-flight fetches of one cache, which owns this object.
+
+    Calls `admit` with each flight that has its bytes. The cache must release these bytes from
+    `budget` when it has stored them or given them up.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Fetches:
         self.budget = Budget(buffer_bytes)
         self.nursery: trio.Nursery | None = None
         self.settled_at = -math.inf
-        """When a block was last stored or given up."""
+        """When a block was last stored or given up, on trio's clock; set by the cache."""
         self._origin = origin
         self._history = history
         self._counters = counters
@@ -59,11 +64,13 @@ class Fetches:
         """See `Origin.best_read_bytes`."""
         return self._origin.best_read_bytes
 
-    # -- those who wait ------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------
 
     def failed_lately(self, key: BlockKey) -> Flight | None:
-        """The flight in which the block was sought in vain a moment ago. The kernel asks for a page
-        once more when reading ahead has failed, and its reader has no patience left for that."""
+        """Return the block's flight that failed slowly within the last `_FAILURE_S`, or None.
+        When read-ahead fails, the kernel requests the page once more. Its reader has already waited
+        for the whole patience, so this second request fails at once.
+        """
         failed = self._failed.get(key)
         if failed is None:
             return None
@@ -73,9 +80,12 @@ class Fetches:
         return None
 
     async def wait_for(self, flight: Flight) -> None:
-        """Until it is over. A queue of requests or of blocks to store costs no reader his patience
-        as long as it moves, nor does a body that comes slowly. Raises `OriginUnavailableError`
-        when nothing comes."""
+        """Wait until the flight is over.
+
+        Raises `OriginUnavailableError` when nothing has progressed for the patience (`patience_s`).
+        A moving queue of requests or of blocks to store counts as progress, and so does a slow
+        body.
+        """
         flight.is_joined = True
         while not flight.done.is_set():
             origin = self._origin
@@ -93,7 +103,7 @@ class Fetches:
                 await flight.done.wait()
 
     async def fetched(self, ref: ObjectRef, block_indexes: range) -> None:
-        """Wait for what is under way of these blocks. Raises `OriginError` if any of it failed."""
+        """Wait for the in-flight fetches of these blocks. Raises `OriginError` if one failed."""
         for index in block_indexes:
             flight = self.flights.get(BlockKey(ref.object_id, index))
             if flight is not None:
@@ -106,7 +116,12 @@ class Fetches:
     def start(
         self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
     ) -> Flight:
-        """Atomic with the caller's look at `flights`: no block ever has two."""
+        """Start the fetch of a run of blocks and return its flight.
+
+        None of the blocks may be in `flights`. There must be no await between the caller's check
+        and this call, so that no block has two flights. Raises `OriginUnavailableError` at
+        shutdown.
+        """
         nursery = self._open_nursery()
         flight = Flight(ref, first_block, block_count)
         flight.is_ahead = ahead
@@ -118,8 +133,11 @@ class Fetches:
         return flight
 
     def put(self, ref: ObjectRef, data: memoryview) -> bool:
-        """Take the only block of a file, which has come without being asked for. False if there is
-        no memory for it. Atomic with the caller's look at `flights`."""
+        """Take the only block of a file, whose bytes came without a fetch.
+
+        Returns False if the budget has no room. There must be no await between the caller's check
+        of `flights` and this call.
+        """
         if not self.budget.try_reserve(data.nbytes):
             return False
         flight = Flight(ref, 0, 1)
@@ -168,7 +186,7 @@ class Fetches:
         return data.cast("B") if data.format != "B" else data
 
     def _end(self, flight: Flight) -> None:
-        """Atomic: out of the flights, admitted, and the waiters told."""
+        """Remove the flight from `flights`, admit its data and wake its readers; no await."""
         for key in flight.keys:
             del self.flights[key]
         if flight.data is not None:
@@ -186,8 +204,11 @@ class Fetches:
     async def together(
         self, refs: Sequence[ObjectRef], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[ObjectRef]:
-        """Fetch files of one block each, which must not be under way, until `stopped()`; returns
-        those that must be fetched alone. Atomic with the caller's look at `flights`."""
+        """Fetch files of one block each in one call of the origin, until `stopped()` is true.
+
+        Returns the files that must be fetched one by one. No file may be in `flights`, with no
+        await between the caller's check and this call. `at_a_time` files are fetched in parallel.
+        """
         if sum(ref.meta.size_bytes for ref in refs) > self._buffer_bytes:
             return list(refs)
         nursery = self._open_nursery()
@@ -215,7 +236,7 @@ class Fetches:
             wanted = [(flight.ref.path, flight.ref.meta) for flight in flights]
             found = await self._origin.read_many(wanted, at_a_time, stopped)
         except OriginError:
-            pass  # those who ask alone are told
+            pass  # each file is now fetched alone, which reports the error
         except Exception:
             log.exception("unexpected error while fetching %d files", len(flights))
         except BaseException:

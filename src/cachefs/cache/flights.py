@@ -1,4 +1,4 @@
-"""Blocks on their way from the origin: one flight per block, and a bound on their memory."""
+"""In-flight fetches (flights) from the origin, and the budget that bounds their memory."""
 
 import math
 from collections import deque
@@ -12,7 +12,10 @@ _SLOWLY_S = 0.5
 
 
 class Flight:
-    """One GET of a contiguous run of blocks. Over when `done` is set: `data` or `error` then."""
+    """One GET of a contiguous run of blocks; `Fetches` owns it.
+
+    It is over when `done` is set; then either `data` or `error` is set.
+    """
 
     __slots__ = (
         "_open_blocks",
@@ -46,36 +49,40 @@ class Flight:
         self.has_room = False
         """False while it waits for memory (`Budget`)."""
         self.is_ahead = False
-        """Nobody has asked for its blocks yet, but a reader is expected."""
+        """The blocks are fetched ahead of an expected reader."""
         self.is_joined = False
-        """Somebody waits for it, or has."""
+        """A reader waits for it, or has waited."""
         self.data: memoryview | None = None
         self.error: BaseException | None = None
         self._open_blocks = block_count
 
     @property
     def failed_slowly(self) -> bool:
-        """It is over, and whoever waited for it in vain did so for a while."""
+        """Whether it failed after more than `_SLOWLY_S`, because the origin was unavailable or sent
+        bad data."""
         slowly = self.ended_at - self.began_at > _SLOWLY_S
         return slowly and isinstance(self.error, OriginUnavailableError | BadDataError)
 
     def block(self, block_index: int) -> memoryview:
-        """The bytes of one block, not copied. Raises what the GET raised, afresh."""
+        """Return the bytes of one block, not copied.
+
+        If the fetch failed, raises a new instance of its error.
+        """
         if self.data is None:
             raise _afresh(self.error)
         start = (block_index - self.first_block) * BLOCK_BYTES
         return self.data[start : start + self.ref.block_length(block_index)]
 
     def settle_block(self) -> bool:
-        """One block is stored or given up. True for the last: nothing of the flight is needed
-        any more."""
+        """Record that one block is stored or given up. Returns True for the flight's last block:
+        its memory can be released then."""
         self._open_blocks -= 1
         return self._open_blocks == 0
 
 
 def _afresh(error: BaseException | None) -> CachefsError:
-    """An exception of its own for every waiter: one instance raised in several tasks would
-    gather all their tracebacks."""
+    """Return a new exception for each waiter: one instance raised in several tasks would collect
+    all their tracebacks."""
     if isinstance(error, OriginError):
         return type(error)(*error.args)
     if error is None or isinstance(error, trio.Cancelled):
@@ -84,8 +91,11 @@ def _afresh(error: BaseException | None) -> CachefsError:
 
 
 class Budget:
-    """Bytes that may be held at once. First come, first served; a request for more than the
-    whole counts as the whole, so that it waits for everybody else and then goes on."""
+    """Bounds the bytes that are held at a time. Requests are served in order of arrival.
+
+    A request for more than the total counts as the total: it waits until all others have released
+    their bytes. `release` applies the same limit.
+    """
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -97,7 +107,7 @@ class Budget:
         return self._total_bytes - self._free_bytes
 
     def try_reserve(self, size_bytes: int) -> bool:
-        """Reserve if nobody waits and the bytes can be held now."""
+        """Reserve the bytes if they are free and no request waits. Returns whether it did."""
         if self._waiting or size_bytes > self._free_bytes:
             return False
         self._free_bytes -= size_bytes
@@ -122,6 +132,7 @@ class Budget:
             raise
 
     def release(self, size_bytes: int) -> None:
+        """Return reserved bytes and grant waiting requests in order."""
         self._free_bytes += min(size_bytes, self._total_bytes)
         self._grant()
 

@@ -1,7 +1,8 @@
-"""What users want of blocks that are not in a tier yet, or are on their way to another.
+"""The admission filter: which blocks to pin (keep) or refuse when they enter a tier.
 
-One for all tiers of a mount. It is asked in the step in which a block enters a tier (`store.py`),
-and small: it names objects that a job works on right now, never all that is cached.
+All tiers of a mount share one filter. It concerns blocks that are in no tier yet or move between
+tiers, and is evaluated in the loop step in which a block enters a tier (`store.py`). It is small:
+it has entries for the objects of current jobs only, never for the whole cache.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from cachefs.types import BlockKey, ObjectRef
 _MOST_LOST = 65_536
 _MOST_EVICTED = 10_000
 _FORGET_EVICTED_S = 600.0
-"""Longer than any block is under way."""
+"""Longer than any block needs from its fetch to a tier."""
 
 
 class Intents:
@@ -24,13 +25,13 @@ class Intents:
     def __init__(self) -> None:
         self._keeping: Counter[bytes] = Counter()
         self._lost: set[BlockKey] = set()
-        """Kept blocks that turned out to be damaged: kept again when they were fetched again."""
+        """Damaged blocks that were pinned: they are pinned again after a new fetch."""
         self._evicted: dict[bytes, float] = {}
-        """Objects that had blocks under way when they were evicted, and when that was."""
+        """Objects that had blocks under way when they were evicted -> time of that eviction."""
 
     @contextmanager
     def keeping(self, refs: Iterable[ObjectRef]) -> Iterator[None]:
-        """Blocks of these object versions that enter a tier meanwhile are kept."""
+        """Pin all blocks of these object versions that enter a tier while the context is open."""
         object_ids = [ref.object_id for ref in refs]
         self._keeping.update(object_ids)
         try:
@@ -42,27 +43,27 @@ class Intents:
                     del self._keeping[object_id]
 
     def wants_kept(self, key: BlockKey) -> bool:
-        """Whether the block is to be kept when it enters a tier."""
+        """Whether the block must be pinned when it enters a tier."""
         return bool(self._keeping and key[0] in self._keeping) or (
             bool(self._lost) and key in self._lost
         )
 
     def note_lost(self, key: BlockKey) -> None:
-        """A kept block was damaged and is gone."""
+        """Record that a pinned block was damaged and dropped."""
         if len(self._lost) < _MOST_LOST:
             self._lost.add(key)
 
     def note_unkept(self, object_ids: Set[bytes]) -> None:
-        """Blocks of these objects aren't wanted kept any more."""
+        """Record that blocks of these objects need not be pinned again after damage."""
         if self._lost:
             self._lost = {key for key in self._lost if key[0] not in object_ids}
 
     def note_entered(self, key: BlockKey) -> None:
-        """The block is in a tier."""
+        """Record that the block has entered a tier."""
         self._lost.discard(key)
 
     def note_evicted(self, object_ids: Iterable[bytes]) -> None:
-        """What is under way of these objects now must not enter a tier any more."""
+        """Refuse from now on the blocks of these objects that are already under way to a tier."""
         now_s = trio.current_time()
         if len(self._evicted) > _MOST_EVICTED:
             self._evicted = {
@@ -73,5 +74,5 @@ class Intents:
         self._evicted.update(dict.fromkeys(object_ids, now_s))
 
     def is_unwanted(self, key: BlockKey, began_at: float) -> bool:
-        """Whether the object was evicted after its block was found, or its fetch begun."""
+        """Whether the object was evicted at or after `began_at` (`Candidate.began_at`)."""
         return bool(self._evicted) and self._evicted.get(key[0], -1.0) >= began_at
