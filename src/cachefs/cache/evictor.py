@@ -1,7 +1,7 @@
-"""Making room in one tier: watermarks, free space of the file system, and the mix of classes.
+"""Makes room in one tier: watermarks, free space of the file system, and the mix of classes.
 
-All of it goes slab by slab (`sweeper.py`). Between two steps the loop runs and the lock is free, so
-that readers never wait for it and an admission waits for one step at most.
+It works slab by slab (`sweeper.py`). Between two steps the loop runs and the lock is free. So
+readers never wait for it, and an admission waits for one step at most.
 """
 
 import errno
@@ -24,35 +24,38 @@ from cachefs.units import format_bytes
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 1.0
-"""Time between two looks at the file system's free space, and before growing is tried again."""
+"""Interval of the checks of free space, and time until a failed growth is tried again."""
 _REFUSAL_S = 0.05
-"""How long a class that got no room is not tried again: looking costs about a millisecond."""
+"""How long no room is made for a class after a failure: a search takes about a millisecond."""
 _OLDEST = 0.05
-"""Share of all blocks that go before another class gives up a slab."""
+"""Share of the oldest evictable blocks that is evicted before another class gives up a slab."""
 _DEBT_PARTS = 4
-"""A class that has borrowed that part of a slab since it last got one may have one of its own."""
+"""A class may get a slab of its own when it has borrowed 1/4 of a slab since its last one."""
 _PLAN_S = 0.2
-"""How long a plan made for an admission is good for."""
+"""How long a plan made for an admission is valid."""
 _HASTY_SAMPLE_BLOCKS = 128
 _CANDIDATES = 16
-"""Slabs, drawn at random, of which the one that is missed least is given up."""
+"""Number of slabs drawn at random; the one of least worth to the policy is given up."""
 _KEPT_SHARE = 0.25
-"""A slab with more blocks that must be kept isn't given to another class."""
+"""A slab with a larger share of pinned (kept) slots is not given to another class."""
 _ROOM_SLOTS = 16
-"""Free slots that one call of `make_room` tries to win."""
+"""Maximum number of free slots that one call of `make_room` tries to get."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Evictor:
-    """One per tier. `make_room` is for the admission, `run` for everything that is not urgent."""
+    """The evictor of one tier; its `ActiveTier` owns it.
+
+    The admission calls `make_room`; `run` does everything that is not urgent.
+    """
 
     def __init__(self, store: TierStore) -> None:
         self._store = store
         self._sweeper = Sweeper(store)
         self._slabs = store.slabs
         self._policy = store.policy
-        # Held through every step: two steps at once could both choose the same slab.
+        # Protects each step: two concurrent steps could choose the same slab.
         self._lock = trio.Lock()
         self._parked = trio.lowlevel.ParkingLot()
         self._cursor = 0
@@ -62,16 +65,17 @@ class Evictor:
         self._told_full = False
         self._kept_reported = False
         self._debt_bytes = [0] * len(SLOT_CLASSES)
-        """Slots that a class has borrowed since it last got a slab."""
+        """Per class: bytes of slots that it has borrowed since it last got a slab."""
         self._planned: float | None = None
         self._planned_until = 0.0
         self._refused_until = [0.0] * len(SLOT_CLASSES)
         self.oldest_age = 0
-        """About the age of the oldest blocks, as of the last second."""
+        """Approximate age of the oldest blocks, about a second old. Updated only if there is a
+        slower tier."""
 
     @property
     def demote(self) -> Demote | None:
-        """Set while there is a slower tier."""
+        """Moves blocks to slower tiers; None if there is no slower tier."""
         return self._sweeper.demote
 
     @demote.setter
@@ -79,10 +83,11 @@ class Evictor:
         self._sweeper.demote = demote
 
     def wake(self) -> None:
+        """Make `run` check the watermarks and the quota now."""
         self._parked.unpark_all()
 
     async def run(self) -> None:
-        """Keep below the watermarks, for ever."""
+        """Run forever: keep the tier within quota, free space and watermarks."""
         while True:
             with trio.move_on_after(_CHECK_INTERVAL_S):
                 if not self.above_high():
@@ -94,10 +99,10 @@ class Evictor:
             if self.demote is not None:
                 self.oldest_age = self._policy.oldest_age(list(self._slabs.by_id.values()))
             if self.above_high() and not await self._evict_to_low():
-                await trio.sleep(_CHECK_INTERVAL_S)  # nothing may go; don't spin
+                await trio.sleep(_CHECK_INTERVAL_S)  # nothing can be evicted; don't spin
 
     def has_or_makes_room(self, class_index: int) -> bool:
-        """Whether `make_room` would probably succeed."""
+        """Whether `make_room` would probably succeed. Very cheap."""
         slabs = self._slabs
         if slabs.open_slab_near(class_index) is not None or slabs.spare:
             return True
@@ -109,17 +114,17 @@ class Evictor:
         return self._policy.replaces and now_s >= self._refused_until[class_index]
 
     async def make_room(self, class_index: int) -> Slab | None:
-        """A slab with a free slot for a block of the class; None if there can't be any, or if the
-        policy keeps what is there.
+        """Return a slab with a free slot for a block of the class; None if that is impossible, or
+        if the policy evicts nothing.
 
-        When all of the quota is slabs, the slot may be one of a class a little larger: with many
-        sizes and few slabs each class would else keep half a slab free.
+        When slabs fill the quota, the slab may be of a slightly larger class. Otherwise, with many
+        sizes and few slabs, each class would keep half a slab free.
         """
         async with self._lock:
             return self._slabs.open_slab(class_index) or await self._make_room(class_index)
 
     def refuse(self, class_index: int) -> None:
-        """Room was wanted in vain: don't try for a while."""
+        """Record that no room was found for the class: don't try again for `_REFUSAL_S`."""
         self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
 
     async def _make_room(self, class_index: int) -> Slab | None:
@@ -132,7 +137,7 @@ class Evictor:
             return slabs.open_slab(class_index)
         if not in_debt and (near := self._borrow(class_index)):
             return near
-        # Nobody is evicted for a block that could not be written either.
+        # Don't evict blocks for a block that could not be written either.
         if not self._policy.replaces or time.monotonic() < self._broken_before:
             return self._borrow(class_index)
         await self._evict_for(class_index, class_index)
@@ -167,8 +172,12 @@ class Evictor:
         return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
 
     def _plan(self, least: float = 0.0) -> float | None:
-        """To get down to the low mark; for `least` of all blocks, and for one, also below it.
-        Blocks that are kept don't count, and don't go."""
+        """Return the policy's plan that evicts blocks down to the low watermark; None if no block
+        can be evicted.
+
+        The plan covers at least one block and at least the share `least`, even below the watermark.
+        The share refers to evictable blocks (loose); pinned blocks are not evicted.
+        """
         used = self._slabs.used_charge_bytes
         loose = used - self._slabs.kept_charge_bytes
         if loose <= 0:
@@ -179,7 +188,8 @@ class Evictor:
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
 
     async def _evict_to_low(self) -> bool:
-        """Rounds of one plan each, until the low mark is reached. False if nothing would go."""
+        """Evict in rounds, with one plan each, until the low watermark is reached or a round evicts
+        nothing. Returns False if no round evicted anything and the watermark is not reached."""
         evicted_any = False
         while not self._at_low():
             plan = self._plan()
@@ -198,7 +208,7 @@ class Evictor:
         return True
 
     async def _evict_for(self, first_class: int, last_class: int) -> None:
-        """Evict what is among the oldest until these classes have a few free slots."""
+        """Evict some of the oldest blocks until these classes have a few free slots."""
         near = [
             slab
             for class_index in range(first_class, last_class + 1)
@@ -211,7 +221,7 @@ class Evictor:
         def enough() -> bool:
             return sum(slab.free_count for slab in near) >= wanted
 
-        # Planning takes the loop some 200 us, so the last plan is tried first.
+        # Planning takes about 200 us of the loop, so a recent plan is tried first.
         if time.monotonic() < self._planned_until:
             await self._evict_by(self._planned, near, enough)
         if not any(slab.free_count for slab in near):
@@ -229,7 +239,7 @@ class Evictor:
                 await self._sweeper.evict_from(slab, plan, enough)
 
     def _in_turn(self, slabs: list[Slab]) -> list[Slab]:
-        """From another on than the last time: no slab is always the first to give."""
+        """Rotate the slabs, so that each call begins with another one."""
         start = self._cursor % len(slabs) if slabs else 0
         self._cursor = start + 1
         return slabs[start:] + slabs[:start]
@@ -237,7 +247,7 @@ class Evictor:
     # -- whole slabs ---------------------------------------------------------------------------
 
     async def _grow(self, class_index: int) -> bool:
-        """A new slab file, if quota and free space allow."""
+        """Create a slab of the class if quota and free space allow. Returns whether it did."""
         tier, slabs = self._store.tier, self._slabs
         if len(slabs.by_id) >= slabs.max_slabs or time.monotonic() < self._no_growth_before:
             return False
@@ -271,8 +281,10 @@ class Evictor:
         return True
 
     def _failed(self, error: OSError, what: str, broken: bool) -> None:
-        """Log it, once until something succeeds. If the disk is `broken`, rather than full, no
-        room is made for a moment."""
+        """Count an error, and log it once until a slab has been created.
+
+        If the disk is `broken`, rather than full, no room is made for `_CHECK_INTERVAL_S`.
+        """
         self._store.counters.write_errors += 1
         if broken:
             self._broken_before = time.monotonic() + _CHECK_INTERVAL_S
@@ -281,14 +293,14 @@ class Evictor:
         self._failing = True
 
     def _create_slab(self, slab_id: int, class_index: int) -> int | None:
-        """In the writer thread. None if it would leave too little free space."""
+        """Create the file in the writer thread; None if it would leave too little free space."""
         tier = self._store.tier
         if not tier.has_free_space(tier.identity.slab_bytes):
             return None
         return tier.create_slab(slab_id, class_index)
 
     def _donor(self, class_index: int) -> Slab | None:
-        """A slab of another class that is missed little, if the policy lets it go."""
+        """Return a slab of another class that is worth little, if the policy may empty it."""
         candidates = [
             slab
             for slab in self._slabs.by_id.values()
@@ -304,7 +316,7 @@ class Evictor:
         return min(drawn, key=self._policy.worth, default=None)
 
     async def _reassign(self, slab: Slab, class_index: int) -> bool:
-        """Give an empty slab another class."""
+        """Give an empty slab another class. Returns whether it did."""
         store = self._store
         if not await store.settle_slab(slab) or slab.fd < 0 or not slab.is_empty():
             return False
@@ -324,7 +336,7 @@ class Evictor:
         return True
 
     async def _shrink_while_needed(self) -> None:
-        """Delete slabs while there are more than the quota allows, or the disk is too full."""
+        """Delete slabs while there are more than the quota allows or the disk is too full."""
         while self._slabs.by_id and await self._should_shrink():
             async with self._lock:
                 if not await self._delete_one():
@@ -332,7 +344,7 @@ class Evictor:
                     return
 
     def _report_kept(self) -> None:
-        """Once, if what users keep is what stands in the way of a smaller tier."""
+        """Log once if pinned blocks in all slabs prevent the tier from shrinking."""
         kept = sum(slab.kept_count > 0 for slab in self._slabs.by_id.values())
         if kept and kept == len(self._slabs.by_id) and not self._kept_reported:
             self._kept_reported = True
@@ -372,7 +384,7 @@ class Evictor:
             )
             slabs.undrain(slab)
             return False
-        # Counted until the file is gone, so that the sums never promise space that is still used.
+        # The slab counts until its file is deleted: the sums never contain space still in use.
         if slabs.by_id.get(slab.slab_id) is slab:
             slabs.remove(slab)
             store.index.delete_slab(slab.slab_id)

@@ -1,18 +1,19 @@
-"""Moving blocks between tiers: down to make room, up because they are read often.
+"""Moves blocks between tiers: down (demotion) to make room, up (promotion) if they are read often.
 
-A block is copied first, and dropped from where it was in the very step in which the copy can be
-found: it is always in one of both, and no two moves of the same block can each rely on the other's
-copy. (The two indexes are committed one after the other, so a crash may leave it in both, with the
-same bytes, or have the copy adopted from its slot table.) Readers wait for none of it. A block that
-is kept is kept where it arrives, in the same step; it moves up, and never down. The bytes
-are proven on the way, so that a move never hands on a damaged block.
+A block is copied first. It is dropped from its old tier in the loop step in which the copy enters
+the index of the new tier. So it is always in one of the two tiers, and two moves of the same block
+cannot each rely on the other's copy. (The two indexes are committed one after the other. A crash
+may therefore leave the block in both, with the same bytes, or the copy may be adopted from its slot
+table.) Readers wait for none of these steps. A pinned block (the code says kept) is pinned in the
+new tier in the same step; it can move up, but never down. The move verifies the bytes, so it never
+copies a damaged block.
 
-A place that had room when it was asked may still refuse: its disk got sick, it is being removed,
-its policy keeps what is there. A block on its way down is then offered to the next one that takes
-it, each being asked once; one on its way up stays where it is.
+A tier that had room at first may still refuse the block: its disk became sick, it is being removed,
+or its policy keeps its blocks. A demoted block is then offered to the next tier that takes it, once
+to each; a promoted block stays where it is.
 
-What moves is in memory meanwhile: `_BATCH_BYTES` for each tier that gives, in one batch down and
-one up at a time.
+Moving blocks are held in memory: up to `_BATCH_BYTES` in one demotion and one promotion batch at a
+time per source tier.
 """
 
 import time
@@ -31,14 +32,14 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _BATCH_BYTES = 8 << 20
 _PROMOTIONS = 256
-"""Blocks that may wait for a move up; with more hits than that the rest stays where it is."""
+"""Maximum number of blocks that wait for promotion; further ones stay where they are."""
 
 Target = Callable[[BlockKey, int], Admission | None]
-"""Where a block of that length may go now; None: nowhere."""
+"""Returns the admission of the tier that takes a block of that key and length now, or None."""
 
 
 class _Load(NamedTuple):
-    """A block that is to move, as it is now, and who says where to."""
+    """A block to be moved, its current location and age, and the function that finds its target."""
 
     key: BlockKey
     slab: Slab
@@ -48,12 +49,12 @@ class _Load(NamedTuple):
 
 
 class _Delivery:
-    """Blocks of one tier that are offered to others."""
+    """One batch of blocks of a tier that is offered to other tiers."""
 
     def __init__(self, store: TierStore, resting: Resting, insist: bool) -> None:
-        """With `insist`, what one place refuses is offered to the next."""
+        """With `insist`, a block that one tier refuses is offered to the next."""
         self.arrived: dict[BlockKey, Admission] = {}
-        """What was stored, and where."""
+        """The stored blocks, and the admission that stored each."""
         self._store = store
         self._resting = resting
         self._insist = insist
@@ -63,7 +64,7 @@ class _Delivery:
         self._called_off = False
 
     def offer(self, load: _Load, data: memoryview) -> None:
-        """To a place that takes it and has not refused it, if there is one."""
+        """Offer the block to a tier that takes it and has not refused it, if there is one."""
         if load.key in self._resting or self._store.index.locate(load.key) != load.location:
             return
         admission = load.target(load.key, load.location.length)
@@ -78,7 +79,7 @@ class _Delivery:
     def _settled(
         self, load: _Load, admission: Admission, candidate: Candidate, stored: bool
     ) -> None:
-        """In the step in which the copy is found in the other tier's index, or given up."""
+        """Called in the loop step in which the copy enters the other index, or is given up."""
         if self._called_off:
             return
         if stored:
@@ -94,17 +95,17 @@ class _Delivery:
             self._over.set()
 
     async def over(self) -> None:
-        """Wait until each has arrived or been refused by all."""
+        """Wait until each block is stored or all tiers have refused it."""
         if self._open:
             await self._over.wait()
 
     def call_off(self) -> None:
-        """Nobody waits any more: what still arrives stays here too."""
+        """Ignore further results: a block whose copy is stored later also stays in this tier."""
         self._called_off = True
 
 
 class Mover:
-    """Moves blocks out of one tier."""
+    """Moves blocks out of one tier; its `ActiveTier` owns it."""
 
     def __init__(self, store: TierStore, resting: Resting, demote_to: Target) -> None:
         self._store = store
@@ -113,8 +114,10 @@ class Mover:
         self._moving: set[BlockKey] = set()
 
     async def demote(self, _: TierStore, slab: Slab, picks: Sequence[Pick]) -> list[Pick]:
-        """Move blocks to slower tiers. Returns those that no tier took, to be dropped; what was
-        moved lately, or is moving, stays and is in neither."""
+        """Move blocks to slower tiers. Returns those that no tier took: the caller drops them.
+
+        A block that was moved lately or is being moved stays, and is not returned.
+        """
         unwanted: list[Pick] = []
         loads: dict[int, _Load] = {}
         for pick in picks:
@@ -129,23 +132,24 @@ class Mover:
         arrived = await self.move(list(loads.values()), insist=True)
         self._store.counters.demoted += len(arrived)
         if not self._store.io.health.usable:
-            return []  # the disk is sick as a whole: what could not be read may well be right
+            return []  # the whole disk is sick: blocks that could not be read may be correct
         refused = [pick for pick in picks if pick.slot in loads]
         refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
         return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
 
     @property
     def moving(self) -> Set[BlockKey]:
-        """What is on its way out of the tier."""
+        """The blocks that are being moved out of the tier."""
         return self._moving
 
     def must_stay(self, key: BlockKey) -> bool:
-        """Whether the block was copied within the last second, or is just being moved."""
+        """Whether the block is in its cooldown (copied in the last second), or is being moved."""
         self._resting.forget(time.monotonic())
         return key in self._resting or key in self._moving
 
     def load(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Load | None:
-        """The block as it is in the tier now; None if it isn't, or has nowhere to go."""
+        """Describe the move of a block; None if `slab` does not have it (in `slot`, unless that is
+        None), or if `target` finds no tier for it."""
         location = self._store.index.locate(key)
         if location is None or location.slab != slab.slab_id or slot not in (None, location.slot):
             return None
@@ -156,8 +160,10 @@ class Mover:
         return _Load(key, slab, location, self._store.policy.age(slab, location.slot), target)
 
     async def move(self, loads: Sequence[_Load], insist: bool) -> dict[BlockKey, Admission]:
-        """Copy each, and drop it here when the copy is stored. Returns what has moved, and
-        where to. `insist`: see `_Delivery`."""
+        """Copy each block, and drop it here when the copy is stored.
+
+        Returns the moved blocks and their targets. `_Delivery` describes `insist`.
+        """
         keys = {load.key for load in loads}
         arrived: dict[BlockKey, Admission] = {}
         self._moving |= keys
@@ -179,10 +185,13 @@ class Mover:
         return delivery.arrived
 
     async def _read(self, batch: list[_Load]) -> list[tuple[_Load, Buffer]]:
-        """Their bytes. A block that turns out to be damaged, or another's, is dropped and missing
-        here, and one that can't be read is missing."""
+        """Read and verify the blocks of a batch.
+
+        The result lacks damaged blocks and blocks whose slot belongs to another block: they are
+        dropped from the tier. It also lacks blocks that can't be read.
+        """
         store, slabs = self._store, self._store.slabs
-        # Some may have gone while an earlier batch was under way.
+        # An earlier batch has awaited: some blocks may have been dropped or moved since.
         batch = [
             load
             for load in batch
@@ -217,7 +226,7 @@ class Mover:
 
 
 class Promoter:
-    """Moves blocks of one tier up when they are read often enough."""
+    """Moves blocks of one tier to the next faster level if they are read often enough."""
 
     def __init__(self, mover: Mover, store: TierStore, resting: Resting, wanted: Target) -> None:
         self._mover = mover
@@ -225,18 +234,18 @@ class Promoter:
         self._resting = resting
         self._wanted = wanted
         self._queue: dict[BlockKey, None] = {}
-        """In order, each once."""
+        """The keys to promote, in order, each once."""
         self._parked = trio.lowlevel.ParkingLot()
 
     def want(self, key: BlockKey) -> None:
-        """The block should go up. Costs next to nothing."""
+        """Queue a block for promotion. Very cheap."""
         self._resting.forget(time.monotonic())
         if len(self._queue) < _PROMOTIONS and key not in self._resting:
             self._queue[key] = None
             self._parked.unpark()
 
     async def run(self) -> None:
-        """Move what is wanted, for ever."""
+        """Run forever: move the queued blocks."""
         while True:
             while not self._queue:
                 await self._parked.park()
@@ -265,8 +274,8 @@ class Promoter:
         return self._mover.load(key, slab, None, target)
 
     def _target(self, key: BlockKey, length: int) -> Admission | None:
-        # This may have become the fastest tier, or be about to be closed, since the block was
-        # wanted: then there is nothing above, and least of all this tier itself.
+        # Since the block was queued, this tier may have become the fastest or may be closing.
+        # It then has no faster tier, and the search could find this tier itself.
         if self._store.on_lower_hit is None or self._store.retired:
             return None
         return self._wanted(key, length)
@@ -290,8 +299,11 @@ def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
 
 
 def _read_all(disk: Disk, batch: list[_Load]) -> list[Checked | OSError]:
-    """In a reader thread; the slots are pinned. Raises if none can be read: one bad sector doesn't
-    cost the others, nor say much about the disk."""
+    """Read and verify a batch, in a reader thread; the caller holds references to the slots (pin).
+
+    Raises `OSError` only if no block can be read: one bad sector must not fail the other blocks,
+    and says little about the health of the disk.
+    """
     blocks: list[Checked | OSError] = []
     for load in batch:
         try:
