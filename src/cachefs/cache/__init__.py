@@ -1,1 +1,1 @@
-"""Blocks: look up, fetch once, admit, evict."""
+"""The block cache: looks up, fetches, admits, evicts and moves blocks."""

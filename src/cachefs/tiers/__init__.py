@@ -1,1 +1,1 @@
-"""Cache directories: what is on disk, and the arithmetic of slots. Nothing here waits."""
+"""Cache directories: the files on disk, and the slots in them. No code here awaits."""

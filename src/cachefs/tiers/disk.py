@@ -1,8 +1,7 @@
 """Every system call on slab files. One object per cache directory.
 
-It exists so that tests can put a disk in its place that fails, hangs or forgets what was not
-synced. Nothing here retries or decides; all of it but `read_now` may block, and is called from
-worker threads.
+Tests replace it by a disk that fails, hangs or loses data that was not synced. Nothing here
+retries or decides. All methods except `read_now` may block: worker threads call them.
 """
 
 import os
@@ -10,16 +9,21 @@ from pathlib import Path
 
 
 class Disk:
-    """The real thing. All methods raise `OSError`."""
+    """The real disk. All methods raise `OSError`."""
 
     read_now = staticmethod(os.preadv)
-    """`(fd, buffers, offset, flags) -> length`: on the event loop, with flags that never wait."""
+    """`(fd, buffers, offset, flags) -> length`, called on the event loop: `flags` (see `probe.py`)
+    must make the read non-blocking."""
 
     def open(self, path: Path) -> int:
+        """Open an existing file for reading and writing, and return its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def create(self, path: Path, size_bytes: int) -> int:
-        """A new file with all of its space allocated; nothing is left behind if that fails."""
+        """Create a file, allocate all its space, and return its descriptor.
+
+        Raises `FileExistsError` if `path` exists. If the allocation fails, removes the file.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
@@ -30,30 +34,32 @@ class Disk:
         return fd
 
     def allocate(self, fd: int, size_bytes: int) -> None:
-        """See to it that the file has that size and space; costs next to nothing if it has."""
+        """Ensure that the file has this size and that its space is allocated. Very cheap if so."""
         os.posix_fallocate(fd, 0, size_bytes)
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
-        """Shorter than `length` only where the file ends."""
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
         return os.pread(fd, length, offset)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        """All of it."""
+        """Write all of `data` at `offset`."""
         written = os.pwrite(fd, data, offset)
         while written < len(data):
             written += os.pwrite(fd, data[written:], offset + written)
 
     def sync(self, fd: int) -> None:
+        """Make the file's data durable (fsync)."""
         os.fsync(fd)
 
     def forget(self, fd: int) -> None:
-        """Drop the file's clean pages from memory: the next read asks the disk."""
+        """Drop the file's clean pages from memory, so that the next read goes to the disk."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def unlink(self, path: Path) -> None:
+        """Remove a file; does nothing if it is missing."""
         path.unlink(missing_ok=True)
 
     def free_and_total_bytes(self, path: Path) -> tuple[int, int]:
-        """What the file system of `path` still gives us, and its size."""
+        """Return (bytes available to this user, total bytes) of the file system of `path`."""
         usage = os.statvfs(path)
         return usage.f_bavail * usage.f_frsize, usage.f_blocks * usage.f_frsize

@@ -1,31 +1,32 @@
-"""Whether the disk under one cache directory can be relied on. Pure: no I/O, no clock.
+"""Decides whether the disk of one cache directory is healthy. Pure: no I/O, no clock.
 
-The owner reports every operation on slab files and goes around a directory that isn't `usable`:
-no new blocks, no reads. A disk is judged by what it does to readers; being busy is no sickness.
+The owner (`cache/tier_io.py`) reports every operation on slab files. While the directory isn't
+`usable`, the cache neither reads nor stores blocks there. The rules measure the effect on readers:
+a disk that is only busy is healthy.
 
 NORMAL turns UNSTABLE when
-- *errors*: 3 reads or 3 writes fail within 30 s, and at least one in 50 of that kind. Not an
-  error of the disk: what a full disk, a missing slab file or a lack of descriptors or memory
-  causes;
-- *gone*: one error that says that the device is gone or takes no writes (EROFS, ENODEV, ...);
-- *hung*: one operation is not back after 5 s (HDD: 10 s);
+- *errors*: 3 reads or 3 writes fail within 30 s, and at least one in 50 of that kind. Errors caused
+  by a full disk, a missing slab file or a lack of descriptors or memory don't count;
+- *gone*: one error means that the device is gone or takes no writes (EROFS, ENODEV, ...);
+- *hung*: one operation has not returned after 5 s (HDD: 10 s);
 - *slow*: in the last 6 s there were 3 s during which an operation was slow, and at least half of
-  the time that all operations took went into slow ones. Slow means longer than `patience_s`,
-  which is 30 times the usual time of a read, yet at least 0.5 s (HDD: 1 s) and at most 1.5 s;
-  0.1 s more for each 10^6 bytes. Seconds in which several operations are slow count once, and
-  only the first 2 s of each operation count: one stall, however many operations it catches,
-  is never enough.
-For writes the limits of the last two rules are doubled: nobody waits for a write, and a disk that
-is swamped with them is busy. So a disk that answers in 0.4 s instead of 0.4 ms stays NORMAL, and
-so does one with a few long waits among many short ones.
+  the time that all operations took was spent in slow ones. An operation is slow if it takes longer
+  than `patience_s` plus 0.1 s for each 10^6 bytes. `patience_s` is 30 times the usual time of a
+  read, but at least 0.5 s (HDD: 1 s) and at most 1.5 s. Time in which several operations are slow
+  counts once, and only the first 2 s of each operation count: one stall is never enough, however
+  many operations it delays.
+For writes the limits of the last two rules are doubled, because no reader waits for a write and a
+disk with a long write queue is only busy. So a disk that answers in 0.4 s instead of 0.4 ms stays
+NORMAL, and so does one with a few long waits among many short ones.
 
-The usual time is a running median of reads, of at most 10 a second, each of which moves it by
-1/256 at most; slow and failed ones don't, nor anything while the disk isn't NORMAL.
+The usual time is a running median of reads. It takes at most 10 samples a second, and each moves
+it by 1/256. Slow and failed reads are no samples, and there are none while the disk isn't NORMAL.
 
-Back to NORMAL: 3 probes in a row without error, each within `patience_s`. They are 1 s apart
-after the first fall, twice as far after each further one, at most 10 s; 10 minutes without a fall
-make the next one the first again. UNSTABLE turns DOWN after 5 failed probes in a row, or when a
-probe is not back after 10 s. DOWN is probed every 30 s until a probe succeeds, then as above.
+The disk returns to NORMAL after 3 probes in a row without error, each within `patience_s`. Probes
+are 1 s apart after the first fall (from NORMAL). Each further fall doubles the interval, up to
+10 s; after 10 minutes without a fall the next one counts as the first. UNSTABLE turns DOWN after 5
+failed probes in a row, or when a probe has not returned after 10 s. DOWN is probed every 30 s until
+a probe succeeds, then as above.
 """
 
 import errno
@@ -40,6 +41,8 @@ from cachefs.types import Medium
 
 
 class Health(Enum):
+    """The state of a disk; only a NORMAL one is used."""
+
     NORMAL = "normal"
     UNSTABLE = "unstable"
     DOWN = "down"
@@ -47,9 +50,9 @@ class Health(Enum):
 
 class _Limits(NamedTuple):
     usual_s: float
-    """Time of a small read before anything has been learnt."""
+    """Initial value of the usual time of a small read."""
     scale_bytes: int
-    """A read of this size ordinarily takes twice as long as a small one."""
+    """Size of a read that normally takes twice as long as a small one."""
     patience_s: float
     hung_s: float
 
@@ -93,27 +96,29 @@ _FALLS_FORGOTTEN_S = 600.0
 
 
 class _Second:
-    """What was reported during about a second."""
+    """Sums of the operations that were reported during about a second.
+
+    `operations` and `errors` have two items: reads, writes.
+    """
 
     __slots__ = ("begin_s", "errors", "operations", "slow", "slow_spent_s", "spent_s", "stalled_s")
 
     def __init__(self, begin_s: float) -> None:
         self.begin_s = begin_s
         self.operations = [0, 0]
-        """Reads and writes."""
         self.errors = [0, 0]
-        """The same, of those that failed."""
         self.slow = 0
+        """Number of slow operations."""
         self.spent_s = 0.0
-        """By all operations, summed."""
+        """Sum of the durations of all operations."""
         self.slow_spent_s = 0.0
-        """By slow ones, summed."""
+        """Sum of the durations of slow operations."""
         self.stalled_s = 0.0
-        """During which an operation was slow; not summed over operations."""
+        """Time in which at least one operation was slow; overlapping operations count once."""
 
 
 class DiskHealth:
-    """See the module docstring. `now_s` is monotonic; calls come from one thread."""
+    """See the module docstring. `now_s` is monotonic time. Use it from one thread only."""
 
     def __init__(self, medium: Medium) -> None:
         self._limits = _LIMITS[medium]
@@ -121,18 +126,18 @@ class DiskHealth:
         self.usable = True
         """Whether `state` is NORMAL."""
         self.reason = ""
-        """Why `state` is what it is, as one phrase; empty as long as it never changed."""
+        """The cause of the last change of `state`, as one phrase; empty if it never changed."""
         self.on_change: Callable[[Health, Health, str], None] | None = None
         """Called with the old state, the new one and the reason."""
         self.patience_s = 0.0
-        """How long a reader should wait for this disk before it asks the origin instead."""
+        """How long a reader should wait for this disk before it reads from the origin instead."""
         self._usual_s = self._limits.usual_s
         self._next_lesson_s = -math.inf
         self._set_patience()
         self._seconds = deque([_Second(-math.inf)], maxlen=_ERROR_WINDOW_S + 1)
         self._stalled_until_s = -math.inf
         self._since_s = -math.inf
-        """When `state` became what it is. What began before says nothing about it."""
+        """When `state` last changed. Operations that began earlier are ignored."""
         self._probe_every_s = _PROBE_EVERY_S
         self._next_probe_s = math.inf
         self._good_probes = 0
@@ -149,8 +154,11 @@ class DiskHealth:
         *,
         write: bool = False,
     ) -> None:
-        """An operation is back. `duration_s` is without any waiting for a thread; creating,
-        opening and removing files count as writes."""
+        """Report that an operation has returned.
+
+        `duration_s` excludes the wait for a thread. Creating, opening and removing files count as
+        writes.
+        """
         if not self.usable or now_s - duration_s < self._since_s:
             return
         second = self._seconds[-1]
@@ -172,8 +180,10 @@ class DiskHealth:
     def operation_overdue(
         self, age_s: float, now_s: float, size_bytes: int = 0, *, write: bool = False
     ) -> None:
-        """An operation, or a probe, is under way for `age_s` and not back. May be repeated for
-        the same one, and should be for all that are under way."""
+        """Report that an operation or a probe has not returned after `age_s`.
+
+        The owner should repeat this for each operation as long as it is under way.
+        """
         if now_s - age_s < self._since_s:
             return
         if self.state is Health.UNSTABLE and age_s >= _PROBE_HUNG_S:
@@ -206,7 +216,7 @@ class DiskHealth:
             self._change(Health.UNSTABLE, reason, now_s)
 
     def _stalled(self, begin_s: float, now_s: float) -> None:
-        """A slow operation that began then is, or was until now, under way."""
+        """Account for a slow operation that began at `begin_s` and was under way until `now_s`."""
         end_s = min(now_s, begin_s + _SLOW_S_OF_ONE_OPERATION)
         self._seconds[-1].stalled_s += max(0.0, end_s - max(begin_s, self._stalled_until_s))
         self._stalled_until_s = max(end_s, self._stalled_until_s)
@@ -236,11 +246,14 @@ class DiskHealth:
     # -- probes ----------------------------------------------------------------------------
 
     def probe_due(self, now_s: float) -> bool:
-        """Whether to write, sync and read back a little. Never two probes at a time."""
+        """Whether the owner must probe the disk now: write, sync and read back a little data.
+
+        The owner must not run two probes at a time.
+        """
         return now_s >= self._next_probe_s
 
     def probe_done(self, duration_s: float, error: OSError | None, now_s: float) -> None:
-        """A probe is back, however late. A full disk fails no probe."""
+        """Report that a probe has returned, however late. A full disk fails no probe."""
         if self.usable:
             return
         every_s = self._probe_every_s

@@ -1,4 +1,4 @@
-"""Cache directories as seen by somebody who has none of them mounted: listed, and removed."""
+"""Lists and removes cache directories, without mounting them."""
 
 import contextlib
 import fcntl
@@ -16,8 +16,12 @@ from cachefs.format.tier_identity import decode_identity
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """`size_bytes` is what it takes of the disk. `used_at` is when a daemon last wrote there, in
-    seconds since the epoch. `pid` is of the daemon that uses it, 0 if that can't be told."""
+    """A cache directory on disk.
+
+    `size_bytes` is its allocated disk space. `used_at` is the newest modification time of its
+    files, in seconds since the epoch. `pid` is the process id of the daemon that uses the
+    directory, 0 if there is none or it is unknown.
+    """
 
     path: Path
     source: str
@@ -28,8 +32,10 @@ class CacheInfo:
 
 
 def find_caches(places: Iterable[Path]) -> list[CacheInfo]:
-    """Those of the places that are cache directories, and those directly below the others. What
-    may not be looked into is left out."""
+    """Return the cache directories among `places` and directly below them.
+
+    Leaves out directories that can't be read.
+    """
     found = {}
     for place in places:
         for path in (place, *_children(place)):
@@ -46,7 +52,7 @@ def _children(place: Path) -> list[Path]:
 
 
 def inspect_cache(path: Path) -> CacheInfo:
-    """Raises `CacheDirError` if it is no cache directory, `OSError`."""
+    """Describe a cache directory. Raises `CacheDirError` if it is none, and `OSError`."""
     paths = TierPaths(path)
     try:
         source = decode_identity(paths.identity.read_bytes(), str(path)).source
@@ -65,7 +71,7 @@ def inspect_cache(path: Path) -> CacheInfo:
 
 
 def _owner_in(fd: int) -> str:
-    """What a daemon has written into the lock's file; nothing if `fd` is the directory's."""
+    """Return the text that the daemon wrote into the lock file; "" if `fd` is the directory."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return ""
     return os.pread(fd, 20, 0).decode("ascii", "replace").strip()
@@ -78,8 +84,11 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def remove_cache(path: Path) -> CacheInfo:
-    """Delete what cachefs has in the directory, and the directory if nothing else is in it; what
-    was there. Raises `CacheDirError`; then what is left is a cache directory as before."""
+    """Delete the files of cachefs in the directory, and the directory if it is empty then.
+
+    Returns what `inspect_cache` found before. Raises `CacheDirError` if the directory is in use or
+    can't be deleted; the rest is then still a valid cache directory.
+    """
     try:
         info = inspect_cache(path)
         paths = TierPaths(path)
@@ -88,12 +97,12 @@ def remove_cache(path: Path) -> CacheInfo:
                 raise CacheDirError(
                     f"{path} is in use by a daemon (process {info.pid or 'unknown'}); unmount first"
                 )
-            # The index first: without one, the slabs that are left make a new one. Who the
-            # directory belongs to is the last to go.
+            # Delete the index first: a new one can be built from the remaining slabs. Identity
+            # and lock come last.
             last = [paths.slabs.name, paths.identity.name, paths.lock.name]
             for name in [*sorted(OWN_NAMES - set(last)), *last]:
                 _delete(path / name)
-        with contextlib.suppress(OSError):  # somebody else's files, or a mountpoint
+        with contextlib.suppress(OSError):  # it has other files, or is a mountpoint
             path.rmdir()
     except OSError as error:
         raise CacheDirError(f"can't remove the cache {path}: {reason_of(error)}") from error
@@ -109,8 +118,10 @@ def _delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lock_file(paths: TierPaths) -> Iterator[int | None]:
-    """The descriptor of the lock's file, or of the directory if somebody has deleted that: a daemon
-    locks both. None if there is neither."""
+    """Open the lock file, or the directory if the lock file was deleted: a daemon locks both.
+
+    Yields its descriptor, None if neither exists.
+    """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         fd = os.open(paths.lock, flags)

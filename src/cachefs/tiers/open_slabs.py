@@ -1,8 +1,8 @@
-"""Which slab files of a mount are open: as many as this process may have, less what else it needs.
+"""Limits the number of open slab files of a mount to what the process may have, less a reserve.
 
-A descriptor that is in use is never closed, and of the others that of a slab which was not read
-lately: each that was gets a second chance. What follows from closing one is that the next read of
-its slab goes through a thread, which opens it.
+A descriptor in use is never closed. Among the others it closes that of a slab that was not read
+lately: a slab that was read gets a second chance (the clock algorithm). After a close, the next
+read of the slab goes through a thread, which opens the file again.
 """
 
 import os
@@ -12,14 +12,14 @@ from collections import OrderedDict
 from cachefs.tiers.slabs import Slab
 
 _RESERVED, _MOST_RESERVED = 144, 4096
-"""Descriptors for all else: some 40, a connection for each request to the origin, and clients. A
-quarter of them all, within these limits."""
+"""Least and greatest number of descriptors reserved for other uses: about 40, one connection for
+each request to the origin, and clients. In between, a quarter of all descriptors is reserved."""
 _MOST_LOOKS = 1024
-"""At slabs, for one to close: some 100 us."""
+"""Maximum number of slabs examined in one search for slabs to close: about 100 us."""
 
 
 def descriptors_for_slabs() -> int:
-    """How many this process may have open at a time; at least one."""
+    """Return how many slab files this process may have open at a time; at least one."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
         allowed = 1 << 20
@@ -27,20 +27,25 @@ def descriptors_for_slabs() -> int:
 
 
 class OpenSlabs:
-    """Of one mount, whatever its tiers; on the loop. Slabs that others have closed are found out
-    when their turn comes."""
+    """The open slab files of all tiers of one mount. Used on the loop only.
+
+    Other code may close a slab's descriptor: its entry is removed when the search reaches it.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
-        """`limit`: by default what the process may have."""
+        """`limit` is the maximum number of open slabs, `descriptors_for_slabs()` by default."""
         self.limit = descriptors_for_slabs() if limit is None else limit
         self._open: OrderedDict[Slab, None] = OrderedDict()
 
     def __len__(self) -> int:
+        """The number of slabs that are open now."""
         return sum(slab.fd >= 0 for slab in self._open)
 
     def note(self, slab: Slab) -> None:
-        """The slab has a descriptor now, so another may have to go. If all are in use, there is
-        one too many for a while."""
+        """Add a slab that was just opened, and close others above the limit.
+
+        If all others are in use, the limit is exceeded for a while.
+        """
         self._open[slab] = None
         self._open.move_to_end(slab)
         slab.was_read = True
@@ -51,7 +56,8 @@ class OpenSlabs:
             excess -= self._look_at_next(slab)
 
     def _look_at_next(self, newest: Slab) -> bool:
-        """Whether there is one less afterwards."""
+        """Examine the next slab: close it or give it a second chance. Returns whether it is
+        removed."""
         slab, _ = self._open.popitem(last=False)
         if slab.fd < 0:
             return True

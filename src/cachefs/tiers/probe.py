@@ -1,4 +1,4 @@
-"""Find out how the event loop may read from a file system without ever waiting for a disk."""
+"""Finds the read flags with which the event loop never waits for a file system's disk."""
 
 import errno
 import os
@@ -8,12 +8,13 @@ _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
 
 def probe_read_flags(path: Path) -> int | None:
-    """Flags for `preadv` of bytes that were just written to `path`, which is removed again.
+    """Return the flags for a non-blocking `preadv`, after a test with a temporary file at `path`.
 
-    RWF_NOWAIT where the kernel answers such a read; 0 on tmpfs and its kin, where it answers
-    EAGAIN (Linux before 6.18) or EOPNOTSUPP though the bytes are in memory; None (never read on
-    the loop) anywhere else. The name of the file system is asked only after such a refusal: a
-    network file system refuses too, and there a plain read would wait.
+    Returns RWF_NOWAIT if such a read of bytes just written succeeds. Returns 0 (plain reads) on
+    tmpfs, ramfs and hugetlbfs if the kernel answers EAGAIN (Linux before 6.18) or EOPNOTSUPP,
+    although the bytes are in memory. Returns None (never read on the loop) otherwise, also if the
+    disk is full. The type of the file system matters because a network file system refuses too,
+    and a plain read would wait there. Raises `OSError`.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -27,7 +28,7 @@ def probe_read_flags(path: Path) -> int | None:
             return 0 if refused and _file_system_of(fd) in _MEMORY_FILE_SYSTEMS else None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return None  # a full disk may cost speed, not the mount
+            return None  # a full disk costs speed, but must not fail the mount
         raise
     finally:
         os.close(fd)
@@ -35,7 +36,7 @@ def probe_read_flags(path: Path) -> int | None:
 
 
 def _file_system_of(fd: int) -> str:
-    """The type that /proc/self/mountinfo gives for the device of `fd`, "" if it isn't there."""
+    """Return the file system type of `fd` from /proc/self/mountinfo, "" if it isn't there."""
     device = os.fstat(fd).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
