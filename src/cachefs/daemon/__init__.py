@@ -1,5 +1,5 @@
-"""The composition root: builds the objects of one mount, runs them, takes them down in order.
+"""The composition root: builds the objects of one mount, runs them and closes them in order.
 
-`run.py` is the way in, `supervised.py` that of a process of its own. Nothing is imported here: what
-`supervised.py` imports has an order.
+The entry point is `run.py`, or `supervised.py` for a daemon in its own process. This file imports
+nothing, because the order of imports in `supervised.py` matters.
 """

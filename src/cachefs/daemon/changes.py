@@ -1,5 +1,7 @@
-"""What was changed while mounted (`cachefs set`, `cachefs tier`), for the daemon that may come
-after this one: it must not come back with a limit that was lifted, or a disk that was taken out."""
+"""Passes changes made while mounted (`cachefs set`, `cachefs tier`) to the next daemon.
+
+Otherwise that daemon would restore a limit that was lifted, or use a disk that was removed.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,10 +17,10 @@ _SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
 
 
 class Changes:
-    """Hears of every change, and tells the supervisor of all of them together."""
+    """Records every change at run time, and sends all of them to the supervisor after each one."""
 
     def __init__(self, config: MountConfig, link: Link) -> None:
-        """`config` has the changes of the daemon before."""
+        """`config` must already contain the changes of the previous daemon (`with_changes`)."""
         self._config = config
         self._link = link
         self._tiers = {
@@ -29,7 +31,7 @@ class Changes:
         self._settings: Mapping[str, object] = link.changes.get("settings") or {}
 
     def heard_in(self, handlers: Mapping[Route, Handler]) -> dict[Route, Handler]:
-        """`handlers`, of which those that change something tell it here."""
+        """Return `handlers`, with those that change something wrapped so that they record it."""
         listeners = {
             api.SET: self._note_settings,
             api.TIER_ADD: self._note_added,
@@ -77,13 +79,14 @@ _RATIOS = ("high", "low", "free_space_ratio", "pin_limit")
 
 
 def _table(tier: TierConfig, path: Path, quota_bytes: int) -> dict[str, Any]:
-    """One directory, as a `[[tier]]` has it; lists, so that a comma in its name divides nothing."""
+    """Return one directory as a `[[tier]]` table. Path and quota are lists, so that a comma in the
+    path does not split it."""
     ratios = {key: getattr(tier, key) for key in _RATIOS}
     return {"medium": tier.medium.value, "path": [str(path)], "quota": [quota_bytes], **ratios}
 
 
 def with_changes(config: MountConfig, changes: Mapping[str, Any]) -> MountConfig:
-    """What the mount had become. Raises `UsageError`."""
+    """Return the configuration with the changes of earlier daemons. Raises `UsageError`."""
     values = json.loads(to_json(config))
     settings = changes.get("settings") or {}
     values |= {name: settings[name] for name in LIVE if name in settings}
@@ -95,6 +98,6 @@ def with_changes(config: MountConfig, changes: Mapping[str, Any]) -> MountConfig
 
 
 def access_log_in(changes: Mapping[str, Any]) -> Path | None:
-    """The access log that was on, if one was."""
+    """Return the file of the access log that was switched on, or None if it was off."""
     file = (changes.get("settings") or {}).get("access_log", "off")
     return None if file == "off" else Path(file)

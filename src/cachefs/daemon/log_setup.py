@@ -1,4 +1,4 @@
-"""Where the processes of a mount log."""
+"""Sets up the log of the processes of a mount."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from cachefs.mounts import default_log_file
 
 
 def log_file_of(config: MountConfig) -> Path | None:
-    """None is stderr, of a mount in the foreground."""
+    """Return the log file of a mount; None means stderr (only for a mount in the foreground)."""
     if config.log_file is None and not config.foreground:
         return default_log_file(config.mountpoint)
     return config.log_file
 
 
 def set_up_log(config: MountConfig) -> None:
-    """For this process. Raises `UsageError`."""
+    """Set up the log of this process. Raises `UsageError`."""
     log.setup(
         debug=config.debug,
         log_file=log_file_of(config),

@@ -1,4 +1,4 @@
-"""How much memory the daemon may use: the limit of its control group, if it has one."""
+"""Bounds the daemon's buffers by the memory limit of its control group, if there is one."""
 
 import logging
 from pathlib import Path
@@ -10,15 +10,17 @@ log = logging.getLogger(__name__)
 _PROC = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 _NAMES = ("memory.max", "memory.limit_in_bytes")
-"""Of version 2 and of version 1."""
+"""File names of the limit in control groups of version 2 and of version 1."""
 
 _BUFFER_SHARE = 4
-"""A quarter: the daemon takes some 80 MB itself, and what arrives is there twice for a moment."""
+"""The buffer may take a quarter of the limit: the daemon itself needs about 80 MB, and arriving
+data is in memory twice for a moment."""
 _LEAST_BYTES = 8 << 20
 
 
 def bounded_buffer(wanted_bytes: int) -> int:
-    """`--buffer-size` as the control group's limit allows it: a quarter of that, at least 8 MiB."""
+    """Return the buffer size in bytes: `wanted_bytes` (`--buffer-size`), but at most a quarter of
+    the control group's limit. The bound itself is at least 8 MiB."""
     limit_bytes = memory_limit()
     if limit_bytes is None or wanted_bytes <= limit_bytes // _BUFFER_SHARE:
         return wanted_bytes
@@ -31,8 +33,10 @@ def bounded_buffer(wanted_bytes: int) -> int:
 
 
 def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """The least limit in bytes of this process's control group and those above it; None if there
-    is none, or it can't be read."""
+    """Return the smallest memory limit, in bytes, of this process's control group and its parents.
+
+    Returns None if there is no limit, or if it can't be read.
+    """
     try:
         lines = proc.read_text().splitlines()
     except OSError:
@@ -53,6 +57,6 @@ def _limit(group: Path) -> int | None:
     for name in _NAMES:
         try:
             return int((group / name).read_text())
-        except (OSError, ValueError):  # there is no such file, or it says "max"
+        except (OSError, ValueError):  # there is no such file, or it contains "max"
             continue
     return None

@@ -1,4 +1,4 @@
-"""The objects of one mount, what runs while it lives, and the order in which it is taken down."""
+"""Builds the objects of one mount, runs its tasks, and closes everything in order."""
 
 import logging
 import signal
@@ -61,12 +61,15 @@ _TTLS = {
     "list_ttl": "list_s",
     "stale_if_error": "stale_if_error_s",
 }
-"""Options, and what they are called in `Ttls`."""
+"""Option name -> attribute of `Ttls`."""
 
 
 class Mount:
-    """One mount: what has to live exactly as long as it. `tiers` is kept up to date with those that
-    come and go at run time."""
+    """One mount. It owns the objects that live exactly as long as the mount.
+
+    Tiers that are added or removed at run time are also added to or removed from the list `tiers`,
+    so that the caller can close them.
+    """
 
     def __init__(
         self,
@@ -80,8 +83,12 @@ class Mount:
         data_path: DataPath,
         link: Link | None,
     ) -> None:
-        """`home` is the directory that has the names; `failure` is what the origin is away with;
-        `view` is of a manifest; with a `link` its other end mounts."""
+        """Opens the names' database and the cache's indexes. Raises `CacheDirError`.
+
+        `home` is the directory with the names. `failure` is the origin's error if it can't be
+        reached. `view` is the view of the manifest, if there is one. With a `link`, the supervisor
+        mounts.
+        """
         self._link = link
         self._initialised = trio.Event()
         self._relayed = None if link is None else Relayed(link)
@@ -90,7 +97,7 @@ class Mount:
         self._failure = failure
         self._origin = origin
         self._manager = manager
-        # The namespace first: it is the one that may find its directory to be of a newer format.
+        # Open the namespace first: this can fail because its directory has a newer format.
         self._jobs_directory = home.jobs
         names = home.namespace if view is None else view.namespace
         self._db = open_names(names)
@@ -119,11 +126,14 @@ class Mount:
         )
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
-        """Mount, answer until unmounted, write what is pending."""
+        """Mount, serve until unmounted or until a signal, then write pending data.
+
+        `on_ready` is called on the loop when the kernel's first request has been answered.
+        """
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    # A signal ends the serving; the cache still stores what was fetched.
+                    # A signal ends the serving; the cache still stores the fetched blocks.
                     with trio.CancelScope() as serving:
                         nursery.start_soon(self._stop_on_signal, serving)
                         await self._serve(nursery, on_ready)
@@ -154,7 +164,7 @@ class Mount:
         metadata = MetadataVerbs(namespace, self._db, self._origin, self._config.manifest)
         handlers |= metadata.handlers()
         handlers |= ProfileVerb(namespace, self._origin, self._watchers).handlers()
-        # Its own nursery: no tier is added or removed any more while the cache is being closed.
+        # A separate nursery, cancelled first: no tier is added or removed while the cache closes.
         async with trio.open_nursery() as control:
             prefetch = self._prefetch(namespace, control)
             self._let_change(namespace, prefetch.readers)
@@ -182,7 +192,7 @@ class Mount:
         self._set_verb.add(name, lambda: getattr(namespace.ttls, attribute), put)
 
     async def _switch_access_log_on(self, file: Path | None) -> None:
-        """As the daemon before had it."""
+        """Restore the access log of the previous daemon; a failure is only logged."""
         try:
             if file is not None:
                 await self._access_log.switch(file)
@@ -197,7 +207,7 @@ class Mount:
                 serving.cancel()
 
     async def _serve_others_later(self, handlers: dict[Route, Handler]) -> None:
-        """Where readers wait for another daemon, they come first."""
+        """Like `_serve_others`, but after a restart: the readers that wait are served first."""
         await self._initialised.wait()
         await self._serve_others(handlers)
 
@@ -207,7 +217,7 @@ class Mount:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """All but the kernel. Started once clients can connect."""
+        """Serve the control socket and the metrics. Started when clients can connect."""
         serve_control, serve_metrics = await trio.to_thread.run_sync(_load_servers)
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_control, socket_path(self._config.mountpoint), handlers)
@@ -262,7 +272,7 @@ class Mount:
             session.unmount()
 
     def _mount(self, operations: Operations) -> str:
-        """What the mount table calls the mount."""
+        """Mount, and return the device of the mount in the mount table."""
         place, source = self._config.mountpoint, self._origin.url
         if self._link is None:
             return session.mount(operations, place, source, self._config.allow_other)
@@ -287,7 +297,7 @@ class Mount:
             on_unbound=session.forget_entry,
             on_changed=session.forget_attributes,
             give_way=self._cache.give_way,
-            # Where /run is memory, nothing that the disk does holds the loop back.
+            # /run is usually in memory, so the disk can't delay the loop here.
             journal=socket_path(config.mountpoint).with_suffix(".journal"),
             is_successor=bool(self._state.data_path.restarts),
             reads=None if config.prefetch == "off" else self._look_up_reads,
@@ -300,9 +310,9 @@ class Mount:
             await namespace.observe_root()
         self._state.namespace = namespace
         if not self._state.data_path.restarts:
-            # Else the kernel has files open whose names are gone.
+            # After a restart the kernel may still have files open whose names are gone.
             namespace.table.purge_orphans()
-        # Inode numbers may be handed out only when their reservation is on disk.
+        # The reservation of inode numbers must be on disk before any of them is used.
         await self._db.commit()
         return namespace
 
@@ -338,7 +348,7 @@ class Mount:
 
 
 async def _observe_root_later(namespace: Namespace) -> None:
-    """The daemon before has, and readers wait."""
+    """Look up the root in the background: the previous daemon has done it, and readers wait."""
     try:
         await namespace.observe_root()
     except OriginUnavailableError as error:
@@ -348,7 +358,10 @@ async def _observe_root_later(namespace: Namespace) -> None:
 
 
 def _load_servers() -> tuple[Callable[..., Awaitable[None]], Callable[..., Awaitable[None]]]:
-    """A third of all that is to be imported. Blocks."""
+    """Import the servers of the control socket and the metrics.
+
+    They are a third of all imports. Blocks.
+    """
     from cachefs.control.metrics_server import serve_metrics
     from cachefs.control.server import serve
 

@@ -1,4 +1,4 @@
-"""What a mount behind the relay has on top of any other."""
+"""The additional objects of a mount behind the relay."""
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.sharing import SharedBlocks
@@ -12,17 +12,20 @@ from cachefs.types import BlockKey
 
 
 class Relayed:
-    """Made before anything is written to a slab: what the relay was told by the daemon before is
-    void from then on."""
+    """The daemon's side of the relay's table; the `Mount` owns it.
+
+    It must be created before anything is written to a slab: this invalidates all blocks that the
+    previous daemon published to the relay.
+    """
 
     def __init__(self, link: Link) -> None:
-        from cachefs.fuse.relay import _relay  # not there in every installation
+        from cachefs.fuse.relay import _relay  # not compiled in every installation
 
         self.table = _relay.Table(link.table_fd)
         self._link = link
 
     def share(self, cache: BlockCache, readers: Readers) -> SharedBlocks:
-        """Have the relay serve what it can. The caller starts `run`."""
+        """Return the object that publishes blocks to the relay. The caller must start its `run`."""
 
         def key_of(ino: int, block: int) -> BlockKey | None:
             try:
@@ -33,9 +36,9 @@ class Relayed:
         return SharedBlocks(cache, self.table, self._link, key_of)
 
     def figures(self, shared: SharedBlocks, requests: Requests) -> RelayFigures:
-        """For those who look at the mount."""
+        """Return the relay's statistics (figures) for status and metrics."""
         return RelayFigures(self.table, shared, requests)
 
     def yield_to(self, watchers: Watchers) -> None:
-        """While somebody watches requests, all of them come to us."""
+        """While there are watchers of requests, make the relay send all requests to the daemon."""
         watchers.on_change = self.table.pause

@@ -1,4 +1,4 @@
-"""From a configuration to a mount that is served, and back to nothing."""
+"""Builds a mount from its configuration, serves it, and closes everything at the end."""
 
 import logging
 from collections.abc import Callable
@@ -41,11 +41,11 @@ def run(
     data_path: DataPath = _PYTHON,
     link: Link | None = None,
 ) -> None:
-    """Mount and serve until unmounted, SIGTERM or SIGINT. `on_ready` is called, on the loop,
-    when the kernel's first request has been answered. `manager` hears that the loop turns, and of
-    the end. With a `link` the supervisor at its other end mounts and unmounts.
+    """Mount and serve until unmounted, SIGTERM or SIGINT. Blocks.
 
-    Raises `CachefsError` for everything that a user can mend. Blocks.
+    `on_ready` is called on the loop when the kernel's first request has been answered. `manager`
+    receives watchdog signals and the end. With a `link`, the supervisor mounts and unmounts.
+    Raises `CachefsError` for every error that a user can fix.
     """
     raise_file_limit()
     calm_garbage_collector()
@@ -90,7 +90,7 @@ async def _serve(
         inner = open_origin(config.source, options)
         origin = ResilientOrigin(view.unlisted(inner) if view else inner, resilience(config))
         try:
-            # Readers wait for a daemon that takes the place of another; it is known to work.
+            # Readers wait for a daemon that replaces another, and the origin was checked before.
             failure = None if data_path.restarts else await _check(origin, config)
             tolerant = bool(data_path.restarts)
             tiers = open_tiers(origin.identity, *config.tiers, tolerant=tolerant)
@@ -110,8 +110,11 @@ async def _serve(
 
 
 async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:
-    """See `Origin.check`; but an origin that is away is no error where the cache knows names of
-    it which may be shown. Returns what it is away with."""
+    """Check the origin (`Origin.check`).
+
+    If the origin is unavailable, but the cache has names of it that may be shown, returns the
+    error instead of raising it. Returns None if the check succeeds.
+    """
     try:
         await origin.check()
     except OriginUnavailableError as error:

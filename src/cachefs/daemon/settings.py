@@ -1,18 +1,19 @@
-"""What an origin is opened and guarded with, from a mount's configuration."""
+"""Converts a mount's configuration to the options of its origin."""
 
 from cachefs.config import MountConfig
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience
 
 _MOST_THREADS = 4096
-"""For requests to the origin. `ResilientOrigin` says how many are wanted at a time; a silent server
-holds threads that nobody waits for any more, and they must not be missing elsewhere."""
+"""Maximum number of threads for requests to the origin. `ResilientOrigin` limits the concurrent
+requests. A silent server also holds threads of abandoned requests: these must not use up the
+threads of other requests."""
 _LARGE_BODY_S = 10.0
-"""What the largest body may take on top of everything else."""
+"""Time that the largest body may take in addition to `read_timeout`."""
 
 
 def origin_options(config: MountConfig) -> OriginOptions:
-    """For `open_origin`."""
+    """Return the options for `open_origin`."""
     return OriginOptions(
         endpoint=config.endpoint,
         region=config.region,
@@ -31,7 +32,7 @@ def origin_options(config: MountConfig) -> OriginOptions:
 
 
 def resilience(config: MountConfig) -> Resilience:
-    """For `ResilientOrigin`."""
+    """Return the options for `ResilientOrigin`."""
     return Resilience(
         read_timeout_s=config.read_timeout,
         request_timeout_s=config.request_timeout,

@@ -1,7 +1,8 @@
 """The daemon of a supervised mount: `python -m cachefs.daemon.supervised FD`.
 
-Started by `cachefs.supervisor`, never by a user. FD is its end of the channel to the supervisor,
-which may be of an earlier version and knows this module by name: see `supervisor.channel`.
+`cachefs.supervisor` starts it, never a user. FD is the daemon's end of the channel to the
+supervisor. The supervisor may be of an earlier version and starts this module by name: see
+`supervisor.channel`.
 """
 
 import faulthandler
@@ -26,10 +27,10 @@ _logger = logging.getLogger("cachefs.daemon.supervised")  # else it is "__main__
 
 
 def main() -> NoReturn:
-    """Serve until the supervisor says otherwise. Ends the process."""
-    faulthandler.enable()  # the supervisor ends a stuck daemon with SIGABRT: show where
+    """Serve until the supervisor ends the daemon. Never returns: exits the process."""
+    faulthandler.enable()  # the supervisor ends a stuck daemon with SIGABRT: show where it hangs
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the supervisor
+        signal.signal(number, signal.SIG_IGN)  # the supervisor handles them
     fd = int(sys.argv[1])
     os.set_inheritable(fd, False)
     link = Link(Channel(socket.socket(fileno=fd)))
@@ -53,7 +54,7 @@ def main() -> NoReturn:
 
 
 def _serve(link: Link) -> None:
-    from cachefs.fuse.relay import _relay  # first, or pyfuse3 finds libfuse without it
+    from cachefs.fuse.relay import _relay  # must load before pyfuse3 loads libfuse
 
     from cachefs.daemon.changes import with_changes  # isort: skip
     from cachefs.daemon.run import run

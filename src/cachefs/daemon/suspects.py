@@ -1,7 +1,7 @@
-"""After a crash: read the files that the daemon before had mapped, before they are mapped again.
+"""After a crash: reads the files that the previous daemon had mapped, before they are mapped again.
 
-A page that the disk can't read any more kills whoever looks at it in a mapping (SIGBUS), but is an
-error for those who read it from the file.
+If the disk can't read a page any more, an access through a mapping kills the process (SIGBUS), but
+a read of the file only returns an error.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,11 @@ from cachefs.format.paths import TierPaths
 
 
 def check_files(config: MountConfig, on_progress: Callable[[], None]) -> None:
-    """Databases that can't be read as a whole are marked as damaged, and will be made anew. Blocks
-    for as long as it takes to read all of them; `on_progress` is called now and then."""
+    """Read the index and the namespace of every tier, and mark unreadable databases as damaged.
+
+    A new database replaces a marked one when it is opened. Blocks until all files are read; calls
+    `on_progress` from time to time.
+    """
     for tier in config.tiers:
         for path in tier.paths:
             paths = TierPaths(path)

@@ -1,4 +1,4 @@
-"""Opening and closing the cache directories of a mount."""
+"""Opens and closes the cache directories of a mount, and the database of names."""
 
 import contextlib
 import logging
@@ -25,8 +25,11 @@ _NAMESPACE_MAP_BYTES = 1 << 38
 
 
 def open_tiers(source_identity: str, *wanted: TierConfig, tolerant: bool = False) -> list[Tier]:
-    """All directories, in the order given, or none. Blocks. Raises `CacheDirError`; `tolerant`,
-    for a mount that people use, it says so and goes on without those that can't be used."""
+    """Open all directories in the given order. Blocks.
+
+    If one can't be used, closes the others and raises `CacheDirError`. With `tolerant`, for a mount
+    that is already in use, it logs an error and continues without that directory.
+    """
     tiers: list[Tier] = []
     try:
         for config in wanted:
@@ -59,7 +62,7 @@ def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes
 
 
 def warn_of_sizes(config: MountConfig) -> None:
-    """Say what was asked for and can't be had. Blocks."""
+    """Log a warning for each quota above the size of memory or of its file system. Blocks."""
     given = {"cache_size", "mem_size", "tier_tables"} & config.model_fields_set
     wanted: dict[int, list[tuple[Path, int]]] = {}
     for tier in config.tiers if given else ():
@@ -88,13 +91,16 @@ def _memory_bytes() -> int:
 
 
 def close_all(tiers: list[Tier]) -> None:
-    """In any state. Blocks."""
+    """Close tiers in any state. Blocks."""
     for tier in tiers:
         tier.close()
 
 
 def _make_private(home: Path) -> None:
-    """`home` lies in a directory where all users may write: somebody else's must not be used."""
+    """Create `home`, which lies in a directory where all users may write.
+
+    Raises `CacheDirError` if another user owns it or may write to it.
+    """
     try:
         home.mkdir(mode=0o700, exist_ok=True)
         found = home.lstat()
@@ -108,9 +114,11 @@ def _make_private(home: Path) -> None:
 
 
 def home_of(config: MountConfig, tiers: list[Tier], spare: Path) -> TierPaths:
-    """Where names, attributes and jobs are kept. `spare`, a directory in memory, takes the place of
-    a tier that isn't open; never another tier, which may have names from long ago. Raises
-    `CacheDirError`."""
+    """Return the directory for names, attributes and jobs.
+
+    If its tier isn't open, creates and returns `spare`, a directory in memory. It never uses
+    another tier instead, because that may have outdated names. Raises `CacheDirError`.
+    """
     wanted = namespace_path(config).parent
     for tier in tiers:
         if tier.paths.root == wanted:
@@ -124,8 +132,11 @@ def home_of(config: MountConfig, tiers: list[Tier], spare: Path) -> TierPaths:
 
 
 def open_names(path: Path) -> Database:
-    """The database of names; one that is damaged is moved out of the way, and an empty one takes
-    its place: names are asked for anew. Raises `CacheDirError`."""
+    """Open or create the database of names.
+
+    A damaged one is moved aside and replaced by an empty one: the names are then
+    read from the origin again. Raises `CacheDirError`.
+    """
     try:
         return Database.open(str(path), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
     except DamagedDatabaseError as error:
@@ -141,6 +152,7 @@ def open_names(path: Path) -> Database:
 
 
 def namespace_path(config: MountConfig) -> Path:
-    """Where `namespace_tier` will have the namespace."""
+    """Return the path of the database of names: in the first directory that is not in memory, or
+    in the first one if all are in memory."""
     homes = [tier for tier in config.tiers if tier.medium is not Medium.MEM] or config.tiers
     return TierPaths(homes[0].paths[0]).namespace

@@ -1,24 +1,25 @@
-"""The slots of one tier: which are free, which hold a block, which may not be reused yet.
+"""The slots of one tier: which are free, which hold a block, and which can't be reused yet.
 
-Pure arithmetic, no I/O and no waiting: every method is atomic on the loop thread. A slot goes
+No I/O and no waiting: every method is atomic on the loop thread. The states of a slot are
 
     FREE -> WRITING -> USED -> FREE
                   \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
 
-KEPT is USED for a block that a user wants never to be evicted: the state is the mark. Whoever looks
-for blocks that may go looks for USED ones (`loose_slots`), and so passes over kept ones at no cost.
+KEPT is the state of a used slot whose block a user has pinned. An evictable block (loose) has the
+state USED: a search for these (`loose_slots`) skips pinned ones at no cost. A reference (`pin`)
+prevents the reuse of a slot while a thread reads it; it does not prevent eviction.
 
 Invariants (checked by tests/unit/test_slabs.py):
-- a slot is given out by `allocate` only while FREE, so no two blocks ever share one;
-- `free_count` is the number of FREE slots, `used_count` of USED and KEPT ones, `kept_count` of
-  KEPT ones, of each slab;
-- a slab stands in `_open[class]` exactly if it has a FREE slot and isn't draining;
-- a slab stands in `spare` if all its slots are FREE, or if it has no class, unless it drains;
+- `allocate` returns a slot only while it is FREE, so two blocks never share one;
+- in each slab, `free_count` is the number of FREE slots, `used_count` of USED and KEPT slots, and
+  `kept_count` of KEPT slots;
+- `_open[class]` contains a slab of the class exactly if it has a FREE slot and isn't draining;
+- `spare` contains a slab if all its slots are FREE, or if it has no class, unless it is draining;
 - `used_charge_bytes`, `kept_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all
   slabs.
 
-A used slot is charged its share of the slab file (`slab_bytes / slot_count`, rounded down), so
-that a tier whose slots are all used is charged its whole quota whatever the classes.
+The charge of a used slot is its share of the slab file (`slab_bytes / slot_count`, rounded down).
+So a tier with all slots used has its whole quota charged, whatever the classes.
 """
 
 from array import array
@@ -35,18 +36,20 @@ _KEPT_AS_USED = bytes(USED if state == KEPT else state for state in range(256))
 _ONLY_KEPT = bytes(state == KEPT for state in range(256))
 
 NEAR_CLASSES = 5
-"""Classes grow by an eighth: a slot of one of these is larger by 80 % at most."""
+"""How many larger classes a block may use. From 4 KiB on, classes grow by an eighth at most, so
+such a slot is at most 80 % larger than one of the block's own class."""
 
 NO_LAYOUT = SlabLayout(NO_CLASS, 0, 0, 0)
 
 
 class Slab:
-    """One slab file. Ten odd bytes of memory a slot, and only once the slab is in use.
+    """One slab file; a `SlabSet` owns it. Uses 13 bytes of memory per slot once the slab is in use.
 
-    `ticks[slot]` is the recency clock of the slot's last use (written by the eviction policy).
-    `proof[slot]` is the checksum that the slot's bytes were seen to have since the daemon
-    started, 0 if none was checked: a reader may trust bytes only for the same checksum, which
-    holds even if a damaged index has two keys point at one slot.
+    `state[slot]` is the slot's state.
+    `ticks[slot]` is the recency clock at the slot's last use; the eviction policy writes it.
+    `proof[slot]` is the checksum that the slot's bytes had when they were verified since the daemon
+    started; 0 if they were not verified. A reader may trust the bytes only if it expects the same
+    checksum. So it is safe even if a damaged index has two keys that point to one slot.
     """
 
     __slots__ = (
@@ -86,27 +89,27 @@ class Slab:
         self.slab_id = slab_id
         self.slab_bytes = slab_bytes
         self.fd = -1
-        """-1 while it is not open; see `open_slabs.py` for when it is closed."""
+        """Descriptor of the file; -1 while it is not open. `open_slabs.py` closes it."""
         self.was_opened = False
-        """Since the daemon started: what its header says is known."""
+        """The file was opened since the daemon started, so its header has been read."""
         self.was_read = False
-        """Lately, by us (`open_slabs.py`)."""
+        """This daemon has read it lately (`open_slabs.py`)."""
         self.users = 0
-        """Those who need the descriptor to stay open, beside pins and slots being written."""
+        """How many `in_use` contexts need the open descriptor, besides references and writes."""
         self.shared_as = -1
-        """The number by which others know the file, who read blocks from it (`cache/sharing.py`);
-        -1: nobody does."""
+        """The number of the file at the relay, if its blocks are published (`cache/sharing.py`);
+        else -1."""
         self.reported = False
-        """A bad block was logged already."""
+        """A bad block of this slab has already been logged."""
         self.agrees = False
-        """Slots, index and slot table do (`cache/slab_files.py`)."""
+        """Slots, index and slot table agree (`cache/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
-        """Asked for the ticks of an earlier run when they are first needed."""
+        """Returns the ticks of an earlier run, or None; called when ticks are first needed."""
         self._pins: dict[int, int] = {}
         self.format(NO_LAYOUT, tick=0)
 
     def format(self, layout: SlabLayout, tick: int) -> None:
-        """Forget everything and be an empty slab of `layout`. No slot may be pinned."""
+        """Reset to an empty slab of `layout`. No slot may have a reference (`pin`)."""
         assert not self._pins
         self.layout = layout
         self.class_index = layout.class_index
@@ -129,7 +132,7 @@ class Slab:
         self.proof = array("Q")
 
     def restore(self, row: SlabRow, layout: SlabLayout) -> None:
-        """Be what the row says. The bitmap is unpacked only when the slab is first used."""
+        """Set the state from its index row. `hydrate` unpacks the bitmap at the first use."""
         self.format(layout, row.tick)
         self._bitmap = row.bitmap
         self._kept_bitmap = row.kept_bitmap
@@ -139,7 +142,7 @@ class Slab:
         self.free_count = layout.slot_count - row.used_count
 
     def hydrate(self) -> None:
-        """Unpack the per-slot arrays. The bitmap is the truth about the counts."""
+        """Unpack the per-slot arrays, if that has not been done."""
         if self._bitmap is None:
             return
         self.state = unpack_bitmap(self._bitmap, self.slot_count)
@@ -157,6 +160,7 @@ class Slab:
         self.proof = array("Q", [0]) * self.slot_count
 
     def row(self) -> SlabRow:
+        """Return the slab's row for the index."""
         tick = max(self.ticks) if self.ticks else self.tick
         bitmap, kept = self._bitmap, self._kept_bitmap
         if bitmap is None:
@@ -167,39 +171,42 @@ class Slab:
         return SlabRow(*fields, bitmap, kept)
 
     def used_slots(self) -> Iterator[int]:
-        """Slots that hold a block, ascending. Not to be held over a change."""
+        """Iterate over the slots that hold a block, ascending; exhaust it before any change."""
         self.hydrate()
         return _find_all(self.state.translate(_KEPT_AS_USED), 0, self.slot_count)
 
     def loose_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Slots that hold a block which may be evicted, ascending. Not to be held over a change."""
+        """Iterate over the evictable slots in [first, stop), ascending.
+
+        Exhaust the iterator before any change.
+        """
         self.hydrate()
         end = self.slot_count if stop is None else min(stop, self.slot_count)
         return _find_all(self.state, first, end)
 
     def kept_slots(self, count: int) -> Iterator[int]:
-        """The first slots whose block must not be evicted. Not to be held over a change."""
+        """Iterate over the first `count` pinned slots, ascending; exhaust it before any change."""
         self.hydrate()
         return islice(_find_all(self.state, 0, self.slot_count, KEPT), count)
 
     @property
     def loose_count(self) -> int:
-        """Blocks that may be evicted."""
+        """Number of evictable blocks."""
         return self.used_count - self.kept_count
 
     def holds(self, slot: int) -> bool:
+        """Whether the slot holds a block."""
         if slot >= self.slot_count:
             return False
         self.hydrate()
         return self.state[slot] in (USED, KEPT)
 
     def is_loose(self, slot: int) -> bool:
-        """The slot holds a block that may be evicted."""
+        """Whether the slot holds an evictable block."""
         return self.holds(slot) and self.state[slot] == USED
 
     def keeps(self, slot: int) -> bool:
-        """The slot holds a block that must not be evicted. Costs nothing if the slab isn't in
-        use."""
+        """Whether the slot holds a pinned block. Does not unpack the per-slot arrays."""
         if self.kept_count == 0 or slot >= self.slot_count:
             return False
         if self._bitmap is not None:
@@ -208,17 +215,17 @@ class Slab:
 
     @property
     def settled(self) -> bool:
-        """The file is open, and slots, index and slot table agree."""
+        """Whether the file is open, and slots, index and slot table agree."""
         return self.fd >= 0 and self.agrees
 
     @property
     def is_busy(self) -> bool:
-        """The descriptor is in use, or may be by a thread."""
+        """Whether a task or a thread may be using the descriptor."""
         return bool(self._pins or self.writing_count or self.users)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The descriptor stays open; for those who wait between two uses of it."""
+        """Keep the descriptor open, for a task that awaits between two uses of it."""
         self.users += 1
         try:
             yield
@@ -226,11 +233,11 @@ class Slab:
             self.users -= 1
 
     def is_empty(self) -> bool:
-        """No slot is used, being written, or read by a thread."""
+        """Whether no slot is used, written, or read by a thread."""
         return self.free_count == self.slot_count and not self._pins
 
     def pin(self, slot: int) -> None:
-        """Keep the slot from being reused until `SlabSet.unpin`."""
+        """Add a reference, which is counted: the slot is not reused before `SlabSet.unpin`."""
         self._pins[slot] = self._pins.get(slot, 0) + 1
 
 
@@ -242,12 +249,14 @@ def _find_all(states: bytearray, first: int, end: int, wanted: int = USED) -> It
 
 
 class Allocation(NamedTuple):
+    """A slot that `SlabSet.allocate` has returned."""
+
     slab: Slab
     slot: int
 
 
 class SlabSet:
-    """All slabs of one tier, and the sums over them."""
+    """All slabs of one tier, and the sums over them. The `Tier` owns it."""
 
     def __init__(self, slab_bytes: int, max_slabs: int) -> None:
         self.slab_bytes = slab_bytes
@@ -260,42 +269,49 @@ class SlabSet:
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
         self._of_class: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
         self.spare: dict[int, Slab] = {}
-        """Slabs that any class may take."""
+        """Slab id -> slab, of the slabs that any class may take."""
         self._next_id = 0
         self.on_freed: Callable[[Slab, int], None] = lambda slab, slot: None
-        """Told of slots of shared slabs that are free from now on, before they are used again."""
+        """Called when a slot of a published slab is freed, before the slot is used again."""
         self.on_withdrawn: Callable[[Slab], None] = lambda slab: None
-        """Told of shared slabs that lose all their blocks, before that happens."""
+        """Called before a published slab loses all its blocks or is withdrawn."""
 
     def withdraw(self, slab: Slab) -> None:
-        """Nobody else may read the slab's blocks from now on."""
+        """End the publication of the slab's blocks to the relay."""
         if slab.shared_as >= 0:
             self.on_withdrawn(slab)
             slab.shared_as = -1
 
     def withdraw_all(self) -> None:
+        """`withdraw` all slabs."""
         for slab in self.by_id.values():
             self.withdraw(slab)
 
     @property
     def capacity_bytes(self) -> int:
+        """The part of the quota that whole slabs can fill."""
         return self.max_slabs * self.slab_bytes
 
     @property
     def disk_bytes(self) -> int:
+        """Size of all slab files."""
         return len(self.by_id) * self.slab_bytes
 
     def take_id(self) -> int:
-        """An id that no slab has had since the directory was opened, and none below `skip_ids`."""
+        """Return a new slab id: not below `skip_ids`, and not used since the directory was
+        opened."""
         self._next_id += 1
         return self._next_id - 1
 
     def skip_ids(self, next_id: int) -> None:
-        """Give out no id below that one."""
+        """Make `take_id` return no id below `next_id`."""
         self._next_id = max(self._next_id, next_id)
 
     def add(self, slab_id: int, row: SlabRow | None = None) -> Slab:
-        """A slab that exists on disk; of no class and no use if the row is missing or wrong."""
+        """Add a slab file that exists on disk, and return its slab.
+
+        If the row is missing or wrong, the slab has no class and no slots.
+        """
         slab = Slab(slab_id, self.slab_bytes)
         if row is not None and row.class_index < len(SLOT_CLASSES):
             layout = slab_layout(row.class_index, self.slab_bytes)
@@ -308,14 +324,14 @@ class SlabSet:
         return slab
 
     def remove(self, slab: Slab) -> None:
-        """The slab's file is gone, and with it whatever it held."""
+        """Remove a slab whose file is gone."""
         self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
         del self.by_id[slab.slab_id]
 
     def reformat(self, slab: Slab, class_index: int | None, tick: int) -> None:
-        """Empty the slab and give it a class, or none."""
+        """Reset the slab to an empty one of the given class, or without a class if None."""
         self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
@@ -325,28 +341,31 @@ class SlabSet:
         self._sort_in(slab)
 
     def spare_slab(self) -> Slab | None:
-        """An empty slab for any class, if there is one that no thread reads."""
+        """Return an empty slab that any class may take and no thread reads, or None."""
         return next((slab for slab in self.spare.values() if slab.is_empty()), None)
 
     def slabs_of(self, class_index: int) -> list[Slab]:
-        """All slabs of the class; none if there is no such class."""
+        """Return all slabs of the class; an empty list if there is no such class."""
         return [
             slab for of in self._of_class[class_index : class_index + 1] for slab in of.values()
         ]
 
     def open_slab(self, class_index: int) -> Slab | None:
-        """A slab of the class with a free slot."""
+        """Return a slab of the class with a free slot, or None."""
         return next(iter(self._open[class_index].values()), None)
 
     def open_slab_near(self, class_index: int) -> Slab | None:
-        """A slab of the class, or of one a little above it, with a free slot."""
+        """Return a slab with a free slot, of the class or of the next larger ones, or None."""
         for near in self._open[class_index : class_index + 1 + NEAR_CLASSES]:
             if near:
                 return next(iter(near.values()))
         return None
 
     def allocate(self, slab: Slab) -> int:
-        """A free slot of a slab that `open_slab` has just named; `commit` or `abort` follows."""
+        """Return a free slot, in the state WRITING. `commit` or `abort` must follow.
+
+        `open_slab` must have returned the slab with no await since.
+        """
         slab.hydrate()
         slot = slab.state.find(FREE, slab._hint)
         if slot < 0:
@@ -362,7 +381,7 @@ class SlabSet:
         return slot
 
     def commit(self, slab: Slab, slot: int, length: int, checksum: int) -> None:
-        """The slot holds its block now, and the bytes are known to be right."""
+        """Mark a written slot as used; `checksum` is that of the bytes written."""
         assert slab.state[slot] == WRITING
         slab.state[slot] = USED
         slab.proof[slot] = checksum
@@ -370,13 +389,14 @@ class SlabSet:
         self._add_block(slab, length)
 
     def abort(self, slab: Slab, slot: int) -> None:
-        """The block could not be written."""
+        """Free a slot whose block is not stored."""
         assert slab.state[slot] == WRITING
         slab.writing_count -= 1
         self._release(slab, slot)
 
     def adopt(self, slab: Slab, slot: int, length: int) -> bool:
-        """Take in a block that a table says is there. False if the slot holds one already."""
+        """Mark a slot as used whose block was found in the slot table. Returns False if the slot
+        was not FREE."""
         slab.hydrate()
         if slab.state[slot] != FREE:
             return False
@@ -389,15 +409,15 @@ class SlabSet:
         return True
 
     def free(self, slab: Slab, slot: int, length: int) -> None:
-        """The block is no longer wanted. Its slot can be given out again at once, or when the
-        last pin is gone."""
+        """Drop the block of a used slot. The slot becomes FREE at once, or ZOMBIE until its last
+        reference is gone."""
         assert slab.state[slot] in (USED, KEPT)
         self.unkeep(slab, slot)
         if slab.shared_as >= 0:
             self.on_freed(slab, slot)
         slab.proof[slot] = 0
         if slab.used_count == 1:
-            length = slab.used_bytes  # a damaged table may have lied about the others' lengths
+            length = slab.used_bytes  # a damaged table may have given wrong lengths of others
         length = min(length, slab.used_bytes)
         slab.used_count -= 1
         slab.used_bytes -= length
@@ -410,7 +430,7 @@ class SlabSet:
             self._release(slab, slot)
 
     def keep(self, slab: Slab, slot: int) -> bool:
-        """Mark the block of a used slot as one that is not to be evicted. False if it was."""
+        """Pin the block of a used slot. Returns False if it was pinned, or if there is no block."""
         slab.hydrate()
         if slab.state[slot] != USED:
             return False
@@ -420,7 +440,7 @@ class SlabSet:
         return True
 
     def unkeep(self, slab: Slab, slot: int) -> bool:
-        """Take the mark away. False if there was none."""
+        """Unpin the block of a slot. Returns False if it was not pinned."""
         slab.hydrate()
         if slab.state[slot] != KEPT:
             return False
@@ -430,11 +450,12 @@ class SlabSet:
         return True
 
     def set_used_bytes(self, slab: Slab, used_bytes: int) -> None:
-        """The slab's blocks were counted."""
+        """Correct the slab's `used_bytes` after a count of its blocks."""
         self.cached_bytes += used_bytes - slab.used_bytes
         slab.used_bytes = used_bytes
 
     def unpin(self, slab: Slab, slot: int) -> None:
+        """Remove a reference (`Slab.pin`). The last one frees a ZOMBIE slot."""
         slab._pins[slot] -= 1
         if slab._pins[slot] == 0:
             del slab._pins[slot]
@@ -442,16 +463,17 @@ class SlabSet:
                 self._release(slab, slot)
 
     def drain(self, slab: Slab) -> None:
-        """Give out no more slots of this slab, until `reformat`, `remove` or `undrain`."""
+        """Allocate no more slots of this slab until `reformat`, `remove` or `undrain`."""
         slab.draining = True
         self._sort_out(slab)
 
     def undrain(self, slab: Slab) -> None:
+        """Allow allocation of the slab's slots again."""
         slab.draining = False
         self._sort_in(slab)
 
     def free_charge_by_class(self) -> dict[int, int]:
-        """Bytes of free slots in every class that has a slab."""
+        """Return, for each class that has a slab, the charge of its free slots in bytes."""
         totals: dict[int, int] = {}
         for slab in self.by_id.values():
             if slab.class_index != NO_CLASS:

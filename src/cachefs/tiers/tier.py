@@ -1,7 +1,7 @@
-"""One cache directory: who may use it, and the files in it.
+"""One cache directory: its access checks, its lock and its files.
 
-Opening is the only place that judges a directory; one that is refused is left as it was, byte
-for byte. The methods that touch slab files block on the disk: worker threads call them. They
+Only `Tier.open` decides whether a directory may be used. It leaves a refused directory unchanged,
+byte for byte. The methods that touch slab files block on the disk: worker threads call them. They
 raise `OSError` and change no state but that of the file.
 """
 
@@ -43,15 +43,18 @@ _PROBE = bytes(range(256)) * 16
 
 
 class Watermarks(NamedTuple):
-    """Above `high_bytes` the evictor works down to `low_bytes`; in bytes of slots' charges."""
+    """When the charged bytes exceed `high_bytes`, the evictor evicts down to `low_bytes`."""
 
     high_bytes: int
     low_bytes: int
 
 
 class OpenedSlab(NamedTuple):
-    """A slab file that a worker thread has opened. `header` is None if it makes no sense, and
-    `is_blank` if none was ever written: its daemon was killed while it made the file."""
+    """A slab file that a worker thread has opened.
+
+    `header` is None if it is not a valid header of this slab. `is_blank` says that none was ever
+    written: the daemon was killed while it created the file.
+    """
 
     fd: int
     header: SlabHeader | None
@@ -59,9 +62,12 @@ class OpenedSlab(NamedTuple):
 
 
 def slab_bytes_for(quota_bytes: int) -> int:
-    """Near quota/512: a power of two between 2 and 64 MiB, and what header and table need beside
-    that many whole blocks, so that the slots of full blocks fit exactly. Above 4 TiB slabs are
-    larger, so that there are never more than some 100,000: 1 GiB for 100 TiB."""
+    """Return the slab size for a new tier of `quota_bytes`.
+
+    The slots take about quota/512: a power of two between 2 and 64 MiB. Header and slot table come
+    on top, so that slots of full blocks fit exactly. Above 4 TiB slabs are larger, so that there
+    are never more than about 100,000: 1 GiB for 100 TiB.
+    """
     wanted = max(MIN_SLAB_BYTES, min(MAX_SLAB_BYTES, quota_bytes // 512))
     wanted = max(wanted, min(HUGE_SLAB_BYTES, quota_bytes // _MANY_SLABS))
     slots_bytes = 1 << (wanted.bit_length() - 1)
@@ -70,7 +76,7 @@ def slab_bytes_for(quota_bytes: int) -> int:
 
 
 class Tier:
-    """An open, locked cache directory. Made by `Tier.open`."""
+    """An open, locked cache directory. `Tier.open` makes it; it owns locks and slab descriptors."""
 
     def __init__(
         self,
@@ -89,7 +95,7 @@ class Tier:
         self._ratios = ratios
         self.free_space_ratio = ratios[2]
         self.keep_ratio = ratios[3]
-        """Share of the quota that users may keep from eviction."""
+        """Share of the capacity (`SlabSet.capacity_bytes`) that users may pin."""
         self.slabs = SlabSet(identity.slab_bytes, 1)
         self.resize(quota_bytes)
         self.read_flags = probe_read_flags(paths.probe)
@@ -97,7 +103,7 @@ class Tier:
         self._lock_fds = lock_fds
 
     def resize(self, quota_bytes: int) -> None:
-        """Change the quota and the watermarks. The evictor brings the files in line with it."""
+        """Change the quota and the watermarks. The evictor then deletes slabs above the quota."""
         self.quota_bytes = quota_bytes
         self.slabs.max_slabs = max(1, quota_bytes // self.identity.slab_bytes)
         capacity = self.slabs.capacity_bytes
@@ -106,7 +112,7 @@ class Tier:
 
     @property
     def keep_limit_bytes(self) -> int:
-        """How much may be kept from eviction, in bytes of slots' charges."""
+        """How much users may pin, in charged bytes."""
         return int(self.slabs.capacity_bytes * self.keep_ratio)
 
     @classmethod
@@ -123,13 +129,12 @@ class Tier:
         disk: Disk | None = None,
         slab_bytes: int | None = None,
     ) -> "Tier":
-        """Open, or create, a cache directory for the blocks of one source.
+        """Open or create a cache directory for the blocks of one source, and lock it.
 
-        `slab_bytes` is for a new one; without it the quota decides (`slab_bytes_for`).
+        `slab_bytes` applies to a new directory; its default is `slab_bytes_for(quota_bytes)`.
 
-        Raises `CacheDirError`, and leaves the directory untouched, if it isn't ours to use:
-        not writable, another user's, in use, of a newer format, another source's, or full of
-        something else.
+        Raises `CacheDirError`, and leaves the directory unchanged, if it is not writable, belongs
+        to another user or another source, is in use, has a newer format, or contains other files.
         """
         paths = TierPaths(Path(path))
         try:
@@ -139,14 +144,14 @@ class Tier:
         except OSError as error:
             raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
         try:
-            # Again under the lock: another daemon may have made the directory its own meanwhile.
+            # Repeat under the lock: another daemon may have created a cache here meanwhile.
             identity = _inspect(paths, source_identity)
             if identity is None:
                 slab_bytes = slab_bytes or slab_bytes_for(quota_bytes)
                 identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
                 _create(paths, identity)
             paths.root.chmod(0o700)
-            paths.slabs.mkdir(mode=0o700, exist_ok=True)  # it may have been removed by hand
+            paths.slabs.mkdir(mode=0o700, exist_ok=True)  # a user may have removed it
             ratios = (high, low, free_space_ratio, keep_ratio)
             return cls(paths, identity, lock_fds, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
@@ -157,7 +162,7 @@ class Tier:
             raise
 
     def close(self) -> None:
-        """Close the slabs and let others have the directory."""
+        """Close the slab files and unlock the directory."""
         for slab in self.slabs.by_id.values():
             if slab.fd >= 0:
                 os.close(slab.fd)
@@ -166,17 +171,17 @@ class Tier:
         self._lock_fds = ()
 
     def slab_ids_on_disk(self) -> set[int]:
-        """By name only: no slab file is opened."""
+        """Return the ids of the slab files, from their names: opens no file."""
         ids = (slab_id_of(name) for name in os.listdir(self.paths.slabs))
         return {slab_id for slab_id in ids if slab_id is not None}
 
     def has_free_space(self, more_bytes: int = 0) -> bool:
-        """Whether `more_bytes` can be taken and still leave the file system's free ratio."""
+        """Whether the file system keeps `free_space_ratio` free after taking `more_bytes`."""
         free, total = self.disk.free_and_total_bytes(self.paths.slabs)
         return free - more_bytes >= self.free_space_ratio * total
 
     def create_slab(self, slab_id: int, class_index: int) -> int:
-        """A new slab file, all of its space allocated. Returns the open fd."""
+        """Create a slab file with all of its space allocated. Returns the open descriptor."""
         path = self.paths.slab(slab_id)
         fd = self.disk.create(path, self.identity.slab_bytes)
         try:
@@ -188,10 +193,10 @@ class Tier:
         return fd
 
     def format_slab(self, fd: int, slab_id: int, class_index: int) -> None:
-        """Write an empty table, then the header of a (new) class.
+        """Write an empty slot table, then the header for a class.
 
-        In this order: after a crash between the two, the old header stands before an empty
-        table, and the blocks that the index still knows are where they were.
+        The order matters: after a crash between the two writes, the file has the old header and an
+        empty table, and blocks that the index still has are in their old slots.
         """
         layout = slab_layout(class_index, self.identity.slab_bytes)
         self.disk.allocate(fd, self.identity.slab_bytes)  # a power cut may have left less
@@ -217,12 +222,13 @@ class Tier:
     def read_table(
         self, fd: int, layout: SlabLayout, first: int = 0, stop: int | None = None
     ) -> bytes:
-        """The slot table, or its rows [first, stop); shorter if the file was cut."""
+        """Return the rows [first, stop) of the slot table, by default all; fewer if the file is
+        truncated."""
         end = layout.slot_count if stop is None else min(stop, layout.slot_count)
         return self.disk.read(fd, (end - first) * SLOT_ENTRY.size, table_offset(first))
 
     def probe(self) -> None:
-        """Write a little, make it durable, read it back from the disk. Raises `OSError`."""
+        """Write a little data, sync it, and read it back from the disk. Raises `OSError`."""
         path = self.paths.probe
         self.disk.unlink(path)
         fd = self.disk.create(path, len(_PROBE))
@@ -237,11 +243,15 @@ class Tier:
             self.disk.unlink(path)
 
     def delete_slab(self, slab_id: int) -> None:
+        """Delete a slab file, if it exists."""
         self.disk.unlink(self.paths.slab(slab_id))
 
 
 def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
-    """Judge the directory without changing anything. None if it is free to be made ours."""
+    """Check the directory without changing anything. Raises `CacheDirError` if it can't be used.
+
+    Returns its identity, or None if a new cache can be created there.
+    """
     root = paths.root
     try:
         status = root.stat()
@@ -277,8 +287,11 @@ def _refuse_foreign_files(paths: TierPaths) -> None:
 
 
 def _lock(paths: TierPaths) -> tuple[int, ...]:
-    """The locks last as long as the descriptors, thus never longer than the process. The directory
-    is locked besides the file `lock`, which somebody may delete."""
+    """Lock the file `lock` and the directory, and return both descriptors.
+
+    The locks last as long as the descriptors, and so never longer than the process. The directory
+    is locked too because a user may delete the file.
+    """
     fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     directory_fd = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -304,7 +317,7 @@ def _close_all(fds: tuple[int, ...]) -> None:
 
 
 def _create(paths: TierPaths, identity: TierIdentity) -> None:
-    """The rename is the commit point: before it the directory counts as empty."""
+    """Create a cache. The rename is the commit point: before it the directory counts as empty."""
     paths.slabs.mkdir(mode=0o700, exist_ok=True)
     fd = os.open(paths.identity_tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
