@@ -15,7 +15,7 @@ class CacheCounters:
     """Reads that waited for the origin: for a fetch of their own or one in flight already."""
     hit_bytes: int = 0
     fetches: int = 0
-    """GETs sent to the origin."""
+    """GETs sent to the origin, and files whose bytes came with a look-up or in a joint fetch."""
     fetched_bytes: int = 0
     fetch_errors: int = 0
 

@@ -117,8 +117,9 @@ class Evictor:
         """Return a slab with a free slot for a block of the class; None if that is impossible, or
         if the policy evicts nothing.
 
-        When slabs fill the quota, the slab may be of a slightly larger class. Otherwise, with many
-        sizes and few slabs, each class would keep half a slab free.
+        If the class has no slab yet, or if no slab can be added, the slab may be of a slightly
+        larger class. Otherwise, with many sizes and few slabs, each class would keep half a slab
+        free.
         """
         async with self._lock:
             return self._slabs.open_slab(class_index) or await self._make_room(class_index)
@@ -384,7 +385,7 @@ class Evictor:
             )
             slabs.undrain(slab)
             return False
-        # The slab counts until its file is deleted: the sums never contain space still in use.
+        # The slab counts until its file is deleted: the sums never report used space as free.
         if slabs.by_id.get(slab.slab_id) is slab:
             slabs.remove(slab)
             store.index.delete_slab(slab.slab_id)

@@ -8,9 +8,9 @@ table.) Readers wait for none of these steps. A pinned block (the code says kept
 new tier in the same step; it can move up, but never down. The move verifies the bytes, so it never
 copies a damaged block.
 
-A tier that had room at first may still refuse the block: its disk became sick, it is being removed,
-or its policy keeps its blocks. A demoted block is then offered to the next tier that takes it, once
-to each; a promoted block stays where it is.
+A tier that had room at first may still refuse the block: its disk became unhealthy, it is being
+removed, or its policy keeps its blocks. A demoted block is then offered to the next tier that takes
+it, once to each; a promoted block stays where it is.
 
 Moving blocks are held in memory: up to `_BATCH_BYTES` in one demotion and one promotion batch at a
 time per source tier.
@@ -132,7 +132,7 @@ class Mover:
         arrived = await self.move(list(loads.values()), insist=True)
         self._store.counters.demoted += len(arrived)
         if not self._store.io.health.usable:
-            return []  # the whole disk is sick: blocks that could not be read may be correct
+            return []  # the disk is unhealthy: blocks that could not be read may be correct
         refused = [pick for pick in picks if pick.slot in loads]
         refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
         return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
