@@ -1,13 +1,14 @@
-"""The slab files of a tier: which there are, opening them, and what a crash left in them.
+"""The slab files of a tier: list them, open them, and reconcile them after a crash.
 
-Starting opens no file. A slab is opened when it is first read. It is *settled* before its slots
-are given out or freed: after a crash that means that slots, index and slot table are reconciled.
-From then on these hold (without damage for ever: blocks are stored and dropped with row, slot and
-table entry in step):
-- a used slot's table entry names the one block whose row of the index points back to the slot;
-- `used_bytes` is the sum of those blocks' lengths.
-Other rows may point to the slot too; nobody is served by them, and no block is moved for them
-(`TierStore.read`, `Mover`): a slot is freed for its own block, with that one's length.
+The start opens no file. The first read of a slab opens it. A slab must be *settled* before its
+slots are allocated or freed: after a crash, settling reconciles slots, index and slot table.
+In a settled slab these invariants hold. Only damage can break them, because the daemon changes
+index row, slot and table entry of a block together:
+- the table entry of a used slot names the one block whose index row points back to the slot;
+- `used_bytes` is the sum of the lengths of those blocks.
+Other index rows may point to the slot too. The cache serves no read from such a row and moves no
+block because of it (`TierStore.read`, `Mover`): a slot is freed only for its own block, with the
+length of that block.
 """
 
 import contextlib
@@ -35,13 +36,16 @@ log = logging.getLogger(__name__)
 
 _OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
 _OPEN_ATTEMPTS = 4
-"""More than errors that make a disk count as sick."""
+"""Must exceed the number of errors that make a disk unusable (`tiers/health.py`)."""
 _STEP_SLOTS = 256
-"""Most slots reconciled without letting the loop run: some 3 us each."""
+"""Most slots to reconcile in one turn of the event loop. Each takes about 3 us."""
 
 
 class SlabFiles:
-    """One per tier. Making it reads the rows of the slabs and the names of the files."""
+    """The slab files of one tier; its `TierStore` owns the object.
+
+    The constructor reads only the slab rows of the index and the names of the files.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class SlabFiles:
     ) -> None:
         self.closed = False
         self.open_slabs = open_slabs
-        """Those of the mount."""
+        """Open slab files of the whole mount; all its tiers share this object."""
         self._tier = tier
         self._slabs = tier.slabs
         self._by_id = tier.slabs.by_id
@@ -66,21 +70,22 @@ class SlabFiles:
         self._failed_opens: Counter[int] = Counter()
         self._under_way: dict[int, trio.Event] = {}
         self._opened: dict[int, OpenedSlab] = {}
-        """Files that were opened for somebody who had left."""
+        """Files that a reader thread has opened and no task has installed yet. A file whose task
+        was cancelled stays here for the next one."""
         self._late: set[int] = set()
-        """Slabs that could not be opened within a reader's patience the last time."""
+        """Slabs whose last open took longer than the patience of a reader."""
         index.before_commit(self._put_rows)
         self.must_reconcile = not index.take_clean_mark()
-        """The last daemon crashed: index, slot tables and slots may differ."""
+        """The last daemon crashed, so index, slot tables and slots may differ."""
         self._load()
         if self.must_reconcile and self._by_id:
             index.note_crash()
         self.may_have_stale_rows = index.has_seen_crash
-        """A daemon has crashed once: rows of the index may point to slots that hold another's
-        block, until somebody comes for them."""
+        """A daemon has crashed on this directory at least once. Index rows may point to slots that
+        hold another block. Such a row stays until a read requests its block."""
 
     def _load(self) -> None:
-        """From the rows and the names of the files alone, so that starting costs no scan."""
+        """Create the slabs from index rows and file names only, so that a start scans no file."""
         on_disk = self._tier.slab_ids_on_disk()
         lost = []
         for slab_id, row in self._index.slab_rows():
@@ -102,9 +107,8 @@ class SlabFiles:
         return self._index.recency(slab.slab_id, slab.class_index, slab.slot_count)
 
     def take_id(self) -> int:
-        """The id of a slab that is about to be made. None gets that of one before it, which blocks
-        may still be said to be in: a slab may be lost with its blocks, and these are forgotten
-        one by one, as they are asked for."""
+        """Return the id for a new slab. No id is used twice: after a slab is lost, index rows of
+        its blocks still name its id, and each row stays until a read requests its block."""
         slab_id = self._slabs.take_id()
         self._index.put_next_slab_id(slab_id + 1)
         return slab_id
@@ -112,7 +116,7 @@ class SlabFiles:
     # -- rows ----------------------------------------------------------------------------------
 
     def put_row(self, slab: Slab) -> None:
-        """The slab's row is to be part of the next commit. Costs nothing now."""
+        """Write the slab's row with the next commit. This call only marks the slab."""
         self._stale_rows[slab.slab_id] = slab
 
     def _put_rows(self) -> None:
@@ -124,17 +128,19 @@ class SlabFiles:
     # -- opening -------------------------------------------------------------------------------
 
     async def open(self, slab: Slab) -> bool:
-        """Open the slab's file if it isn't: enough to read what the index says is there. False if
-        that is not possible now: descriptors are used up, or the disk fails or takes too long.
+        """Open the slab's file if it is closed. Blocks of the index can be read afterwards.
 
-        The slab may turn out to be missing (removed), foreign (left without a class) or of
-        another class than its row said (the header wins): look at everything anew afterwards.
+        Return False if the file cannot be opened now: no descriptor is free, or the disk fails or
+        takes too long. After this call the caller must check everything again: the slab may have
+        been removed (file missing), may have lost its class (header damaged or of another slab),
+        or may have another class than its row said (the header wins).
         """
         return await self._one_at_a_time(slab, lambda: slab.fd >= 0, self._open)
 
     async def settle(self, slab: Slab) -> bool:
-        """Open the slab and, after a crash, reconcile it: before slots are given out or freed on
-        purpose. More patient than `open`; the answer, and what may have changed, as there."""
+        """Open the slab and, after a crash, reconcile it. Call this before slots are allocated or
+        deliberately freed. It tries again if `open` takes too long on a usable disk. For the
+        result, and for what may have changed, see `open`."""
         if slab.settled:
             return True
         while not await self.open(slab):
@@ -184,7 +190,7 @@ class SlabFiles:
         return True
 
     def _open_into(self, slab_id: int) -> None:
-        """In a reader thread, which may be done long after everybody went."""
+        """Run in a reader thread. It may end long after all waiting tasks have given up."""
         self._opened[slab_id] = self._tier.open_slab(slab_id)
 
     def _install(self, slab: Slab, opened: OpenedSlab) -> None:
@@ -197,7 +203,7 @@ class SlabFiles:
             slab.was_opened = True
             slab.agrees = not self.must_reconcile
         if opened.header is None:
-            # Without a row, too, nothing was ever stored there: that is no damage.
+            # A blank header in a slab without a class is no damage: it never held a block.
             if not opened.is_blank or slab.class_index != NO_CLASS:
                 self._counters.bad_slabs += 1
                 text = "the header is damaged or another slab's; its blocks are dropped"
@@ -214,7 +220,7 @@ class SlabFiles:
     # -- after a crash -------------------------------------------------------------------------
 
     async def _settle(self, slab: Slab) -> bool:
-        if slab.fd < 0:  # closed while we waited for another
+        if slab.fd < 0:  # it was closed while this task waited for another one
             return False
         with slab.in_use():
             return await self._reconcile(slab)
@@ -227,7 +233,7 @@ class SlabFiles:
             self._counters.read_errors += 1
             if self._may_get_better(slab):
                 return False
-            table = b""  # its blocks can't be told apart any more
+            table = b""  # without the table, no slot can be matched with its block
         lengths = array("I", [0]) * layout.slot_count
         for first in range(0, layout.slot_count, _STEP_SLOTS):
             if slab.layout is not layout or not self._is_ours(slab):
@@ -243,8 +249,11 @@ class SlabFiles:
         return True
 
     def _settle_slot(self, slab: Slab, slot: int, table: bytes) -> int:
-        """Returns the bytes that the slot holds: those of the table's block if the index knows
-        it to be here, or doesn't know it at all; then it is taken in, unproven."""
+        """Reconcile one slot. Return the length of its block in bytes, 0 if it holds none.
+
+        The slot keeps the block of its table entry if that block's index row points here. If the
+        index has no row for the block, the slot adopts it, not yet verified.
+        """
         if slab.state[slot] != FREE and not slab.holds(slot):
             return 0
         entry = entry_at(table, slot)
@@ -265,53 +274,55 @@ class SlabFiles:
         return entry.length
 
     async def settle_all(self) -> None:
-        """In the background, while the cache already serves: settle the slabs that have no row,
-        or after a crash all.
+        """Settle the slabs without a row, and after a crash all slabs. This runs in the background
+        while the cache already serves reads.
 
-        Those without a row first: they were made within the last second before the crash, and
-        nobody would come for what they hold.
+        Slabs without a row come first. They were created in the last second before the crash, and
+        no index row leads a read to their blocks.
         """
         orphans = [slab for slab in self._by_id.values() if slab.class_index == NO_CLASS]
         settled = [await self.settle(slab) for slab in orphans]
         for slab in list(self._by_id.values()) if self.must_reconcile else ():
             if not await self.settle(slab):
-                return  # the rest as they are needed
+                return  # each other slab is settled when it is needed
         self.must_reconcile = not all(settled)
 
     # -- files that can't be opened ------------------------------------------------------------
 
     async def _cant_open(self, slab: Slab, error: OSError) -> bool:
-        """Give the slab up, unless it may be that only the disk is sick."""
+        """Remove the slab, unless the disk as a whole may be the cause of the error."""
         if error.errno == errno.EIO and self._may_get_better(slab):
             return False
         await self._lose(slab, error)
         return True
 
     def _may_get_better(self, slab: Slab) -> bool:
-        """Whether an error in opening may be the disk's, and not this file's."""
+        """Return whether the disk, and not this file, may be the cause of the error."""
         self._failed_opens[slab.slab_id] += 1
         return not self._io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS
 
     async def _lose(self, slab: Slab, error: OSError) -> None:
-        """The slab's file can't be opened. Its blocks are dropped as they are asked for."""
+        """Remove a slab whose file cannot be opened. Its index rows stay; each is dropped when a
+        read requests the block."""
         if self._by_id.get(slab.slab_id) is not slab or slab.fd >= 0:
             return
         self._counters.bad_slabs += 1
         self.report(slab, f"can't be opened: {error.strerror}; its blocks are dropped")
         self._slabs.remove(slab)
         self._index.delete_slab(slab.slab_id)
-        # What is there instead, if anything, would use up space that nobody accounts for.
+        # Whatever has the file's name now would use space that no quota counts.
         with contextlib.suppress(OSError):
             await self._io.read(0, self._tier.delete_slab, slab.slab_id)
 
     def report(self, slab: Slab, text: str) -> None:
-        """Once per slab."""
+        """Log a warning about the slab, once per slab."""
         if not slab.reported:
             slab.reported = True
             log.warning("%s: %s", self._tier.paths.slab(slab.slab_id), text)
 
     def close(self) -> None:
-        """Close what nobody came for. The open slabs' descriptors are the tier's."""
+        """Close the files that no task has installed. The tier owns the descriptors of open
+        slabs."""
         self.closed = True
         for opened in self._opened.values():
             os.close(opened.fd)

@@ -1,7 +1,8 @@
-"""The threads of one cache directory, and what they tell about its disk.
+"""The threads of one cache directory, and the health of its disk.
 
-Each directory has threads of its own, so that a disk that hangs stalls nobody else's calls. Every
-call is timed in its thread; a call that is not back is noticed by `watch`. `DiskHealth` judges.
+Each directory has its own threads, so that a disk that hangs does not stall calls to other disks.
+Each thread measures the time of its calls, and `watch` finds calls that do not return. `DiskHealth`
+gets these times and decides whether the disk is usable.
 """
 
 import logging
@@ -29,11 +30,14 @@ Step = Callable[[OSError | None], None]
 
 
 class OverdueError(Exception):
-    """The disk did not answer within a reader's patience."""
+    """The disk did not answer within `DiskHealth.patience_s`, the longest that a reader waits."""
 
 
 class TierIo:
-    """Usable between `start` and `stop`. `on_change` is called when `health.usable` has changed."""
+    """The reader, writer and probe threads of one tier; its `TierStore` owns the object.
+
+    It accepts calls between `start` and `stop`. It calls `on_change` when `health.usable` changes.
+    """
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -47,37 +51,38 @@ class TierIo:
         self._prober: Workers
 
     def start(self) -> None:
-        """On the event loop."""
+        """Create the threads' queues. Call this on the event loop."""
         self._readers = Workers(_READER_THREADS, "cache-read")
         self._writer = Workers(1, "cache-write")
         self._prober = Workers(1, "cache-probe")
 
     def stop(self) -> None:
-        """Calls under way go on; no new one is accepted."""
+        """Accept no new calls. Accepted calls run to their end."""
         for workers in (self._readers, self._writer, self._prober):
             workers.stop()
 
     def desert(self) -> None:
-        """Let cancelled callers go although their threads hang. The tier is of no use then; its
-        descriptors must stay open."""
+        """Release cancelled callers although their threads hang. The tier is unusable afterwards,
+        and its descriptors must stay open."""
         for workers in (self._readers, self._writer, self._prober):
             workers.desert()
 
     async def idle(self) -> None:
-        """After `stop`: wait until no thread uses a descriptor of the tier."""
+        """Wait until no thread uses a descriptor of the tier. After `stop` this stays true."""
         for workers in (self._readers, self._writer, self._prober):
             await workers.idle()
 
     # -- calls ---------------------------------------------------------------------------------
 
     async def read(self, size_bytes: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """`function(*args)` in a reader thread, not to be cancelled. Raises what it raises."""
+        """Run `function(*args)` in a reader thread and return its result. The call cannot be
+        cancelled. Raises what `function` raises. `size_bytes` is the amount that it reads."""
         call = _Call(self._under_way, size_bytes, False, function, args)
         await self._readers.run(call.run)
         return self._account(call)
 
     async def write(self, size_bytes: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """The same in the writer thread."""
+        """Run `function(*args)` in the writer thread; otherwise as `read`."""
         call = _Call(self._under_way, size_bytes, True, function, args)
         await self._writer.run(call.run)
         return self._account(call)
@@ -85,8 +90,9 @@ class TierIo:
     async def write_in_steps(
         self, size_bytes: int, function: Callable[[Step, *Ts], T], *args: *Ts
     ) -> T:
-        """`function(step, *args)` in the writer thread. It calls `step(error)` after each of its
-        writes, the largest of which has `size_bytes`: each is judged on its own."""
+        """Run `function(step, *args)` in the writer thread and return its result. The function
+        must call `step(error)` after each of its writes, because `DiskHealth` judges each write
+        on its own. `size_bytes` is the size of the largest write."""
         steps: list[tuple[float, OSError | None]] = []
 
         def step(error: OSError | None) -> None:
@@ -106,8 +112,9 @@ class TierIo:
         function: Callable[[*Ts], T],
         *args: *Ts,
     ) -> T:
-        """As `read`, for somebody who can do without: raises `OverdueError` if the disk takes
-        unusually long. `give_back` is called when the thread is done, whoever waits."""
+        """Run `function(*args)` as `read` does, but raise `OverdueError` if the disk takes longer
+        than `DiskHealth.patience_s`. The caller can be cancelled. `give_back` is called once the
+        thread is done, even if no caller waits for it any more."""
         call = _Call(self._under_way, size_bytes, False, function, args)
         given_up = False
 
@@ -125,7 +132,7 @@ class TierIo:
                 raise
         if scope.cancelled_caught:
             now_s = time.monotonic()
-            started_s = self._under_way.get(call, now_s)  # it may not have begun
+            started_s = self._under_way.get(call, now_s)  # the thread may not have begun the call
             self.health.operation_overdue(now_s - started_s, now_s, size_bytes)
             raise OverdueError
         return self._account(call)
@@ -144,7 +151,8 @@ class TierIo:
     # -- watching ------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """For ever: notice calls that hang, and probe a disk that is out of use."""
+        """Report calls that hang to `health`, and probe the disk while it is unusable. Never
+        returns."""
         async with trio.open_nursery() as nursery:
             while True:
                 await trio.sleep(_WATCH_INTERVAL_S)
@@ -179,7 +187,7 @@ class TierIo:
 
 
 class _Call(Generic[T]):
-    """One call of a function in a thread, with its duration there. `outcome` is set by `run`."""
+    """One call of a function in a thread, with its duration there. `run` sets `outcome`."""
 
     __slots__ = (
         "_args",
@@ -209,14 +217,15 @@ class _Call(Generic[T]):
         self.duration_s = 0.0
 
     def run(self) -> None:
-        """In the thread. (Changing one item of a dict is atomic.)"""
+        """Call the function. This runs in the thread; setting one item of a dict is atomic."""
         started_s = self._under_way[self] = time.monotonic()
         self.outcome = outcome.capture(self._function, *self._args)
         self.duration_s = time.monotonic() - started_s
         del self._under_way[self]
 
     def lap(self) -> float:
-        """In the thread: the time since the last lap or the start, from now on counted anew."""
+        """Return the seconds since the start or the last `lap`, and begin a new lap. This runs in
+        the thread."""
         now_s = time.monotonic()
         duration_s = now_s - self._under_way[self]
         self._under_way[self] = now_s

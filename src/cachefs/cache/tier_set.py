@@ -1,7 +1,7 @@
 """The tiers of a mount, fastest first, and which block belongs where (`placement.py`).
 
-They come and go while the mount serves. Every method that isn't a coroutine is atomic on the loop;
-after an await the set may be another.
+Tiers can be added and removed while the mount serves reads. Every method that is not a coroutine
+is atomic on the event loop. After an await the set may have changed.
 """
 
 import logging
@@ -27,12 +27,14 @@ _SPEED = {medium: rank for rank, medium in enumerate(Medium)}
 
 
 class TierSet:
-    """One per mount, the cache's. For each tier it is the `Neighbours`."""
+    """The tiers of one mount; its `BlockCache` owns the object. Each tier sees it as its
+    `Neighbours`."""
 
     def __init__(
         self, tiers: Sequence[Tier], options: CacheOptions, history: History, intents: Intents
     ) -> None:
-        """Opens the tiers' indexes. Raises `CacheDirError`; the tiers are the caller's then."""
+        """Open the indexes of the tiers. If this raises `CacheDirError`, the caller still owns the
+        tiers and must close them."""
         self.resting = Resting()
         self.intents = intents
         self.sums = Sums()
@@ -54,7 +56,7 @@ class TierSet:
         self._placement = Placement([])
         self._on_admitted: OnAdmitted | None = None
         self.only_store: TierStore | None = None
-        """That of the only tier, if there is only one."""
+        """The store of the only tier; None if there is not exactly one tier."""
         self._arrange()
 
     def __len__(self) -> int:
@@ -67,11 +69,11 @@ class TierSet:
         return self._tiers[number]
 
     def all(self) -> list[ActiveTier]:
-        """Those of now; for loops that await."""
+        """Return a copy of the present list, for loops that await."""
         return list(self._tiers)
 
     def take_all(self) -> list[ActiveTier]:
-        """All, and leave none here."""
+        """Remove all tiers from the set and return them."""
         tiers, self._tiers = self._tiers, []
         self._arrange()
         return tiers
@@ -80,7 +82,7 @@ class TierSet:
         return ActiveTier(tier, self._options, self._history, self)
 
     def _arrange(self) -> None:
-        """Tiers have come, gone or changed: who is above whom, and whose block is whose."""
+        """Compute levels and placement again after a tier was added, removed or changed."""
         self._tiers.sort(key=lambda active: _SPEED[active.tier.medium])
         media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
         for active in self._tiers:
@@ -90,14 +92,14 @@ class TierSet:
         self.only_store = self._tiers[0].store if len(self._tiers) == 1 else None
 
     def tell_admitted(self, on_admitted: OnAdmitted) -> None:
-        """From now on, whatever tier stores a block."""
+        """Call `on_admitted` from now on whenever any tier stores a block."""
         self._on_admitted = on_admitted
         self._arrange()
 
     # -- blocks --------------------------------------------------------------------------------
 
     def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
-        """`TierStore.proven` of whichever has it."""
+        """Return the store and location of the first tier whose `TierStore.proven` finds it."""
         for active in self._tiers:
             location = active.store.proven(key)
             if location is not None:
@@ -107,7 +109,7 @@ class TierSet:
     def read_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview
     ) -> memoryview | None:
-        """`TierStore.read_now` of whichever has it."""
+        """Return the result of the first tier whose `TierStore.read_now` succeeds, else None."""
         for number in self._placement.order(key):
             found = self._tiers[number].store.read_now(key, offset, length, buffer)
             if found is not None:
@@ -116,18 +118,19 @@ class TierSet:
 
     @property
     def are_cold(self) -> bool:
-        """See `bring`."""
+        """Whether a look-up may need `bring` first, because some index is cold."""
         return any(active.store.index.is_cold for active in self._tiers)
 
     async def bring(self, key: BlockKey) -> None:
-        """Have the block's row in memory before it is looked up, where an index is cold."""
+        """Load the block's row into memory, in each tier whose index is cold. Call it before the
+        look-up."""
         for active in self.all():
             if active.store.index.is_cold:
                 await active.store.index.bring(key)
 
     def holder(self, key: BlockKey, asked: list[ActiveTier]) -> ActiveTier | None:
-        """A tier that has the block and wasn't asked. Looked for anew before each: while one was
-        asked the block may have moved to another."""
+        """Return a tier that has the block and is not in `asked`, or None. Call it again before
+        each attempt: the block may have moved to another tier during the last one."""
         for number in self._placement.order(key):
             active = self._tiers[number]
             if active.store.index.find(key) is not None and active not in asked:
@@ -135,13 +138,14 @@ class TierSet:
         return None
 
     def have(self, key: BlockKey) -> bool:
-        """Whether a tier that works has the block."""
+        """Return whether a usable tier has the block."""
         return any(
             active.usable and active.store.index.find(key) is not None for active in self._tiers
         )
 
     def entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
-        """Where a block goes in, on `first_level` or a slower one; None if nobody takes it."""
+        """Return the tier that should store a block of `length` bytes, on `first_level` or a
+        slower level; None if no tier takes it."""
         tiers = self._tiers
         if len(tiers) == 1:
             (only,) = tiers
@@ -151,21 +155,22 @@ class TierSet:
         number = self._placement.entry(
             key, usable, lambda number: tiers[number].takes(key, length), first_level
         )
-        if number is None and self.intents.wants_kept(key):  # better not kept than not there
+        # To store a block unpinned is better than not to store it.
+        if number is None and self.intents.wants_kept(key):
             number = self._placement.entry(
                 key, usable, lambda number: tiers[number].admission.takes(length), first_level
             )
         return None if number is None else tiers[number]
 
     def below(self, tier: ActiveTier, key: BlockKey, length: int) -> Admission | None:
-        """For the tiers (`Neighbours`): where a block may go down to."""
+        """Return where the tier may demote a block to (see `Neighbours.below`)."""
         target = self.entry(key, length, tier.level + 1)
         return None if target is None else target.admission
 
     def above(self, tier: ActiveTier, key: BlockKey) -> ActiveTier | None:
-        """For the tiers (`Neighbours`): the block's home in the next faster level."""
+        """Return the block's home in the next faster level (see `Neighbours.above`)."""
         tiers = self._tiers
-        if tier.level == 0 or tier not in tiers:  # it has just been removed
+        if tier.level == 0 or tier not in tiers:  # fastest level, or just removed
             return None
         number = self._placement.home(key, tier.level - 1, lambda number: tiers[number].usable)
         return None if number is None else tiers[number]
@@ -173,23 +178,24 @@ class TierSet:
     # -- coming and going ----------------------------------------------------------------------
 
     async def add(self, tier: Tier, nursery: trio.Nursery) -> None:
-        """Use it from now on. Raises `CacheDirError`; the tier is the caller's then."""
+        """Start using the tier. If this raises `CacheDirError`, the caller still owns the tier."""
         active = self._activate(tier)
         await nursery.start(active.run)
         self._tiers.append(active)
         self._arrange()
 
     async def remove(self, path: Path) -> None:
-        """Use it no more, and close it. Raises `CacheDirError` if there is no such tier."""
+        """Stop using the tier and close it. Raises `CacheDirError` if there is no such tier."""
         active = self._find(path)
-        # From here on nobody finds the tier; whoever did before is done when its threads are.
+        # From here on no task finds the tier. Tasks that found it earlier end when its threads do.
         self._tiers.remove(active)
         self._arrange()
         active.retire()
         await active.close()
 
     def resize(self, path: Path, quota_bytes: int) -> None:
-        """Raises `CacheDirError` if there is no such tier, or if more is kept from eviction."""
+        """Set the quota of a tier. Raises `CacheDirError` if there is no such tier, or if the
+        pinned (kept) blocks would not fit into the new quota."""
         active = self._find(path)
         active.refuse_to_lose_kept(quota_bytes)
         active.tier.resize(quota_bytes)

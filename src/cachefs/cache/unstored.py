@@ -1,7 +1,7 @@
-"""Blocks that were fetched ahead of their reader and that no tier took.
+"""Blocks that were fetched ahead of their reader and that no tier stored.
 
-A full cache may refuse a block that nobody has asked for yet (the policy keeps what it has). Such a
-block stays in memory until its reader comes; without this, each would be fetched twice.
+A full cache may refuse a prefetched block, because the policy keeps the blocks that it has. Such a
+block stays in memory here until its reader needs it. Otherwise each would be fetched twice.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,8 @@ _MOST_BYTES = 32 << 20
 
 
 class UnstoredAhead:
-    """At most `_MOST_BYTES` of blocks; the oldest go first. Only of the loop thread."""
+    """At most `_MOST_BYTES` of blocks; the oldest are dropped first. The `BlockCache` owns it.
+    Only the event loop's thread may use it."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[BlockKey, memoryview] = OrderedDict()
@@ -22,11 +23,12 @@ class UnstoredAhead:
         return key in self._blocks
 
     def get(self, key: BlockKey) -> memoryview | None:
-        """The whole block. It stays, because the kernel reads a file in several requests."""
+        """Return the whole block, or None. The block stays here, because the kernel reads a file
+        in several requests."""
         return self._blocks.get(key)
 
     def put(self, key: BlockKey, data: memoryview) -> None:
-        """Keep a block. The bytes must not change any more."""
+        """Store a block. The caller must not change the bytes afterwards."""
         if key in self._blocks:
             return
         self._blocks[key] = data
