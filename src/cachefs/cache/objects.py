@@ -1,11 +1,11 @@
-"""Whole object versions in the tiers: where they are; keeping them, letting them go, dropping them.
+"""Whole object versions in the tiers: locate, pin (`keep`), unpin (`unkeep`) and drop (`evict`).
 
-All of it works on a batch of object versions, and lets the loop run every `_STEP_BLOCKS` blocks.
-Within a step nothing is awaited between looking a block up and changing it.
+Each operation works on a batch of object versions and lets the event loop run every `_STEP_BLOCKS`
+blocks. Within a step, no await comes between the look-up of a block and its change.
 
-A version that is dropped does not come back by itself: blocks of it that were on their way into a
-tier (from the origin, or from another tier) in the step in which the drop came by are refused where
-they arrive (`intents.py`). Who reads it afterwards fetches it anew, and may have it stored.
+A dropped version does not come back by itself. Its blocks may be on their way into a tier, from
+the origin or from another tier, in the step that drops it. The tier refuses them on arrival
+(`intents.py`). A later read fetches the version again and may store it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,11 +25,11 @@ from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
 
 _STEP_BLOCKS = 128
-"""Looked at without letting the loop run: some 5 us each."""
+"""Blocks to process in one turn of the event loop. Each takes about 5 us."""
 _FEW_BLOCKS = 16
-"""Looked up one by one; more are found by a scan of the index."""
+"""Up to this many blocks are looked up one by one; more are found by a scan of the index."""
 _PASSES = 3
-"""Over all tiers, while blocks that move between them may have escaped."""
+"""Most passes over all tiers. A block that moves between tiers may escape the first pass."""
 
 Place = tuple[BlockKey, BlockLocation]
 Act = Callable[[TierStore, BlockKey, Slab, BlockLocation], None]
@@ -44,13 +44,13 @@ class TierShare:
     blocks: int = 0
     size_bytes: int = 0
     kept_bytes: int = 0
-    """Of `size_bytes`."""
+    """The pinned (kept) part of `size_bytes`."""
 
 
 @dataclass(slots=True)
 class Whereabouts:
-    """What is cached of an object version. A block that is just moving is in two tiers, and counted
-    once in the sums."""
+    """What is cached of an object version, by tier and in total. A block that is moving is in two
+    tiers; the totals count it once."""
 
     tiers: list[TierShare]
     blocks: int = 0
@@ -60,8 +60,7 @@ class Whereabouts:
 
 @dataclass(slots=True)
 class Kept:
-    """What came of `keep`: bytes that are kept now, and bytes for which a tier's limit is too
-    low."""
+    """Result of `keep`: what is pinned now, and what was refused because of a tier's limit."""
 
     blocks: int = 0
     size_bytes: int = 0
@@ -71,8 +70,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Dropped:
-    """What came of `evict`, and of `unkeep`: blocks concerned; and what stayed because it is kept,
-    or because its disk doesn't answer."""
+    """Result of `evict` and `unkeep`: the blocks changed, the blocks that stayed because they are
+    pinned (kept), and the blocks that stayed because their disk does not answer (stuck)."""
 
     blocks: int = 0
     size_bytes: int = 0
@@ -81,7 +80,7 @@ class Dropped:
     stuck_blocks: int = 0
 
     def add(self, other: "Dropped") -> None:
-        """Count those too."""
+        """Add the numbers of `other` to this object."""
         self.blocks += other.blocks
         self.size_bytes += other.size_bytes
         self.kept_blocks += other.kept_blocks
@@ -90,7 +89,7 @@ class Dropped:
 
 
 class KeepRoom(NamedTuple):
-    """How much of a tier may be kept, and is, in bytes of slots."""
+    """Limit and present amount of pinned (kept) data in a tier, in bytes of slots."""
 
     path: Path
     limit_bytes: int
@@ -98,7 +97,7 @@ class KeepRoom(NamedTuple):
 
 
 class CachedObjects:
-    """One per mount, the cache's."""
+    """Operations on whole object versions. One per mount; its `BlockCache` owns it."""
 
     def __init__(
         self,
@@ -106,8 +105,8 @@ class CachedObjects:
         intents: Intents,
         fetching: Callable[[], set[bytes]],
     ) -> None:
-        """`tiers` are those of now, fastest first; `fetching` names the objects of which blocks are
-        on their way from the origin into a tier."""
+        """`tiers` returns the present tiers, fastest first. `fetching` returns the ids of objects
+        that have blocks on their way from the origin into a tier."""
         self._tiers = tiers
         self._fetching = fetching
         self.intents = intents
@@ -115,7 +114,8 @@ class CachedObjects:
     # -- asking --------------------------------------------------------------------------------
 
     async def where(self, ref: ObjectRef) -> Whereabouts:
-        """What is cached of the object version, as the indexes say. Waits only if it is large."""
+        """Return what the indexes say is cached of the object version. It lets the event loop run
+        only if the version is large."""
         tiers = list(self._tiers())
         found = Whereabouts([TierShare(a.tier.paths.root, a.tier.medium) for a in tiers])
         seen: set[int] = set()
@@ -138,14 +138,15 @@ class CachedObjects:
         return found
 
     def keep_room(self) -> list[KeepRoom]:
-        """By tier, fastest first."""
+        """Return limit and present amount of pinned data by tier, fastest first."""
         return [
             KeepRoom(a.tier.paths.root, a.tier.keep_limit_bytes, a.tier.slabs.kept_charge_bytes)
             for a in self._tiers()
         ]
 
     async def charge_to_keep(self, refs: Sequence[ObjectRef]) -> dict[Path, int]:
-        """What `keep` would add to the kept bytes of each tier."""
+        """Return by how many bytes of slots `keep` would increase the pinned data of each tier,
+        by the tier's path."""
         charges: dict[Path, int] = {}
         for active in list(self._tiers()):
             charge_bytes = 0
@@ -161,8 +162,8 @@ class CachedObjects:
     # -- changing ------------------------------------------------------------------------------
 
     async def keep(self, refs: Sequence[ObjectRef]) -> Kept:
-        """Keep what is cached of these object versions from being evicted, until `unkeep`, as far
-        as the tiers' limits allow. For what comes later see `Intents.keeping`."""
+        """Pin (keep) the cached blocks of these object versions until `unkeep`, as far as the
+        tiers' limits allow. For blocks that arrive later see `Intents.keeping`."""
         result = Kept()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
@@ -181,7 +182,7 @@ class CachedObjects:
         return result
 
     async def unkeep(self, refs: Sequence[ObjectRef]) -> Dropped:
-        """Let the blocks of these object versions be evicted like all others."""
+        """Unpin the blocks of these object versions, so that they can be evicted."""
         result = Dropped()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
@@ -202,8 +203,8 @@ class CachedObjects:
     async def evict(
         self, refs: Sequence[ObjectRef], kept_too: bool = False, dry_run: bool = False
     ) -> Dropped:
-        """Drop all blocks of these object versions, without those that are kept unless
-        `kept_too`. With `dry_run` only count."""
+        """Drop all blocks of these object versions. Pinned (kept) blocks stay unless `kept_too`.
+        With `dry_run`, only count them."""
         result = Dropped()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
@@ -238,7 +239,8 @@ class CachedObjects:
             self.intents.note_evicted(object_ids)
 
     def _bar_moving(self, places: Iterable[Place]) -> None:
-        """In the step in which they are dropped: copies that are under way must not arrive."""
+        """Refuse copies of these blocks that are moving between tiers now. Call this in the step
+        that drops the blocks."""
         for active in self._tiers():
             if moving := active.mover.moving:
                 self._bar({key.object_id for key, _ in places if key in moving})
@@ -246,8 +248,8 @@ class CachedObjects:
     async def _each(
         self, store: TierStore, refs: Sequence[ObjectRef], act: Act, drops: bool = False
     ) -> int:
-        """Call `act` for each block of the object versions that is really in the tier. Returns
-        how many could not be told, because the disk doesn't answer."""
+        """Call `act` for each block of the object versions that is really in the tier. Return the
+        number of blocks that could not be checked because the disk does not answer."""
         stuck = 0
         for places in _steps(store, refs):
             try:
@@ -271,7 +273,8 @@ class CachedObjects:
         return stuck
 
     async def _settled(self, store: TierStore, places: list[Place]) -> list[Place]:
-        """Those whose slabs are settled, and whose slot isn't another's (`slab_files.py`)."""
+        """Return the places whose slab is settled and whose slot holds no other block
+        (`slab_files.py`)."""
         by_slab: dict[int, list[Place]] = {}
         for place in places:
             by_slab.setdefault(place[1].slab, []).append(place)
@@ -286,8 +289,8 @@ class CachedObjects:
 
 
 async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]:
-    """Without those of which the slot table says that the slot is another block's: after a crash
-    rows of the index may point to slots that were given to others."""
+    """Return the places whose block the slot table confirms. After a crash, index rows may point
+    to slots that now hold other blocks."""
     if slab.fd < 0 or all(
         location.slot < slab.slot_count and slab.proof[location.slot] == location.checksum
         for _, location in places
@@ -305,8 +308,8 @@ async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]
 
 
 def _steps(store: TierStore, refs: Iterable[ObjectRef]) -> Iterator[list[Place]]:
-    """The rows of the index, `_STEP_BLOCKS` or some more at a time; the last step may be empty.
-    Each is looked up when it is asked for, so that one may await in between."""
+    """Yield the index rows of these objects, `_STEP_BLOCKS` or a few more at a time; the last list
+    may be empty. Each list is looked up when it is requested, so the caller may await between."""
     places: list[Place] = []
     for ref in refs:
         for first in range(0, ref.block_count, _STEP_BLOCKS):

@@ -1,10 +1,10 @@
-"""Blocks that the relay serves without us: which, where they lie, and what it tells of its hits.
+"""Publish blocks to the relay, which serves them without the daemon, and count the relay's hits.
 
-The relay looks in a table that is shared with it (fuse/relay/table.h). A block gets there when we
-have answered one of its readers, with its checksum: the relay compares what it reads. It leaves it,
-before anything else happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its
-slab is emptied, deleted or out of use (`on_withdrawn`). docs/CONCURRENCY.md tells why that is
-enough.
+The relay looks blocks up in a table in shared memory (fuse/relay/table.h). The daemon publishes a
+block there, with its checksum, after it has answered a read of the block. The relay compares the
+bytes that it reads with the checksum. The daemon removes the block, before anything else happens
+to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied, deleted or
+withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough.
 """
 
 from collections import OrderedDict
@@ -23,17 +23,17 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRe
 _FILES = 1 << 20
 _SYNC_S = 0.2
 _HITS = 1_000
-"""Hits noted between two checkpoints: about 1 ms."""
+"""Hits to process in one turn of the event loop: about 1 ms."""
 _LOANS = 32
-"""Descriptors that take the place of others, in each `_SYNC_S`: more would keep both sides busy
-with nothing else where far more slabs are read than may be open."""
+"""Most descriptors that replace others in each `_SYNC_S`. If far more slabs are read than may be
+open, a higher number would keep daemon and relay busy with replacements only."""
 _LOOKS = 64
 _AWAITED = 65_536
-"""Blocks that are on their way into a tier, for readers that had them from the origin."""
+"""Most blocks to remember that are on their way into a tier after a read from the origin."""
 
 
 class Table(sums.Table, Protocol):
-    """What is used of `cachefs.fuse.relay._relay.Table`."""
+    """The part of `cachefs.fuse.relay._relay.Table` that this module uses."""
 
     def publish(
         self,
@@ -55,10 +55,11 @@ class Table(sums.Table, Protocol):
 
 
 class Files(Protocol):
-    """The one who reads: gets descriptors of slab files, and is told when to close them."""
+    """The connection to the relay: sends it descriptors of slab files, and orders to close them."""
 
     def send_file(self, file: int, fd: int, waits: bool, /) -> None:
-        """`fd` stays the caller's. `waits`: reads may wait for a disk."""
+        """Send the descriptor of slab file number `file`. The caller still owns `fd`. `waits` says
+        that reads may wait for a disk."""
 
     def close_file(self, file: int, /) -> None: ...
 
@@ -74,7 +75,8 @@ class _Shared(NamedTuple):
 
 
 class SharedBlocks:
-    """Of one mount, on the loop. Nothing here waits, but `run`."""
+    """The blocks of one mount that the relay serves. Only the event loop uses this object. No
+    method waits, except `run`."""
 
     def __init__(
         self,
@@ -84,8 +86,9 @@ class SharedBlocks:
         key_of: Callable[[int, int], BlockKey | None],
         most_lent: int | None = None,
     ) -> None:
-        """`key_of(ino, block)` is the key of a block, None if that is forgotten. `most_lent` is how
-        many descriptors the one who reads can hold; by default as many as we."""
+        """`key_of(ino, block)` returns the key of a block, None if it is unknown. `most_lent` is
+        the number of slab descriptors that the relay can hold; the default is as many as this
+        process (`descriptors_for_slabs`)."""
         self._cache = cache
         self._table = table
         self._files = files
@@ -94,7 +97,7 @@ class SharedBlocks:
         self._next_file = 0
         self._most_lent = descriptors_for_slabs() if most_lent is None else most_lent
         self._lent: OrderedDict[int, None] = OrderedDict()
-        """Files whose descriptors the reader has. Of the others it sends us the READs."""
+        """Files whose descriptors the relay holds. It passes READs of other files to the daemon."""
         self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
         table.verify_all(cache.verify_full)
@@ -102,8 +105,12 @@ class SharedBlocks:
         cache.tell_admitted(self._admitted)
 
     def offer(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
-        """Somebody reads these bytes of a file by us: next time the relay may do it. Blocks that
-        are in no tier yet are remembered until they are; those that were not verified are not."""
+        """Publish the blocks of a file range that the daemon serves, so that the relay can serve
+        the next read.
+
+        Only a verified block is published. Every other block is remembered, and published when a
+        tier stores it.
+        """
         first, end = (
             offset // BLOCK_BYTES,
             min(-(-(offset + length) // BLOCK_BYTES), ref.block_count),
@@ -121,7 +128,7 @@ class SharedBlocks:
                 self._awaited.popitem(last=False)
 
     def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
-        """A tier has stored a block."""
+        """Publish a block that a tier has just stored, if a reader has requested it."""
         awaited = self._awaited.pop(key, None)
         if awaited is not None:
             self._publish(awaited.ino, key, store, location, awaited.is_last)
@@ -154,7 +161,8 @@ class SharedBlocks:
         return True
 
     def _lend(self, store: TierStore, slab: Slab) -> None:
-        """The reader gets the descriptor, if need be in the place of one that it hasn't used."""
+        """Send the slab's descriptor to the relay. If the relay holds the maximum already, replace
+        one that it has not used lately."""
         if slab.fd < 0:
             return
         if len(self._lent) >= self._most_lent:
@@ -166,8 +174,8 @@ class SharedBlocks:
         self._files.send_file(slab.shared_as, slab.fd, store.tier.medium is not Medium.MEM)
 
     def _least_used(self) -> int:
-        """The file that was lent longest ago, of those that were not read since they were looked
-        at; it is not lent any more."""
+        """Remove one file from `_lent` and return it: the one lent longest ago of those with no
+        hit since the last count. After `_LOOKS` files with hits, take the oldest."""
         for _ in range(min(len(self._lent), _LOOKS)):
             file, _ = self._lent.popitem(last=False)
             if not self._count_hits(file, self._shared[file]):
@@ -189,7 +197,7 @@ class SharedBlocks:
     # -- what the relay did ----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever: have the policies know of the relay's hits."""
+        """Report the relay's hits to the policies every `_SYNC_S`. Never returns."""
         while True:
             await trio.sleep(_SYNC_S)
             self._loans_left = _LOANS
@@ -197,7 +205,7 @@ class SharedBlocks:
                 await trio.lowlevel.checkpoint()
 
     def note_hits(self) -> int:
-        """Some of those that were not noted yet. Returns how many."""
+        """Report up to `_HITS` new hits of the relay to the policies. Return their number."""
         hits = self._table.drain(_HITS)
         for ino, block, file, offset in hits:
             shared = self._shared.get(file)
@@ -211,12 +219,12 @@ class SharedBlocks:
         return len(hits)
 
     def count_hits(self) -> None:
-        """Bring the counters of tiers and cache up to date."""
+        """Add the relay's hits since the last call to the counters of tiers and cache."""
         for file, shared in self._shared.items():
             self._count_hits(file, shared)
 
     def _count_hits(self, file: int, shared: _Shared) -> int:
-        """Returns how many there were since the last call."""
+        """Add the new hits of one file to the counters. Return their number."""
         hits, hit_bytes = self._table.take_file_hits(file)
         if hits:
             for counters in (shared.store.counters, self._cache.counters):

@@ -1,10 +1,10 @@
-"""One tier at work: its slabs, its index and its policy, kept in step.
+"""One tier in use: its slabs, its index and its policy, kept consistent.
 
-Every method that isn't a coroutine is atomic on the loop. Those that change which block is where
-change index, slots and slab row together (`index.py` says why): no await may come between.
+Every method that is not a coroutine is atomic on the event loop. A method that changes the place
+of a block changes index, slot and slab row together, with no await between (`index.py` says why).
 
-A slot that a worker thread reads is pinned from before the thread starts until it is done; its
-block may be evicted meanwhile, its bytes are not overwritten.
+A worker thread that reads a slot holds a reference to it (a pin), from before the read starts
+until it ends. Meanwhile the block may be evicted, but the slot's bytes are not overwritten.
 """
 
 from collections.abc import Callable
@@ -36,24 +36,28 @@ from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
 
 _COMMIT_INTERVAL_S = 1.0
 _PROVE_NOW_BYTES = 256 << 10
-"""Blocks up to that size are compared with their checksums on the loop, on their first read after
-a start: 10 us for 100 KB. A thread costs ten times as much."""
+"""Blocks up to this size are compared with their checksums on the event loop, on their first read
+after a start. That takes 10 us for 100 KB; a thread costs ten times as much."""
 _RECENCY_INTERVAL_S = 300.0
 _PENDING_CHANGES = 10_000
-"""Changes to the index that are committed early: LMDB keeps a page in memory for each, so that one
-transaction with a second's worth of evictions of tiny blocks would need half a gigabyte."""
+"""With more pending index changes than this, commit early. LMDB keeps a page in memory for each
+change, so one transaction with the evictions of a second would need 0.5 GB if blocks are tiny."""
 
 
 class Checked(NamedTuple):
-    """What a worker thread found in a slot. `data` is None if it wasn't the block; `owner` is what
-    the slot table says, None if that makes no sense, or nobody looked."""
+    """What a worker thread found in a slot.
+
+    `data` is None if the bytes were not those of the block. `owner` is the slot's entry in the
+    slot table; None if the entry is damaged or was not read.
+    """
 
     data: bytes | bytearray | None
     owner: SlotEntry | None
 
 
 class Pick(NamedTuple):
-    """A used slot that an eviction step has chosen, its tick then, and its row of the table."""
+    """A used slot that an eviction step has chosen, its tick at that time, and its entry in the
+    slot table (None if damaged)."""
 
     slot: int
     tick: int
@@ -64,7 +68,8 @@ OnAdmitted = Callable[["TierStore", BlockKey, BlockLocation], None]
 
 
 class TierStore:
-    """See the module docstring."""
+    """Slabs, index and policy of one tier; its `ActiveTier` owns it. For the invariants see the
+    module docstring."""
 
     def __init__(
         self,
@@ -80,9 +85,9 @@ class TierStore:
         self.tier = tier
         self.sums = sums
         self.is_on_disk = tier.medium is not Medium.MEM
-        """Disks forget, and lose what was written to them; and nobody can tell which pages of a
-        slab the kernel has read from the disk since they were compared last. So whatever is read
-        from there is compared with a checksum, each time."""
+        """Whether each read must be compared with a checksum. A disk can lose or change data, and
+        the daemon cannot find out which pages of a slab the kernel has read from the disk since
+        the last comparison."""
         self.intents = intents
         self.slabs = tier.slabs
         self.index = index
@@ -91,11 +96,11 @@ class TierStore:
         self.policy = make_policy(policy_name, history)
         self.history = history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
-        """Told of hits (and the block's age) if there is a faster tier than this one."""
+        """Called for each hit, with key and age of the block, if there is a faster tier."""
         self.on_admitted: OnAdmitted | None = None
-        """Told of blocks that are stored, if anybody wants to know."""
+        """Called for each block that this tier stores; None if not needed."""
         self.retired = False
-        """No block is served any more: the tier is about to be closed."""
+        """True once the tier is about to be closed. It then serves no block."""
         self._verify_full = verify_full
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
@@ -122,7 +127,8 @@ class TierStore:
         open_slabs: OpenSlabs | None = None,
         sums: Sums | None = None,
     ) -> "TierStore":
-        """`intents`, `open_slabs` and `sums` are those of the mount. Raises `CacheDirError`."""
+        """Open the tier's index and return the store. `intents`, `open_slabs` and `sums` are the
+        objects that all tiers of the mount share. Raises `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
         of_mount = (intents or Intents(), open_slabs or OpenSlabs(), sums or Sums())
         return cls(tier, index, policy_name, history, verify_full, *of_mount)
@@ -132,9 +138,10 @@ class TierStore:
     def read_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview
     ) -> memoryview | None:
-        """Read into `buffer` (exactly `length` long) if that takes no waiting; None otherwise.
+        """Read `length` bytes at `offset` of the block into `buffer` (exactly `length` long) and
+        return `buffer`, if that needs no waiting.
 
-        None doesn't mean that the block isn't here, only that `read` must be asked.
+        None does not mean that the block is absent, only that the caller must call `read`.
         """
         if self.index.is_cold:
             return None
@@ -149,7 +156,7 @@ class TierStore:
         if self._verify_full:
             return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
         try:
-            if slab.proof[slot] != checksum or not checksum:  # 0 would be "not proven"
+            if slab.proof[slot] != checksum or not checksum:  # a proof of 0 means "not verified"
                 if stored_length > _PROVE_NOW_BYTES:
                     return None
                 return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
@@ -158,7 +165,7 @@ class TierStore:
             position = slab.data_offset + slot * slab.slot_bytes + offset
             if self._read_now(slab.fd, (buffer,), position, flags) != length:
                 return None
-        except (OSError, IndexError):  # not in memory; or an index that contradicts the slab
+        except (OSError, IndexError):  # the page is not in memory, or index and slab disagree
             return None
         self._hit(key, slab, slot, length)
         return buffer
@@ -166,9 +173,10 @@ class TierStore:
     def _read_now_verified(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
-        """The part of the block, if the whole is in memory, right, and the slot's own: blocks of
-        the same bytes may be said to be in one slot, after a crash, and one of them is dropped
-        with it."""
+        """Return the part of a block not yet verified, or None. The whole block must be in memory
+        and match its checksum, and the slot table must name it as the slot's owner. The owner
+        matters because, after a crash, index rows of several blocks with equal bytes may name one
+        slot, and only the owner's row is dropped together with the slot."""
         length = len(buffer)
         if not self._fits(slab, location, offset + length):
             return None
@@ -180,7 +188,7 @@ class TierStore:
         except OSError:
             return None
         if read != location.length or checksum_of(block) != location.checksum:
-            return None  # `read` finds out which
+            return None  # `read` finds the reason
         owner = entry_at(self._entry, 0)
         if owner is None or owner.key != key:
             return None
@@ -193,8 +201,8 @@ class TierStore:
     def _read_now_compared(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
-        """The part of a proven block, if what it takes to compare it is in memory, and right.
-        Raises `OSError`."""
+        """Return the part of a verified block, or None. All bytes that its checksum covers must be
+        in memory and match. Raises `OSError`."""
         length = len(buffer)
         first, end = self.sums.range_of(location, offset, length)
         data = buffer if end - first == length else self._whole_block[: end - first]
@@ -203,7 +211,7 @@ class TierStore:
         if self._read_now(slab.fd, (data,), position, flags) != end - first:
             return None
         if not self.sums.agree(location, first, data):
-            return None  # `read` finds out why
+            return None  # `read` finds the reason
         if data is not buffer:
             buffer[:] = data[offset - first : offset - first + length]
             self._note_sums(location, data)
@@ -211,7 +219,8 @@ class TierStore:
         return buffer
 
     def _note_sums(self, location: BlockLocation, data: Bytes) -> None:
-        """Somebody had to read the whole of a block for a part of it: not again."""
+        """Store the part checksums of a block that was read whole, so that the next read of a part
+        needs only that part."""
         if self.is_on_disk and len(data) == location.length:
             self.sums.note(location.checksum, data)
 
@@ -225,7 +234,7 @@ class TierStore:
         counters.hit_bytes += length
 
     def proven(self, key: BlockKey) -> BlockLocation | None:
-        """Where the block lies, if its bytes were seen to be right since the start."""
+        """Return the block's location if its bytes were verified since the start, else None."""
         location = self.index.locate(key)
         if location is None or self.retired or not self.io.health.usable:
             return None
@@ -235,15 +244,18 @@ class TierStore:
         return location if slab.proof[location.slot] == location.checksum != 0 else None
 
     def hit_elsewhere(self, slab: Slab, slot: int, key: BlockKey | None) -> None:
-        """Somebody has read a used slot, without us, once or more. `key` is that of its block, if
-        it is known."""
+        """Note that the relay has read a used slot, once or more. `key` is the key of its block;
+        None if unknown."""
         if self.on_lower_hit is not None and key is not None:
             self.on_lower_hit(key, self.policy.age(slab, slot))
         self.policy.on_hit(slab, slot)
 
     async def read(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
-        """Read in a worker thread, verified. None if the block isn't here, if the disk takes too
-        long, or if the block was bad (then it is dropped and counted)."""
+        """Return `length` verified bytes at `offset` of the block. This waits for the disk.
+
+        Return None if the block is absent, if the disk fails or takes too long, or if the block is
+        bad (then it is dropped and counted). The caller then reads from the origin.
+        """
         while self.io.health.usable and not self.retired:
             location = self.index.locate(key)
             if location is None:
@@ -251,10 +263,10 @@ class TierStore:
             slab = self._by_id.get(location.slab)
             if slab is not None and slab.fd < 0:
                 if not await self.open_slab(slab):
-                    return None  # out of descriptors: the origin serves, the block stays
+                    return None  # e.g. no free descriptor: the origin serves, the block stays
                 continue  # the block may have moved or gone meanwhile
             if slab is None or not self._fits(slab, location, offset + length):
-                self._forget(key, slab)  # if the slot is used, then by another block
+                self._forget(key, slab)  # if the slot is used, it holds another block
                 return None
             try:
                 return await self._read_pinned(key, slab, location, offset, length)
@@ -265,7 +277,8 @@ class TierStore:
     async def _read_raw(
         self, unpin: Callable[[], None], fd: int, length: int, position: int
     ) -> bytes | bytearray:
-        """Shorter than `length` if the file ends there. Raises `OSError`, `OverdueError`."""
+        """Return the bytes; fewer than `length` if the file ends there. `unpin` is called once the
+        slot is not read any more. Raises `OSError`, `OverdueError`."""
         try:
             data = await self._arrivals.read(fd, length, position, self.tier.read_flags)
         except BaseException:
@@ -305,7 +318,7 @@ class TierStore:
                 right = len(data) == end - first
                 if right and self.is_on_disk:
                     right = self.sums.agree(location, first, data)
-                if not right:  # see what the whole block is like
+                if not right:  # verify the whole block
                     if self.index.locate(key) == location and slab.holds(slot):
                         slab.proof[slot] = 0
                     return await self.read(key, offset, length)
@@ -319,13 +332,13 @@ class TierStore:
             self.counters.read_errors += 1
             self.files.report(slab, f"read failed: {error.strerror}")
             if not self.io.health.usable:
-                return None  # the disk is sick as a whole: the block may well be right
+                return None  # the disk as a whole is unusable: the block may be right
             checked = Checked(None, None)
         owner = checked.owner
         if checked.data is None or self.belongs_to_other(key, slab, location, owner):
             self.drop_bad(key, slab, location, owner)
             return None
-        if self.index.locate(key) == location and slab.holds(slot):  # not evicted meanwhile
+        if self.index.locate(key) == location and slab.holds(slot):  # it was not evicted meanwhile
             slab.proof[slot] = location.checksum
             self._hit(key, slab, slot, length)
         if end - first == length:
@@ -338,9 +351,10 @@ class TierStore:
     def admit(
         self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int, age: int = 0
     ) -> None:
-        """The slot's bytes are written: from now on the block is found there.
+        """Add a block whose bytes are already written to an allocated slot. Look-ups find it from
+        now on. `age` is the number of block reads since its last use, in another tier.
 
-        The caller marks the slab's row (`put_row`) before its next await.
+        The caller must mark the slab's row (`put_row`) before its next await.
         """
         self.slabs.commit(slab, slot, length, checksum)
         self.policy.on_admit(slab, slot, age)
@@ -356,11 +370,12 @@ class TierStore:
                 self.slabs.keep(slab, slot)
 
     def may_keep(self, charge_bytes: int) -> bool:
-        """Whether so much more may be kept from eviction in this tier."""
+        """Return whether the tier's limit allows so many more bytes of pinned (kept) slots."""
         return self.slabs.kept_charge_bytes + charge_bytes <= self.tier.keep_limit_bytes
 
     def keep_moved(self, key: BlockKey) -> None:
-        """The block came from another tier, where it was kept. A mark outlives any limit."""
+        """Pin (keep) a block that was pinned in the tier that it came from, regardless of the
+        limit."""
         location = self.index.locate(key)
         slab = None if location is None else self._by_id.get(location.slab)
         if location is not None and slab is not None and slab.holds(location.slot):
@@ -370,13 +385,14 @@ class TierStore:
     def drop_bad(
         self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None
     ) -> None:
-        """Forget a block whose bytes are not what the index promised.
+        """Drop a block whose bytes do not match its index row.
 
-        `owner` is what the slot table says. If that is another block, and the index agrees, the
-        slot was reused before a crash undid the change to the index, and stays as it is.
+        `owner` is the slot's entry in the slot table. If `owner` is another block and the index
+        confirms that, the slot was reused before a crash undid an index change. Then only the
+        index row is deleted and the slot stays as it is.
         """
         if self.index.locate(key) != location:
-            return  # somebody else dropped it, or fetched it again, while we read
+            return  # another task dropped the block, or fetched it again, during the read
         self._forget(key, slab)
         if slab is None or not slab.holds(location.slot):
             return
@@ -396,17 +412,17 @@ class TierStore:
     def belongs_to_other(
         self, key: BlockKey, slab: Slab, location: BlockLocation, owner: SlotEntry | None
     ) -> bool:
-        """Whether the slot is that of another block, which the slot table names, and the index."""
+        """Return whether slot table and index both say that the slot holds another block."""
         if owner is None or owner.key == key:
             return False
         found = self.index.locate(owner.key)
         return found is not None and found[:2] == (slab.slab_id, location.slot)
 
     def evict(self, slab: Slab, slot: int, entry: SlotEntry | None) -> None:
-        """Drop the block of a used slot. `entry` is the slot's in the table, read since the
-        block was stored; None if it was damaged.
+        """Drop the block of a used slot. `entry` is the slot's entry in the slot table, read after
+        the block was stored; None if it is damaged.
 
-        The caller marks the slab's row before its next await.
+        The caller must mark the slab's row (`put_row`) before its next await.
         """
         length = 0
         if entry is not None:
@@ -420,9 +436,10 @@ class TierStore:
         self.counters.evicted += 1
 
     def moved_away(self, key: BlockKey, slab: Slab, location: BlockLocation) -> bool:
-        """Another tier has the block now. False if it is no longer here anyway.
+        """Drop a block from `location`, for example because another tier has it now. Return False
+        if it is no longer there.
 
-        The caller marks the slab's row before its next await.
+        The caller must mark the slab's row (`put_row`) before its next await.
         """
         if self.index.locate(key) != location or not slab.holds(location.slot):
             return False
@@ -451,17 +468,17 @@ class TierStore:
         )
 
     async def warm(self) -> None:
-        """Bring the index into memory, so that look-ups don't wait for the disk."""
+        """Load the index into memory, so that look-ups do not wait for the disk."""
         await trio.to_thread.run_sync(self.index.warm, abandon_on_cancel=True)
 
     async def commit_early(self) -> None:
-        """Let the loop run; commit if there is much to commit."""
+        """Let the event loop run; commit if more than `_PENDING_CHANGES` changes are pending."""
         await trio.lowlevel.checkpoint()
         if self.index.pending_count > _PENDING_CHANGES and not self.retired:
             await self.index.commit()
 
     async def commit_loop(self) -> None:
-        """Make changes durable, for ever: every second, and now and then the recency too."""
+        """Commit changes every second, and the slabs' recency every 5 minutes. Never returns."""
         next_recency = trio.current_time() + _RECENCY_INTERVAL_S
         while True:
             await trio.sleep(_COMMIT_INTERVAL_S)
@@ -477,7 +494,8 @@ class TierStore:
             self.index.put_recency(slab.slab_id, slab.class_index, slab.ticks)
 
     def close(self) -> None:
-        """Write what is pending, mark the directory as cleanly closed, give it back."""
+        """Commit pending changes, mark the directory as cleanly closed, and close it. There is no
+        mark if slabs still await reconciliation."""
         for slab in self._by_id.values():
             if slab.ticks:
                 self.put_row(slab)  # recency has moved since the row was put
@@ -489,15 +507,15 @@ class TierStore:
         self.tier.close()
 
     def abandon(self) -> None:
-        """End as a crash would: nothing more is written."""
+        """Close everything as a crash would, without writing."""
         self.files.close()
         self.index.abandon()
         self.tier.close()
 
 
 def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
-    """In a worker thread; the slot is pinned, so that neither fd nor layout can change. Raises
-    `OSError`."""
+    """Read a whole block and its table entry, and verify the bytes. This runs in a worker thread.
+    The slot must be pinned, so that neither fd nor layout can change. Raises `OSError`."""
     data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
     row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
     owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)

@@ -51,7 +51,7 @@ class TierIo:
         self._prober: Workers
 
     def start(self) -> None:
-        """Create the threads' queues. Call this on the event loop."""
+        """Create the thread pools. Call this on the event loop."""
         self._readers = Workers(_READER_THREADS, "cache-read")
         self._writer = Workers(1, "cache-write")
         self._prober = Workers(1, "cache-probe")
