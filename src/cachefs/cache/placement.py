@@ -1,24 +1,24 @@
-"""Which tier a block belongs in. Pure.
+"""Which tier a block belongs in. Pure: no I/O.
 
-The tiers of a mount are *levels*, fastest first: MEM, SSD, HDD. A level has one or more *places*
+The tiers of a mount form *levels*, fastest first: MEM, SSD, HDD. A level has one or more *places*
 (cache directories). The rules:
 
-1. **Home.** Within a level each block has one place, found by rendezvous hashing, each place's
-   chance being its share of the quotas: a place that is added or removed moves no more blocks
-   than it must. While a place can't be used its blocks' home is the next one in their order.
-2. **Enter.** A fetched block enters the fastest level whose home for it has room, or makes room
-   by the policy. If none does it is served and not kept.
-3. **Demote.** A block that has to go from one level enters, by the same rule, one of those below;
-   if none takes it it is dropped.
-4. **Promote.** A hit below the fastest level moves the block up to the next level if that has
-   free room, or if the block was used again in a quarter of the time for which the oldest blocks
-   up there have been idle: it would have been worth its place there. In shuffled epochs that is
-   rare, which is right: what was just read is what will be read last.
-5. **Rest.** A block that was stored or moved within the last second is not moved: no block is
-   copied twice in a second, however the tiers push.
+1. **Home.** Within a level each block has one place, found by rendezvous hashing. The probability
+   of a place is its share of the level's quotas. So adding or removing a place moves no more
+   blocks than necessary. While a place is unusable, the next place in the block's order is home.
+2. **Enter.** A fetched block enters the fastest level whose home for it has room, or whose policy
+   makes room. If there is none, the block is served and not stored.
+3. **Demote.** A block that must leave a level enters, by the same rule, a level below. If none
+   takes it, it is dropped.
+4. **Promote.** A hit below the fastest level moves the block up one level if that level has free
+   room, or if the block's time between uses is less than a quarter of the idle time of the oldest
+   blocks there: then the block would have stayed in that level. In shuffled epochs this is rare,
+   as it should be: the block read last is the one that is read again last.
+5. **Rest** (cooldown). A block that was stored or moved within the last second is not moved. So no
+   block is copied twice in a second, however full the tiers are.
 
-A block is in one tier, and for the moments of a move in two, with the same bytes. A look-up asks
-all places, in the order of `Placement.order`.
+A block is in one tier. During a move it is in two tiers, with the same bytes. A look-up tries all
+places, in the order of `Placement.order`.
 """
 
 import math
@@ -31,14 +31,14 @@ import xxhash
 from cachefs.types import BlockKey
 
 PROMOTE_FACTOR = 4
-"""Rule 4: how much sooner than the oldest blocks above are idle a block must be used again."""
+"""Rule 4: the oldest idle time in the level above must exceed this many times the block's age."""
 REST_S = 1.0
-"""Rule 5."""
+"""Rule 5: the cooldown of a block after it was stored or moved."""
 
 
 class Place(NamedTuple):
-    """`name` is stable over restarts (the directory's uuid), `weight` its quota; level 0 is the
-    fastest."""
+    """One cache directory. `name` is stable over restarts (the directory's uuid), `weight` is its
+    quota in bytes, `level` 0 is the fastest."""
 
     name: bytes
     weight: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Placement:
-    """Rules 1 to 3. Places go by their position in the sequence that is given here."""
+    """Rules 1 to 3. A place is named by its position in the sequence given to the constructor."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = list(places)
@@ -56,12 +56,12 @@ class Placement:
             [number for number, place in enumerate(places) if place.level == level]
             for level in range(count)
         ]
-        # With one place a level, the same for every block.
+        # The order if each level has one place; then it is the same for every block.
         self._fixed = [level[0] for level in self._levels if level]
         self._hashed = any(len(level) > 1 for level in self._levels)
 
     def order(self, key: BlockKey) -> list[int]:
-        """All places, level by level, the block's home in each first."""
+        """Return all places, level by level; in each level the block's home comes first."""
         if not self._hashed:
             return self._fixed
         return [number for level in self._levels for number in self._order_in(level, key)]
@@ -73,7 +73,8 @@ class Placement:
         takes: Callable[[int], bool],
         first_level: int = 0,
     ) -> int | None:
-        """Where the block enters, on level `first_level` or a slower one; None: nowhere."""
+        """Return the place where the block enters, on `first_level` or a slower level; None if no
+        place takes it."""
         for level in self._levels[first_level:]:
             home = next((number for number in self._order_in(level, key) if usable(number)), None)
             if home is not None and takes(home):
@@ -81,7 +82,7 @@ class Placement:
         return None
 
     def home(self, key: BlockKey, level: int, usable: Callable[[int], bool]) -> int | None:
-        """The block's home in one level; None if no place of the level can be used."""
+        """Return the block's home in one level; None if no place of the level is usable."""
         places = self._levels[level]
         return next((number for number in self._order_in(places, key) if usable(number)), None)
 
@@ -98,29 +99,30 @@ class Placement:
 
 
 def promotes(age: int, oldest_age_above: int, room_above: bool) -> bool:
-    """Rule 4, for a block that is read after `age` reads of others."""
+    """Return whether rule 4 promotes a block that is read again after `age` block reads."""
     return room_above or age * PROMOTE_FACTOR < oldest_age_above
 
 
 class Resting:
-    """Rule 5: the blocks that were stored or moved within the last second, and nothing older."""
+    """Rule 5: the blocks in cooldown, which were stored or moved within the last second. All tiers
+    of a mount share one object."""
 
     def __init__(self) -> None:
         self._since: dict[BlockKey, float] = {}
         self._queue: deque[tuple[float, BlockKey]] = deque()
 
     def note(self, key: BlockKey, now_s: float) -> None:
-        """The block has just been copied."""
+        """Begin the cooldown of a block that has just been copied."""
         self._since[key] = now_s
         self._queue.append((now_s, key))
         self.forget(now_s)
 
     def __contains__(self, key: BlockKey) -> bool:
-        """As of the last `forget` or `note`."""
+        """Return whether the block was in cooldown at the last `forget` or `note`."""
         return key in self._since
 
     def forget(self, now_s: float) -> None:
-        """Let those go that have rested."""
+        """Remove the blocks whose cooldown has ended."""
         queue, since = self._queue, self._since
         while queue and queue[0][0] <= now_s - REST_S:
             noted_s, key = queue.popleft()

@@ -1,9 +1,9 @@
-"""Moving kept blocks to other slabs of their tier, so that theirs can be given away.
+"""Move pinned (kept) blocks to other slabs of their tier, so that their slab can be reused.
 
-Without it a few pinned files, spread over all slabs, would keep the tier from ever changing its mix
-of classes, or from becoming smaller. A block is copied, and in one step found in its new slot and
-gone from the old one; what is unpinned or dropped meanwhile is left to the others. Room is made by
-dropping blocks that may go.
+Otherwise a few pinned files, spread over all slabs, would prevent the tier from changing its mix
+of slot classes and from shrinking. A block is copied first. Then one atomic step enters the new
+slot in the index and frees the old one. A block that is unpinned or dropped during the copy is not
+moved. To make room, the relocator drops evictable (loose) blocks.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,11 +28,11 @@ from cachefs.types import BlockLocation
 _BATCH_BYTES = 8 << 20
 
 DropSome = Callable[[Slab, Sequence[int]], Awaitable[None]]
-"""Evicts the blocks of these slots."""
+"""Evicts the blocks of these slots, as far as they are evictable."""
 
 
 class _Source(NamedTuple):
-    """A kept block, as its slot and the table have it."""
+    """A pinned block: its slot, its entry in the slot table and its bytes."""
 
     slot: int
     entry: SlotEntry
@@ -40,7 +40,7 @@ class _Source(NamedTuple):
 
 
 class Relocator:
-    """One per tier, the sweeper's."""
+    """Moves the pinned blocks of one tier; its `Sweeper` owns it."""
 
     def __init__(self, store: TierStore, drop: DropSome) -> None:
         self._store = store
@@ -48,8 +48,8 @@ class Relocator:
         self._drop = drop
 
     async def clear(self, slab: Slab) -> bool:
-        """Move all kept blocks out of a slab that is settled and gives out no slots. False if
-        that is not possible, or not wholly."""
+        """Move all pinned blocks out of a slab. The slab must be settled and must allocate no
+        slots. Return False if not all blocks could be moved."""
         layout = slab.layout
         moved = False
         while slab.kept_count:
@@ -67,14 +67,15 @@ class Relocator:
                 return False
             moved = True
         if moved:
-            # Else a crash after the slab was given away could leave its rows pointing to nowhere.
+            # Without a commit, a crash after the slab is reused could restore index rows that
+            # point to slots which no longer exist.
             return await self._store.index.commit()
         return True
 
     # -- where to ------------------------------------------------------------------------------
 
     async def _targets(self, slab: Slab, count: int) -> list[Allocation]:
-        """Up to so many slots in other slabs of the class, or of one a little above."""
+        """Allocate up to `count` slots in other slabs of the class, or of a slightly larger one."""
         class_index = slab.class_index
         if self._slabs.open_slab_near(class_index) is None:
             await self._make_room(slab, count)
@@ -91,7 +92,7 @@ class Relocator:
         return targets
 
     async def _make_room(self, slab: Slab, count: int) -> None:
-        """Drop the oldest of the slab of the class that has the most to drop."""
+        """Drop the oldest evictable blocks of one slab: the slab of the class with the most."""
         others = [
             other
             for other in self._slabs.slabs_of(slab.class_index)
@@ -107,7 +108,7 @@ class Relocator:
     # -- moving --------------------------------------------------------------------------------
 
     async def _move(self, slab: Slab, slots: list[int], targets: list[Allocation]) -> None:
-        """Those of the targets that were used are taken out of the list."""
+        """Move the blocks of these slots. Remove each used target from `targets`."""
         store = self._store
         size_bytes = len(slots) * slab.slot_bytes
         for slot in slots:
@@ -134,7 +135,7 @@ class Relocator:
         await trio.lowlevel.checkpoint()
 
     def _location(self, slab: Slab, source: _Source) -> BlockLocation | None:
-        """The block's row, if it is still in that slot, and kept."""
+        """Return the block's location if it is still in that slot and pinned, else None."""
         location = self._store.index.locate(source.entry.key)
         if location is None or location[:2] != (slab.slab_id, source.slot):
             return None
@@ -151,7 +152,8 @@ class Relocator:
         return False
 
     def _arrive(self, slab: Slab, source: _Source, target: Allocation) -> bool:
-        """In one step: the block is found where it was copied to, and no longer where it was."""
+        """Enter the block's new slot in the index and free the old one. This must stay atomic.
+        Return False if the block has left its old slot or is no longer pinned."""
         location = self._location(slab, source)
         if location is None:
             return False
@@ -168,7 +170,8 @@ class Relocator:
 
 
 def _read_blocks(disk: Disk, slab: Slab, slots: list[int]) -> list[_Source | None]:
-    """In a reader thread; the slots are pinned. None where the table makes no sense."""
+    """Read table entry and bytes of each slot; None for a slot whose entry is damaged. This runs in
+    a reader thread. The caller holds references (pins) to the slots."""
     found: list[_Source | None] = []
     for slot in slots:
         row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))
@@ -182,7 +185,8 @@ def _read_blocks(disk: Disk, slab: Slab, slots: list[int]) -> list[_Source | Non
 
 
 def _write_blocks(step: Step, disk: Disk, pairs: list[tuple[_Source, Allocation]]) -> list[bool]:
-    """In the writer thread. Whether each was written."""
+    """Write each block to its target. Return for each whether it was written. This runs in the
+    writer thread."""
     written = []
     for source, (slab, slot) in pairs:
         try:

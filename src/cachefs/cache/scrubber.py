@@ -1,8 +1,8 @@
-"""Proving cached blocks again, at low priority: disks forget.
+"""Verify cached blocks again, at low priority, because disks can lose data.
 
-Every block of a tier is compared with its checksum once in `interval_s`. The pace follows from
-that and from what is cached, and is no more than `_MAX_BYTES_PER_S`. A pass begins at a random
-slab, so that a daemon that is restarted often gets around too.
+The scrubber compares every block of a tier with its checksum once in `interval_s`. The rate is the
+amount of cached data divided by `interval_s`, at most `_MAX_BYTES_PER_S`. A pass begins at a random
+slab, so that all blocks get their turn even if the daemon restarts often.
 """
 
 import random
@@ -18,19 +18,19 @@ from cachefs.types import BlockLocation
 _MAX_BYTES_PER_S = 64 << 20
 _IDLE_S = 1.0
 _STEP_BYTES = 4 << 20
-"""Read at a time, then slept for."""
+"""Bytes to read before the scrubber sleeps to keep its rate."""
 
 
 class Scrubber:
-    """One per tier."""
+    """Verifies the blocks of one tier; its `ActiveTier` owns it."""
 
     def __init__(self, store: TierStore, interval_s: float) -> None:
-        """`interval_s` 0 or infinite: never."""
+        """`interval_s` is the time for one pass in seconds; 0 or infinite switches it off."""
         self._store = store
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Prove block after block, for ever."""
+        """Verify block after block. Returns only if the scrubber is switched off."""
         if not 0 < self._interval_s < float("inf"):
             return
         while True:
@@ -42,7 +42,7 @@ class Scrubber:
 
     async def _scrub(self, slab: Slab) -> None:
         store = self._store
-        while not store.io.health.usable:  # noqa: ASYNC110 - it is long, and nobody waits
+        while not store.io.health.usable:  # noqa: ASYNC110 - long, and no task waits
             await trio.sleep(_IDLE_S)
         if store.slabs.by_id.get(slab.slab_id) is not slab or slab.used_count == 0:
             return
@@ -82,12 +82,13 @@ class Scrubber:
         await trio.sleep(size_bytes / self._pace())
 
     def _judge(self, slab: Slab, slot: int, row: bytes, data: bytes) -> None:
-        """Atomic. What was evicted meanwhile is no longer there to be judged."""
+        """Compare one slot's bytes with the index, and drop the block if they differ. This must
+        stay atomic. A block that was evicted during the read is skipped."""
         store = self._store
         entry = entry_at(row, 0)
         location = None if entry is None else store.index.locate(entry.key)
         if entry is None or location is None or location[:2] != (slab.slab_id, slot):
-            # The table doesn't say whose block it is. Whoever asks for it will have it proven.
+            # Table and index name no block for this slot. The next read of its block verifies it.
             if slab.holds(slot):
                 slab.proof[slot] = 0
             return
@@ -96,7 +97,7 @@ class Scrubber:
             store.drop_bad(entry.key, slab, location, None)
 
     def _pace(self) -> float:
-        """Bytes per second."""
+        """Return the rate in bytes per second."""
         wanted = self._store.slabs.used_charge_bytes / self._interval_s
         return min(_MAX_BYTES_PER_S, max(wanted, 1.0))
 
@@ -107,7 +108,7 @@ def _is_right(location: BlockLocation, data: bytes) -> bool:
 
 
 def _read_slots(disk: Disk, slab: Slab, slots: list[int]) -> dict[int, tuple[bytes, bytes]]:
-    """In a reader thread: each slot's row of the table, and all its bytes."""
+    """Read table entry and all bytes of each slot, by slot. This runs in a reader thread."""
     found = {}
     for slot in slots:
         row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))

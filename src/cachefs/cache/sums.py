@@ -1,9 +1,9 @@
-"""Checksums of parts of large blocks, so that a small read takes a small part from the disk.
+"""Checksums of parts of large blocks, so that a small read needs only a small part from the disk.
 
-They follow from a block's bytes alone, and are found by the checksum of the whole: nothing ever
-makes them invalid. They may be missing, or overwritten by those of another block: whoever finds
-none, or wrong ones, compares the whole block. Behind the relay they lie in the table that it reads,
-too (fuse/relay/sums.h); else here.
+Part checksums depend only on the block's bytes, and their key is the checksum of the whole block.
+So they never become invalid. They may be missing, or overwritten by those of another block: a
+reader that finds none, or wrong ones, compares the whole block. With a relay they are in the table
+that the relay reads too (fuse/relay/sums.h); otherwise they are in this process.
 """
 
 from array import array
@@ -17,15 +17,15 @@ from cachefs.types import BlockLocation
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 PART_BYTES = 8192
-"""More would make a read of 4 KiB slower: a disk gives twice that in the same time."""
+"""A larger part would make a read of 4 KiB slower. A disk reads 8 KiB in the same time as 4 KiB."""
 PARTS_ABOVE = 128 << 10
-"""Blocks up to that length are always compared as a whole."""
+"""Blocks up to this length in bytes are always compared as a whole."""
 _BLOCKS = 1 << 15
-"""That are known here: 20 MiB at most."""
+"""Most blocks whose part checksums this process keeps: 20 MiB at most."""
 
 
 class Table(Protocol):
-    """What is used of `cachefs.fuse.relay._relay.Table`."""
+    """The part of `cachefs.fuse.relay._relay.Table` that this module uses."""
 
     def note_sums(self, checksum: int, block: Bytes, /) -> None: ...
     def has_sums(self, checksum: int, /) -> bool: ...
@@ -33,19 +33,19 @@ class Table(Protocol):
 
 
 class Sums:
-    """Of all tiers of a mount. Any thread may call any method."""
+    """The part checksums of a mount; all its tiers share them. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._table: Table | None = None
         self._known: dict[int, tuple[int, array[int]]] = {}
 
     def share(self, table: Table) -> None:
-        """Keep them there from now on."""
+        """Store the part checksums in `table` from now on. Those stored here are dropped."""
         self._table = table
         self._known.clear()
 
     def note(self, checksum: int, block: Bytes) -> None:
-        """Keep those of a block that is right. Up to 0.2 ms for a whole one."""
+        """Store the part checksums of a verified block. A block of full size takes up to 0.2 ms."""
         if len(block) <= PARTS_ABOVE:
             return
         if self._table is not None:
@@ -54,16 +54,16 @@ class Sums:
             self._known[checksum % _BLOCKS] = (checksum, _sums_of(block))
 
     def range_of(self, location: BlockLocation, offset: int, length: int) -> tuple[int, int]:
-        """Where the bytes begin and end, in the block, that must be read so that these can be
-        compared with a checksum."""
+        """Return begin and end, within the block, of the bytes to read so that the requested range
+        can be compared with a checksum."""
         if length == location.length or not self._knows(location):
             return 0, location.length
         end = -(-(offset + length) // PART_BYTES) * PART_BYTES
         return offset - offset % PART_BYTES, min(end, location.length)
 
     def agree(self, location: BlockLocation, offset: int, data: Bytes) -> bool:
-        """Whether these bytes, of a range as `range_of` says, are right. False also if what was
-        known of the block's parts has gone."""
+        """Return whether these bytes match their checksums. `offset` and length of `data` must be
+        a range that `range_of` returned. False also if the part checksums were overwritten."""
         if len(data) == location.length:
             return checksum_of(data) == location.checksum
         if self._table is not None:

@@ -1,8 +1,8 @@
-"""Emptying slabs, in part or whole: which blocks go, and where to.
+"""Empty slabs, in part or whole: choose blocks, then drop or demote them.
 
-Blocks are chosen by the policy; their keys come from the slot table on disk. A dropped block costs
-no write to the slab. Where there is a slower tier, blocks are moved there rather than dropped
-(`mover.py`). Callers see to it that no two steps are under way at once.
+The policy chooses the blocks. Their keys come from the slot table on disk. Dropping a block writes
+nothing to the slab. If there is a slower tier, blocks move there first (`mover.py`), and only those
+that it does not take are dropped. Callers must not run two steps at the same time.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,20 +15,21 @@ from cachefs.format.slab import SLOT_ENTRY, entry_at
 from cachefs.tiers.slabs import Slab
 
 _STEP_SLOTS = 512
-"""Most slots looked at without letting the loop run."""
+"""Most slots to check in one turn of the event loop."""
 _PIN_PATIENCE_S = 2.0
-"""How long an emptied slab may stay pinned by readers before the step is given up."""
+"""How long the sweeper waits for readers' references (pins) to an emptied slab before it gives
+up."""
 _MOVE_BLOCKS = 64
 """Blocks moved to a slower tier at a time."""
 _DROP_BLOCKS = 16
-"""Blocks dropped without letting the loop run: some 30 us each."""
+"""Blocks to drop in one turn of the event loop. Each takes about 30 us."""
 
 Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
-"""Moves blocks to slower tiers; the answer is what should be dropped instead."""
+"""Moves blocks to slower tiers. Returns the picks that must be dropped instead."""
 
 
 class Sweeper:
-    """One per tier, the evictor's."""
+    """Empties the slabs of one tier; its `Evictor` owns it."""
 
     def __init__(self, store: TierStore) -> None:
         self._store = store
@@ -36,15 +37,15 @@ class Sweeper:
         self._policy = store.policy
         self._relocator = Relocator(store, self._drop_slots)
         self._looked_at = 0
-        """Slots since the loop last ran."""
+        """Slots checked since the event loop last ran."""
         self.demote: Demote | None = None
         """Set while there is a slower tier."""
 
     async def evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
-        """Evict the slab's blocks that the plan gives up, until it is `enough`."""
+        """Evict the blocks of the slab that the plan selects, until `enough` returns True."""
         if slab.loose_count == 0:
             return
-        # Open it first: after a crash the header may turn out to say another class than the row.
+        # Open the slab first: after a crash its header may name another class than its row.
         if not slab.settled and not await self._store.settle_slab(slab):
             return
         with slab.in_use():
@@ -74,8 +75,8 @@ class Sweeper:
         table = await self._read_table(slab, first)
         if slab.layout is not layout:
             return
-        # A slot whose tick has moved was used, or given to another block that this table may not
-        # know yet.
+        # If its tick has changed, a slot was used, or it now holds another block that this table
+        # may not contain yet.
         picks = [
             Pick(slot, tick, entry_at(table, slot - first))
             for slot, tick in zip(victims, chosen_at, strict=True)
@@ -108,10 +109,11 @@ class Sweeper:
         picks: Sequence[Pick],
         enough: Callable[[], bool] | None = None,
     ) -> None:
-        """With `enough` until then, and only what was not used since it was picked."""
+        """Drop the blocks of these picks. With `enough`, stop when it returns True, and skip blocks
+        that were used since they were picked."""
         for slot, tick, entry in picks:
             if self._store.retired or (enough is not None and enough()):
-                break  # retired, we are closing: a slower tier may have gone first
+                break  # if retired, the tier is closing, and a slower tier may be closed already
             if slab.is_loose(slot) and (enough is None or slab.ticks[slot] == tick):
                 self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
@@ -126,14 +128,15 @@ class Sweeper:
         return is_clear
 
     async def _drop_slots(self, slab: Slab, slots: Sequence[int]) -> None:
-        """Evict the blocks of these slots, as far as they may go."""
+        """Evict the blocks of these slots, as far as they are evictable (loose)."""
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             some = [slot for slot in slots if first <= slot < first + _STEP_SLOTS]
             if some and slab.fd >= 0:
                 await self._evict_slots(slab, some, first, lambda: False)
 
     async def _read_table(self, slab: Slab, first: int) -> bytes:
-        """`_STEP_SLOTS` rows of the slot table; none if they can't be read."""
+        """Return `_STEP_SLOTS` entries of the slot table, from slot `first` on; empty if they
+        cannot be read."""
         tier, stop = self._store.tier, first + _STEP_SLOTS
         size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
         try:
@@ -146,9 +149,12 @@ class Sweeper:
             return b""
 
     async def empty(self, slab: Slab, must: bool = False) -> bool:
-        """Drop every block of the slab and keep it from getting new ones; those that are kept are
-        moved to other slabs. False (and the slab goes on as before) if that can't be, or if a
-        block is being written, or read for too long."""
+        """Drop or demote every block of the slab, move its pinned (kept) blocks to other slabs, and
+        let it allocate no slots. With `must`, drop what cannot be demoted yet.
+
+        Return False, and leave the slab in use, if that is not possible, if a block is being
+        written, or if a reader holds a slot longer than `_PIN_PATIENCE_S`.
+        """
         if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
         with slab.in_use():
@@ -158,13 +164,13 @@ class Sweeper:
         self._slabs.drain(slab)
         if slab.kept_count and not await self._clear_kept(slab):
             return False
-        # No slot is being written and none is given out: the table is as new as every block.
+        # No slot is being written or allocated, so the table on disk is current for every block.
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             slots = list(slab.loose_slots(first, first + _STEP_SLOTS))
             if self.demote is not None:
                 await self._evict_slots(slab, slots, first, lambda: False)
                 if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
-                    # What has just come can't go down yet, and is not dropped for a newcomer.
+                    # Blocks in cooldown cannot be demoted yet; they are not dropped for a new one.
                     self._slabs.undrain(slab)
                     return False
             table = await self._read_table(slab, first)
@@ -178,8 +184,8 @@ class Sweeper:
                 self._drop(slab, picks[start : start + _DROP_BLOCKS])
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_PIN_PATIENCE_S):
-            # A user may have wanted one of its blocks kept meanwhile.
-            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no trio there
+            # A user may have pinned one of its blocks in the meantime.
+            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no trio in SlabSet
                 await trio.sleep(0.005)
         if not slab.is_empty():
             self._slabs.undrain(slab)
