@@ -170,7 +170,7 @@ class Sweeper:
             if self.demote is not None:
                 await self._evict_slots(slab, slots, first, lambda: False)
                 if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
-                    # Blocks in cooldown cannot be demoted yet; they are not dropped for a new one.
+                    # Blocks in cooldown cannot be demoted yet, and no new block may replace them.
                     self._slabs.undrain(slab)
                     return False
             table = await self._read_table(slab, first)

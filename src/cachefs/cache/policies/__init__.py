@@ -1,6 +1,7 @@
-"""What to replace, and whether to: one file a policy, one interface (`base.py`). Pure.
+"""Eviction policies: which block to replace, and whether to. Pure: no I/O.
 
-A mount has one `History` and, for each tier, one policy object that shares it.
+Each policy has its own file; all share the interface in `base.py`. A mount has one `History`. Each
+tier has its own policy object, which uses that `History`.
 """
 
 from cachefs.cache.policies.base import EvictionPolicy, History
@@ -19,12 +20,13 @@ DEFAULT_POLICY = EpochPolicy.name
 
 
 def make_history(name: str) -> History:
-    """What all tiers of a mount share under the policy `name`."""
+    """Return the history that all tiers of a mount share under the policy `name`."""
     return ReuseHistory() if name == EpochPolicy.name else History()
 
 
 def make_policy(name: str, history: History) -> EvictionPolicy:
-    """Raises `KeyError` for a name that isn't in `POLICIES`; the configuration checks it."""
+    """Return a policy object for one tier. Raises `KeyError` for a name that is not in `POLICIES`;
+    the configuration checks names before."""
     return POLICIES[name](history)
 
 

@@ -1,11 +1,11 @@
 """The interface of all policies, and what most of them share.
 
-A policy sees slots, not keys. Its memory is `Slab.ticks`: four bytes a block. For most policies
-a tick is the value of the mount's clock at the block's last use; the clock advances by one with
-every block read, hit or miss. Ages are differences modulo 2**32, so that the clock may wrap: a
-block unused for four thousand million reads looks young once, no more.
+A policy works on slots, not on keys. Its state is `Slab.ticks`: four bytes per block. For most
+policies a tick is the value of the mount's clock at the last use of the block. The clock advances
+by one with every block read, hit or miss. Ages are differences modulo 2**32, so the clock may
+wrap: a block that is unused for 2**32 reads looks young again, which does no more harm.
 
-`on_hit` and `on_miss` are on the path of every read and must cost next to nothing.
+Every read calls `on_hit` or `on_miss`, so they must be very cheap.
 """
 
 import random
@@ -19,90 +19,95 @@ from cachefs.types import BlockKey
 CLOCK_MASK = 0xFFFFFFFF
 
 SAMPLE_BLOCKS = 512
-"""Blocks looked at to find a threshold; with no more blocks than this the order is exact."""
+"""Blocks to sample for a threshold. With no more blocks than this, the order is exact."""
 
 Place = tuple[Slab, int]
 """A slab and one of its used slots."""
 
 
 class History:
-    """What is known of past reads, over all tiers of a mount."""
+    """The clock and what a policy stores about past reads. One per mount; all tiers share it."""
 
     __slots__ = ("now",)
 
     def __init__(self) -> None:
         self.now = 0
-        """The clock."""
+        """The clock: block reads so far, modulo 2**32 (the SIEVE policy counts arrivals)."""
 
     def on_miss(self, key: BlockKey) -> None:
-        """A block was read that no tier holds."""
+        """Record the read of a block that no tier holds."""
         self.now = (self.now + 1) & CLOCK_MASK
 
     def on_evict(self, key: BlockKey, age: int) -> None:
-        """A block was dropped that had not been used for `age` reads."""
+        """Record that a block was dropped `age` block reads after its last use."""
 
 
 class EvictionPolicy:
-    """One per tier. The base class goes by age: whatever was not used for longest goes first."""
+    """Decides which blocks of one tier to evict; the `TierStore` owns it. This base class evicts
+    the blocks first that were unused for longest."""
 
     name: ClassVar[str]
     replaces: ClassVar[bool] = True
-    """False: a resident block never goes to make room for another."""
+    """False if the policy never evicts a resident block to make room for another."""
 
     def __init__(self, history: History, seed: int | None = None) -> None:
         self._history = history
         self._random = random.Random(seed)
 
     def resume(self, tick: int) -> None:
-        """Blocks of an earlier run have ticks up to `tick`."""
+        """Advance the clock to at least `tick`, the highest tick of an earlier run."""
         self._history.now = max(self._history.now, tick)
 
     @property
     def now(self) -> int:
-        """The tick of a block that is used right now."""
+        """The tick of a block that is used now."""
         return self._history.now
 
     def on_admit(self, slab: Slab, slot: int, age: int) -> None:
-        """The slot has just got its block, which was used `age` reads ago (in another tier)."""
+        """Set the tick of a slot that has just got its block. The block was last used `age` block
+        reads ago, in another tier; 0 for a new block."""
         slab.ticks[slot] = (self._history.now - age) & CLOCK_MASK
 
     def on_hit(self, slab: Slab, slot: int) -> None:
-        """The block was read."""
+        """Record a read of the slot's block."""
         history = self._history
         history.now = slab.ticks[slot] = (history.now + 1) & CLOCK_MASK
 
     def age(self, slab: Slab, slot: int) -> int:
-        """Reads since the block was last used."""
+        """Return the number of block reads since the last use of the slot's block."""
         return (self._history.now - slab.ticks[slot]) & CLOCK_MASK
 
     def plan(
         self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
     ) -> float | None:
-        """How to give up about `fraction` (at least one) of all blocks of `slabs`.
+        """Return a plan that evicts about `fraction` (at least one) of all blocks of `slabs`.
 
-        The answer is for `victims`. None: nothing may go. Looks at `sample_blocks`, about 1.5 us
-        each.
+        Pass the plan to `victims`. None means that no block may be evicted. The method samples
+        `sample_blocks` blocks, at about 1.5 us each.
         """
         ages = self._oldest_first(slabs, sample_blocks)
         return ages[rank_of(ages, fraction)] if ages else None
 
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
-        """Used slots of [first, stop) that the plan gives up; none that is kept."""
+        """Return the slots of [first, stop) whose blocks the plan evicts. Pinned (kept) blocks are
+        never among them."""
         slots = list(slab.loose_slots(first, stop))
         ticks, now = slab.ticks, self._history.now
         return [slot for slot in slots if (now - ticks[slot]) & CLOCK_MASK >= plan]
 
     def worth(self, slab: Slab) -> float:
-        """What emptying the slab would lose; the slab with the least is emptied first."""
+        """Return the loss from emptying the slab; the slab with the smallest loss is emptied
+        first. No unit: evictable (loose) blocks divided by their average age."""
         ages = [self.age(slab, slot) for slot in self._sample_slab(slab, 16)]
         return slab.loose_count / (1 + sum(ages) / len(ages)) if ages else 0.0
 
     def may_empty(self, slab: Slab) -> bool:
-        """Whether all blocks of the slab may go so that another class of sizes gets its space."""
+        """Return whether all blocks of the slab may be dropped to give it to another slot class."""
         return self.replaces
 
     def oldest_age(self, slabs: Sequence[Slab]) -> int:
-        """About the age of the tier's oldest blocks: the 95th percentile. 0 if it has none."""
+        """Return about the age of the oldest blocks of the tier: the 95th percentile of a sample of
+        64. 0 if there are no evictable blocks."""
         ages = self._oldest_first(slabs, 64)
         return ages[len(ages) // 20] if ages else 0
 
@@ -112,8 +117,8 @@ class EvictionPolicy:
         return sorted((self.age(*place) for place in self._sample(slabs, most)), reverse=True)
 
     def _sample(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[Place]:
-        """All used slots that aren't kept if they are no more than `most`; else that many, each
-        as likely."""
+        """Return all evictable slots if they are no more than `most`; otherwise `most` of them,
+        all with about the same probability."""
         counts = [slab.used_count - slab.kept_count for slab in slabs]
         if sum(counts) <= most:
             return [(slab, slot) for slab in slabs for slot in slab.loose_slots()]
@@ -128,8 +133,8 @@ class EvictionPolicy:
         ]
 
     def _sample_slab(self, slab: Slab, count: int) -> list[int]:
-        """`count` used slots that aren't kept (the same may come twice), each found from a random
-        one onwards."""
+        """Return `count` evictable slots; one may occur twice. Each is the first evictable slot at
+        or after a random position."""
         if slab.loose_count == 0:
             return []
         slab.hydrate()
@@ -142,5 +147,5 @@ class EvictionPolicy:
 
 
 def rank_of(sample: Sequence[object], fraction: float) -> int:
-    """The position in a non-empty sorted sample up to which about `fraction` of it lies."""
+    """Return the last index of the first `fraction` of a non-empty sorted sample."""
     return min(len(sample), max(1, round(len(sample) * fraction))) - 1

@@ -1,27 +1,29 @@
-"""For training: a resident block goes only when it has been idle longer than blocks wait for reuse.
+"""The policy for training: evict a block only if it is idle longer than blocks wait for reuse.
 
-Training reads every file once per epoch in a fresh random order. With room for the fraction f of
-the data no policy can hit more than f, and keeping whatever is there does; LRU hits f*f and less,
-because it drops just what is read next. Yet a cache must make room for the next data set.
+Training reads every file once per epoch in a new random order. If the cache has room for the
+fraction f of the data, no policy can hit more than f, and a cache that never replaces a block
+reaches f. LRU hits f*f or less, because it drops the blocks that are read next. But a cache must
+also make room for the next data set.
 
-The rule. Every read of a block that was read before is a *reuse*, its *interval* the number of
-block reads between. A resident block is *expired* when it has been idle for longer than 1.05
-times the longest interval among recent reuses. Only expired blocks are replaced; while there are
-none the newcomer is served and not kept. With no reuse seen yet nothing is expired.
+The rule: every read of a block that was read before is a *reuse*. Its *interval* is the number of
+block reads since the last read of the block. A resident block is *expired* when it is idle for
+longer than 1.05 times the longest interval of recent reuses. Only expired blocks are replaced. If
+none is expired, the new block is served and not stored. Before the first reuse, no block expires.
 
-Why it holds: in shuffled epochs of N blocks, at a read p blocks into an epoch, intervals are
-uniform over p..p+N, and the oldest resident has been idle for p+N at most: nothing expires. After
-a switch to other data the old blocks' ages grow beyond the new data's intervals, and all go.
+Why it works: in shuffled epochs of N blocks, at a read p blocks into an epoch, intervals are
+uniform over p..p+N. The oldest resident block is idle for p+N at most, so no block expires. After
+a switch to other data, the ages of the old blocks exceed the intervals of the new data, and all
+old blocks expire.
 
-"Recent" is the present generation of reuses and the one before. A generation has at least
-`_GENERATION_REUSES`, and lasts for 1/256 of the longest interval at least: long enough to see some
-of the slow reuses of a large data set between very many quick ones of a small one, short enough
-that a small data set gets in after a large one.
+"Recent" means the present generation of reuses and the one before. A generation has at least
+`_GENERATION_REUSES` reuses, and lasts for at least 1/256 of the longest interval. This is long
+enough to include some slow reuses of a large data set between many quick ones of a small data set.
+It is short enough that a small data set gets space after a large one.
 
-Reuses of blocks that are not resident count too: else a cache full of old data would never learn
-of the new. `_Ghosts` remembers when they were read, in 8 MiB that newer entries overwrite. With
-more misses between than it has entries it mostly forgets, and then mostly short intervals are
-seen; the residents' reuses give the long ones.
+Reuses of blocks that are not resident count too. Otherwise a cache full of old data would never
+replace it. `_Ghosts` stores when such blocks were read, in 8 MiB that newer entries overwrite. If
+more misses than its entries lie between two reads, it has mostly lost the first. Then it yields
+mostly short intervals, and the reuses of resident blocks yield the long ones.
 
 Simulated and measured hit ratios: `python -m bench.engine hit_ratio`.
 """
@@ -40,11 +42,11 @@ _GENERATION_SHARE = 256
 _SLACK = 1.05
 _GHOST_BITS = 20
 _LIVE_SHARE = 0.25
-"""A slab with no more of its slots in use by unexpired blocks may be given to another class."""
+"""A slab may go to another slot class if at most this share of its slots hold unexpired blocks."""
 
 
 class ReuseHistory(History):
-    """The clock, the ghosts, and the longest interval of the last two generations."""
+    """The clock, the ghosts, and the longest interval of each of the last two generations."""
 
     __slots__ = ("_ghosts", "_longest_before", "_reuses", "_started", "longest")
 
@@ -52,19 +54,20 @@ class ReuseHistory(History):
         super().__init__()
         self._ghosts = _Ghosts()
         self.longest = 0
-        """Of the present generation."""
+        """The longest interval of the present generation, in block reads."""
         self._longest_before = 0
         self._reuses = 0
         self._started = 0
 
     def expiry(self) -> int | None:
-        """The age from which on a block is expired; None while too little was seen."""
+        """Return the age from which a block is expired, in block reads; None before the end of the
+        first generation."""
         if self._longest_before == 0:
             return None
         return int(max(self.longest, self._longest_before) * _SLACK) + 1
 
     def on_reuse(self, interval: int) -> None:
-        """A block was read again."""
+        """Record that a block was read again after `interval` block reads."""
         self.longest = max(self.longest, interval)
         self._reuses += 1
         if self._reuses >= _GENERATION_REUSES:
@@ -92,7 +95,8 @@ class ReuseHistory(History):
 
 
 class _Ghosts:
-    """Key to clock, for a million keys at most: a newer key with the same place takes it."""
+    """The clock value of the last use by key, for at most a million keys. A newer key overwrites
+    an older one with the same place."""
 
     __slots__ = ("_entries",)
 
@@ -100,7 +104,8 @@ class _Ghosts:
         self._entries = array("Q", bytes(8 << _GHOST_BITS))
 
     def exchange(self, key: BlockKey, now: int) -> int | None:
-        """Note the key's use at `now`; the interval since its last if that is still known."""
+        """Record a use of the key at `now`. Return the interval since its last use; None if that
+        is not stored any more."""
         # Object ids are uniformly distributed; the factor spreads the blocks of one object.
         mixed = (int.from_bytes(key[0][:8], "little") + key[1] * 0x9E3779B97F4A7C15) >> 1
         place = mixed & ((1 << _GHOST_BITS) - 1)
@@ -113,7 +118,7 @@ class _Ghosts:
 
 
 class EpochPolicy(EvictionPolicy):
-    """See the module docstring. The default."""
+    """The default policy. See the module docstring."""
 
     name = "epoch"
 
@@ -130,7 +135,7 @@ class EpochPolicy(EvictionPolicy):
     def plan(
         self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
     ) -> float | None:
-        """The oldest go first, and none that isn't expired."""
+        """Return a plan that evicts the oldest blocks, but only expired ones."""
         expiry = self._history.expiry()
         if expiry is None:
             return None

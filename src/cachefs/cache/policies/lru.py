@@ -1,9 +1,9 @@
-"""Least recently used, in order of sampled ages: what most caches do."""
+"""Evict the least recently used blocks, by sampled ages. Most caches do this."""
 
 from cachefs.cache.policies.base import EvictionPolicy
 
 
 class LruPolicy(EvictionPolicy):
-    """For reads that favour what was read lately. Shuffled epochs defeat it."""
+    """For workloads that soon read the same blocks again. It performs badly in shuffled epochs."""
 
     name = "lru"

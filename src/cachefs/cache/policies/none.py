@@ -1,4 +1,4 @@
-"""Fill up, then keep what is there."""
+"""Fill the cache, then keep the blocks that are there."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from cachefs.tiers.slabs import Slab
 
 
 class NoReplacement(EvictionPolicy):
-    """The best for one data set for ever; it never makes room for the next."""
+    """The best policy for one data set that never changes. It never makes room for another."""
 
     name = "none"
     replaces = False

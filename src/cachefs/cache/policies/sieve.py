@@ -1,10 +1,12 @@
-"""SIEVE (Zhang et al., NSDI 2024): first in, first out, but what was read again stays.
+"""SIEVE (Zhang et al., NSDI 2024): first in, first out, except for blocks that were read again.
 
-A hand moves from the oldest block to the newest; what was not read since the hand last passed
-goes, what was read stays where it is in the order and must be read anew before the next pass.
-Here the hand moves over many blocks at a time: a plan is how far.
+A hand moves from the oldest block to the newest. It evicts a block that was not read since the
+hand last passed. A block that was read stays at its place in the order, and stays at the next pass
+only if it is read again before. Here the hand moves over many blocks at a time; a plan is the
+distance.
 
-A tick is the place in the order of arrival, with the lowest bit set if the block was read since.
+The upper 31 bits of a tick are the block's place in the order of arrival. The lowest bit is set if
+the block was read since the hand last passed.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ _ORDER_MASK = 0x7FFFFFFF
 
 
 class SievePolicy(EvictionPolicy):
-    """For skewed reads: it keeps what is popular better than LRU, at less cost."""
+    """For skewed reads: it keeps popular blocks better than LRU does, at a lower cost."""
 
     name = "sieve"
 
@@ -26,7 +28,7 @@ class SievePolicy(EvictionPolicy):
         super().__init__(history, seed)
         self._hand = 0
         self._step = 0
-        """How far the hand moves with the plan that is being carried out."""
+        """Distance that the hand moves with the present plan."""
 
     @override
     def resume(self, tick: int) -> None:
@@ -49,7 +51,7 @@ class SievePolicy(EvictionPolicy):
 
     @override
     def age(self, slab: Slab, slot: int) -> int:
-        """Arrivals since the block's own."""
+        """Return the number of arrivals since the block's own."""
         return (self._history.now - (slab.ticks[slot] >> 1)) & _ORDER_MASK
 
     @override
@@ -65,7 +67,8 @@ class SievePolicy(EvictionPolicy):
             return None
         wanted = max(1, round(len(sample) * fraction))
         unread = [distance for distance, was_read in sample if not was_read]
-        # With too little unread the hand goes all the way round, and what is left was forgotten.
+        # If too few blocks are unread, the hand passes all blocks and clears their read bits. The
+        # next pass can evict them.
         reach = unread[wanted - 1] if wanted <= len(unread) else sample[-1][0]
         self._step = reach + 1
         return reach

@@ -1,4 +1,4 @@
-"""The older one of two random blocks goes: the default of JuiceFS, here to compare with."""
+"""Evict the older of two random blocks: the default of JuiceFS, here for comparison."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from cachefs.tiers.slabs import Slab
 
 
 class TwoRandomPolicy(EvictionPolicy):
-    """Its plan is the share of blocks that go."""
+    """Its plan is the share of blocks to evict, from 0 to 1."""
 
     name = "2-random"
 
