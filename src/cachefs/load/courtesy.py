@@ -1,10 +1,11 @@
-"""How many requests of jobs may be under way, so that readers don't wait for them.
+"""Throttle the requests of load jobs, so that readers do not wait for them.
 
-A reader who waits for the origin has before him whatever is under way already: at full speed that
-is some ten times what his own request takes. So it is not enough to give way when he comes; while
-readers come at all, jobs keep few requests under way: 2 to an origin near by, up to 16 to one that
-takes its time. A reader of a far origin waits for the line, not for the requests of others: beside
-such a reader a job keeps 24 requests under way, also while that reader waits.
+A read from the origin waits for the requests that are already under way. At full speed of a job
+that takes about ten times as long as the read itself. So it is not enough to throttle a job when a
+read begins. As long as there were reads from the origin in the last second, a job has few requests
+under way: 2 to a fast origin nearby, up to 16 to one that takes longer. A read from a far origin
+(`_FAR_S`) waits for the network, not for other requests. Beside such a reader a job has 24
+requests under way, also while that reader waits.
 """
 
 import trio
@@ -15,17 +16,19 @@ from cachefs.origin.resilience import ResilientOrigin
 _WHILE_READERS_WAIT = 2
 _MOST_NEAR_READERS = 16
 _FAR_S = 0.012
-"""An origin that takes longer for a small read is far."""
+"""An origin is far if a small read takes at least this long."""
 _BESIDE_FAR_READERS = 24
 _NEAR_S = 1.0
 _REQUEST_CPU_S = 0.002
-"""What a small request costs of this machine's time, roughly; origins near by are on it, too."""
+"""Rough CPU time of a small request on this machine, where a nearby origin may run too."""
 _LOOK_S = 0.002
 
 
 class Courtesy:
-    """Of one kind of request of one job: `begin` and `end` around each. `most_held_bytes` is of the
-    cache's memory for blocks on their way."""
+    """The throttle for one kind of request of one job. Call `begin` before and `end` after each.
+
+    `most_held_bytes` is the limit for the cache's memory of blocks in flight, at which jobs wait.
+    """
 
     def __init__(self, cache: BlockCache, origin: ResilientOrigin, most_held_bytes: int) -> None:
         self._cache = cache
@@ -36,22 +39,24 @@ class Courtesy:
         self._under_way_bytes = 0
 
     async def begin(self, size_bytes: int = 0, requests: int = 1) -> None:
-        """Wait until more requests, for so many bytes, are no burden; then count them."""
+        """Wait until the throttle allows more requests, then count these `requests`, of
+        `size_bytes` in total, as under way."""
         if self._turn.locked() or self._must_wait():
-            async with self._turn:  # one looks, the others wait for him
-                while self._must_wait():  # noqa: ASYNC110 - for things that have no event
+            async with self._turn:  # one task polls, the others wait for the lock
+                while self._must_wait():  # noqa: ASYNC110 - these have no event
                     await trio.sleep(_LOOK_S)
         self._under_way += requests
         self._under_way_bytes += size_bytes
 
     def end(self, size_bytes: int = 0, requests: int = 1) -> None:
-        """They have ended."""
+        """Count requests as ended; pass the same arguments as to `begin`."""
         self._under_way -= requests
         self._under_way_bytes -= size_bytes
 
     @property
     def is_pressed(self) -> bool:
-        """Readers are near, or requests wait for others to end."""
+        """Whether there is a limit now: a reader waits for the origin or did within the last
+        second, or requests are queued."""
         return self._most() < float("inf")
 
     def _must_wait(self) -> bool:
@@ -73,8 +78,8 @@ class Courtesy:
         return float("inf")
 
     def _most_near_readers(self) -> int:
-        """So many that about one of them at a time is being worked on, while the others are on
-        their way to an origin that is far and back."""
+        """Return the limit while reads from the origin are frequent: so many requests that about
+        one at a time uses CPU while the others travel to the origin and back."""
         if self._is_far:
             return _BESIDE_FAR_READERS
         away_s = self._origin.unhindered_s or 0.0

@@ -1,8 +1,8 @@
-"""Fetching what a job wants, many requests at a time, and out of the way of readers.
+"""Fetch the missing files of a job, with many requests at a time, without slowing down readers.
 
-The blocks come by the same flights as a reader's, so nothing is fetched twice. While no readers are
-near, small files are asked for several at a time: to go to a thread and back for each costs about
-as much as the file itself.
+Jobs and readers share in-flight fetches (flights), so no block is fetched twice. While the job is
+not throttled, one call fetches several small files: a hop to a thread and back for each file would
+cost about as much as the file itself.
 """
 
 from collections import deque
@@ -23,20 +23,21 @@ from cachefs.types import ObjectRef
 _EXTENT_BLOCKS = 8
 _SMALL_BYTES = 256 << 10
 _TOGETHER = 32
-"""Per call. What a job does beside the requests weighs less the more they are: .70x of obstore's
-speed with 8, .77x with 16, .79x with 24, .83x with 32."""
+"""Files per call. The more files, the smaller the share of a job's other work: the speed is .70x
+of obstore's with 8, .77x with 16, .79x with 24, .83x with 32."""
 _TOGETHER_BYTES = 4 << 20
-"""What is late is given up as a whole: so much comes in time over a slow line, too."""
+"""Bytes per call. A late call is given up as a whole. This amount arrives in time over a slow
+connection too."""
 _AT_A_TIME = 8
-"""Of one call: it has requests under way while it looks at answers."""
+"""Concurrent requests of one call, so that some are under way while it processes responses."""
 _WAIT_S = 1.0
 _TRIES = 3
 _PINNED_AT_A_TIME = 4096
-"""More extents than ever wait to be stored."""
+"""Extents whose blocks are pinned on arrival. More than ever wait for storage at a time."""
 
 
 class _Extent(NamedTuple):
-    """A run of blocks that one GET brings; the last of a file when `is_last`."""
+    """A run of blocks that one GET fetches. `is_last` marks the last extent of a file."""
 
     ref: ObjectRef
     first_block: int
@@ -45,12 +46,12 @@ class _Extent(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """A file that may be fetched together with others."""
+        """Whether the file may be fetched together with others."""
         return self.ref.meta.size_bytes <= _SMALL_BYTES
 
 
 class _Room:
-    """For so many requests at a time. First come, first served."""
+    """Limits the number of requests at a time. Tasks get their turn in order of arrival."""
 
     def __init__(self, requests: int) -> None:
         self.requests = requests
@@ -60,7 +61,8 @@ class _Room:
 
     @asynccontextmanager
     async def of(self, requests: int) -> AsyncIterator[None]:
-        """Wait until so many more may be under way; they are, meanwhile."""
+        """Wait until so many more requests may be under way, and count them as such until the
+        context ends."""
         async with self._turn:
             while self._free < requests:
                 await self._freed.wait()
@@ -74,7 +76,8 @@ class _Room:
 
 
 class Fetcher:
-    """Of one job. `most_held_bytes` is of the whole cache's memory for blocks on their way."""
+    """Fetches the files of one run of a job. `most_held_bytes` is the limit for the whole cache's
+    memory of blocks in flight, at which it waits."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Fetcher:
         on_failure: Callable[[Failure], None],
         pin: bool = False,
     ) -> None:
-        """With `pin` blocks are kept from eviction from the moment when they are stored."""
+        """With `pin`, blocks are pinned from the moment when they are stored."""
         self._cache = cache
         self._pin = pin
         self._pinning: deque[AbstractContextManager[None]] = deque()
@@ -94,10 +97,11 @@ class Fetcher:
         self._progress = progress
         self._on_failure = on_failure
         self.failed: set[bytes] = set()
-        """Ids of objects that could not be had."""
+        """Ids of objects that could not be fetched."""
 
     async def run(self, refs: Iterator[ObjectRef], requests: int) -> None:
-        """Fetch all of them, `requests` at a time. What can't be had is told to `on_failure`."""
+        """Fetch all files, with at most `requests` requests at a time. Calls `on_failure` for each
+        file that cannot be fetched."""
         extents = self._extents(refs)
         room = _Room(requests)
 
@@ -117,7 +121,7 @@ class Fetcher:
             self._keep_latest(0)
 
     def _note_pinned(self, ref: ObjectRef) -> None:
-        """Blocks of this file that come are kept, until those of many more have been stored."""
+        """Pin blocks of this file on arrival, until `_PINNED_AT_A_TIME` more extents have begun."""
         keeping = self._cache.intents.keeping((ref,))
         keeping.__enter__()
         self._pinning.append(keeping)
@@ -136,7 +140,8 @@ class Fetcher:
                 yield _Extent(ref, first, blocks, first + blocks == count)
 
     def _take(self, extents: Iterator[_Extent], most: int) -> list[_Extent]:
-        """The next one, or some small files, and perhaps a larger one after them."""
+        """Return the next extent, or several small files and perhaps a larger extent after them.
+        Empty at the end."""
         if not self._origin.reads_many or self._courtesy.is_pressed:
             most = 1
         taken: list[_Extent] = []
@@ -151,7 +156,8 @@ class Fetcher:
         return taken
 
     async def _fetch_together(self, extents: list[_Extent], room: "_Room") -> list[_Extent]:
-        """Returns those that must be fetched one by one."""
+        """Fetch the small files of `extents` with one call, if there are several. Return the
+        extents that must be fetched one by one."""
         small = {extent.ref.object_id: extent.ref for extent in extents if extent.is_small}
         if len(small) < 2:
             return extents

@@ -1,8 +1,8 @@
-"""One load job, from its paths to what is verified in the cache.
+"""One run of a load job, from its paths to the verified files in the cache.
 
-Expand: find the files, and which of them are missing. Preflight: how much of that there is room
-for. Load what fits. Verify: look every file up in the cache again. Nothing of this is kept between
-runs: a job that is run again finds what is cached, and goes on from there.
+Expand: find the files, and which of them are missing. Preflight: compute how many of those fit.
+Load: fetch what fits. Verify: look up every file in the cache again. No state is kept between
+runs: a second run finds which files are cached and fetches the others.
 """
 
 import logging
@@ -29,7 +29,7 @@ from cachefs.types import ObjectRef
 log = logging.getLogger(__name__)
 
 _FILES_PER_TURN = 40
-"""Looked up in the cache without letting the loop run: some 15 us each."""
+"""Files to look up in one turn of the event loop. Each takes about 15 us."""
 _FAILURES_AT_A_TIME = 1000
 _SETTLE_POLL_S = 0.1
 _MOST_SETTLING_S = 60.0
@@ -41,8 +41,8 @@ _REPLACED = "it was replaced meanwhile"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all jobs of a mount work with. `most_held_bytes` is the memory that a job may fill with
-    blocks on their way."""
+    """The objects of a mount that all its jobs use. `most_held_bytes` is the limit for the cache's
+    memory of blocks in flight, at which a job waits."""
 
     namespace: Namespace
     cache: BlockCache
@@ -53,7 +53,8 @@ class Surroundings:
 
 
 class Job:
-    """One run of one job. `report` is kept up to date; `changed` is called when its state has."""
+    """One run of one job; `Jobs` owns it. It keeps `report` up to date and calls `changed` after
+    each change of `report.state`, except the last."""
 
     def __init__(
         self,
@@ -68,13 +69,14 @@ class Job:
         self._failures: list[Failure] = []
         self._inos = array("Q")
         self._missing = array("Q")
-        """Of `_inos`, in the same order; so are those for which there is no room."""
+        """Missing files: a subsequence of `_inos`, in the same order."""
         self._excess = array("Q")
+        """Missing files for which there is no room: also a subsequence of `_inos`."""
         self._told: set[bytes] = set()
-        """Objects that are in the list of failures."""
+        """Ids of objects that are in the list of failures because their fetch failed."""
 
     async def run(self) -> None:
-        """Carry it out; the state is final afterwards. Only cancellation is raised."""
+        """Run the job. Afterwards the state is final. Only cancellation is raised."""
         report = self.report
         try:
             report.state = await self._run()
@@ -137,8 +139,8 @@ class Job:
             await self._write_failures_if_many()
 
     async def _wait_until_settled(self) -> None:
-        """After a crash blocks may be there that the cache doesn't know of yet: they must not be
-        fetched again."""
+        """Wait until the cache has reconciled its slabs, at most 60 s. After a crash it may hold
+        blocks that are not in its index yet; the job must not fetch them again."""
         cache = self._around.cache
         with trio.move_on_after(_MOST_SETTLING_S):
             while not cache.is_settled:
@@ -147,7 +149,7 @@ class Job:
         self._progress.waiting_for = None
 
     async def _compare(self) -> None:
-        """Which files are missing. Empty ones never are."""
+        """Find out which files are missing. An empty file never is."""
         progress, cache = self._progress, self._around.cache
         async for ino in self._in_turns(self._inos):
             ref = self._ref(ino)
@@ -162,14 +164,15 @@ class Job:
                 progress.wanted_bytes += ref.meta.size_bytes
 
     async def _in_turns(self, inos: "array[int]") -> AsyncIterator[int]:
-        """Let the loop run now and then."""
+        """Yield `inos`, and let the event loop run every `_FILES_PER_TURN` files."""
         for number, ino in enumerate(inos):
             if number % _FILES_PER_TURN == 0:
                 await self._around.namespace.give_way()
             yield ino
 
     def _ref(self, ino: int) -> ObjectRef | None:
-        """None if the file was replaced since the job began; that is counted as a failure."""
+        """Return the file's present version; None if the file was removed or replaced since the job
+        began. Verifying counts that as a failure."""
         try:
             namespace = self._around.namespace
             return namespace.object_ref(namespace.inode(ino))
@@ -179,7 +182,7 @@ class Job:
     # -- preflight -----------------------------------------------------------------------------
 
     async def _preflight(self) -> None:
-        """How the job spreads over the tiers, and what of it must be left out."""
+        """Compute how the job spreads over the tiers, and leave out the files that do not fit."""
         progress = self._progress
         tiers = self._around.cache.status()
         cached_bytes, wanted_bytes = await self._charges()
@@ -190,7 +193,7 @@ class Job:
             await self._leave_out(room_bytes)
 
     async def _charges(self) -> tuple[int, int]:
-        """Slots that the files take which are cached, and those which are missing."""
+        """Return the bytes of slots of the cached files, and those of the missing files."""
         is_missing = _Subsequence(self._missing)
         cached_bytes = wanted_bytes = 0
         async for ino in self._in_turns(self._inos):
@@ -205,8 +208,8 @@ class Job:
         return cached_bytes, wanted_bytes
 
     async def _leave_out(self, room_bytes: int) -> None:
-        """Keep of the missing files, in their order, what there is room for. To fetch more would
-        only drive out what was just fetched."""
+        """Select the missing files, in their order, that fit into `room_bytes`. To fetch more
+        would only evict files that the job has just fetched."""
         fitting = array("Q")
         async for ino in self._in_turns(self._missing):
             stat = self._around.namespace.table.stat(ino)
@@ -247,7 +250,7 @@ class Job:
                 yield ref
 
     async def _verify(self) -> None:
-        """Look all files up in the cache again, and say what is not there, and why."""
+        """Look up all files in the cache again, and report each missing file with the reason."""
         is_excess = _Subsequence(self._excess)
         inos = iter(self._inos)
         while batch := list(islice(inos, _FILES_PER_TURN)):
@@ -258,7 +261,7 @@ class Job:
             await self._write_failures_if_many()
 
     def _verified(self, ino: int, is_excess: bool) -> ObjectRef | None:
-        """The file, if all of it is cached."""
+        """Return the file's version if all of it is cached; otherwise report why not."""
         progress, ref = self._progress, self._ref(ino)
         if ref is None:
             progress.failed_files += 1
@@ -305,14 +308,15 @@ class Job:
 
 
 class _Subsequence:
-    """Which numbers of a sequence belong to one that has some of them, in the same order."""
+    """Tells which numbers of a sequence belong to a given subsequence of it, in one pass."""
 
     def __init__(self, numbers: "array[int]") -> None:
         self._numbers = numbers
         self._position = 0
 
     def takes(self, number: int) -> bool:
-        """To be called for each number of the sequence."""
+        """Return whether the number belongs to the subsequence. Call this for each number of the
+        sequence, in order."""
         position = self._position
         if position == len(self._numbers) or self._numbers[position] != number:
             return False

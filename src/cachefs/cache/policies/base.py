@@ -3,7 +3,7 @@
 A policy works on slots, not on keys. Its state is `Slab.ticks`: four bytes per block. For most
 policies a tick is the value of the mount's clock at the last use of the block. The clock advances
 by one with every block read, hit or miss. Ages are differences modulo 2**32, so the clock may
-wrap: a block that is unused for 2**32 reads looks young again, which does no more harm.
+wrap: a block that is unused for 2**32 reads looks young once, and there is no other effect.
 
 Every read calls `on_hit` or `on_miss`, so they must be very cheap.
 """

@@ -8,7 +8,8 @@ also make room for the next data set.
 The rule: every read of a block that was read before is a *reuse*. Its *interval* is the number of
 block reads since the last read of the block. A resident block is *expired* when it is idle for
 longer than 1.05 times the longest interval of recent reuses. Only expired blocks are replaced. If
-none is expired, the new block is served and not stored. Before the first reuse, no block expires.
+none is expired, the new block is served and not stored. While the first generation of reuses (see
+below) lasts, no block expires.
 
 Why it works: in shuffled epochs of N blocks, at a read p blocks into an epoch, intervals are
 uniform over p..p+N. The oldest resident block is idle for p+N at most, so no block expires. After
