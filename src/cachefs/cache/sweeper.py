@@ -185,7 +185,7 @@ class Sweeper:
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_PIN_PATIENCE_S):
             # A user may have pinned one of its blocks in the meantime.
-            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - slabs have no event
+            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no event there
                 await trio.sleep(0.005)
         if not slab.is_empty():
             self._slabs.undrain(slab)

@@ -1,1 +1,1 @@
-"""Load jobs: bring what a training will read into the cache before it is read."""
+"""Load jobs: fetch the files of a training into the cache before the training reads them."""

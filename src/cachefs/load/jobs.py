@@ -1,4 +1,4 @@
-"""All load jobs of a mount: accepted, carried out a few at a time, carried on after a restart."""
+"""All load jobs of a mount: accept them, run a few at a time, continue them after a restart."""
 
 import logging
 import time
@@ -22,25 +22,25 @@ class _Run:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.is_cancelled = False
-        """By a user."""
+        """A user has cancelled the run."""
         self.ended = trio.Event()
 
 
 class Jobs:
-    """One per mount. Usable while `run` runs. Methods raise `CachefsError`s."""
+    """The load jobs of one mount. Usable while `run` runs. Methods raise `CachefsError`."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._journal = around.journal
         self._reports: dict[str, JobReport] = {}
-        """Oldest first."""
+        """All jobs by id, oldest first."""
         self._running: dict[str, _Run] = {}
         self._writing = trio.Lock()
         self._turn = trio.CapacityLimiter(_AT_A_TIME)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. Jobs that the last daemon didn't finish are taken up again."""
+        """Serve until cancelled. Start the jobs again that the last daemon did not finish."""
         reports = await trio.to_thread.run_sync(self._journal.read_all)
         self._reports = {report.id: report for report in reports}
         async with trio.open_nursery() as nursery:
@@ -55,7 +55,7 @@ class Jobs:
     # -- what users ask for --------------------------------------------------------------------
 
     async def create(self, spec: LoadSpec) -> JobReport:
-        """A job that waits for its list, if it has one, and for `start`."""
+        """Create a job. It waits for its list (`extend`), if it has one, and for `start`."""
         paths = tuple(self._around.paths.path(path) for path in spec.paths)
         try:
             job_id = await trio.to_thread.run_sync(self._journal.new_id)
@@ -67,7 +67,7 @@ class Jobs:
         return report
 
     async def extend(self, job_id: str, lines: bytes) -> None:
-        """Add to the list of a new job."""
+        """Append lines to the list of a new job."""
         report = self._new(job_id)
         try:
             await trio.to_thread.run_sync(self._journal.append_to_list, report.id, lines)
@@ -75,7 +75,7 @@ class Jobs:
             raise _cant_be_kept(error) from error
 
     async def start(self, job_id: str) -> JobReport:
-        """Accept a new job: from now on it outlives the daemon. It begins when it is its turn."""
+        """Accept a new job and queue it. From now on the job survives a restart of the daemon."""
         report = self._new(job_id)
         report.state = State.QUEUED
         try:
@@ -96,21 +96,21 @@ class Jobs:
 
     @property
     def running_count(self) -> int:
-        """Jobs that are queued or at work."""
+        """Number of jobs that are queued or running."""
         return len(self._running)
 
     def all(self) -> list[JobReport]:
-        """Oldest first."""
+        """Return the reports of all jobs, oldest first."""
         return list(self._reports.values())
 
     def get(self, job_id: str) -> JobReport:
-        """Raises `NotFoundError`."""
+        """Return the report of a job. Raises `NotFoundError`."""
         if job_id not in self._reports:
             raise NotFoundError(f"there is no load job {job_id} on this mount; see cachefs jobs")
         return self._reports[job_id]
 
     async def watch(self, job_id: str) -> AsyncGenerator[JobReport, None]:
-        """The report now, several times a second, and when the job has ended."""
+        """Yield the report now, then every `_WATCH_INTERVAL_S`, and once more after the end."""
         while True:
             report, run = self.get(job_id), self._running.get(job_id)
             yield report
@@ -120,7 +120,7 @@ class Jobs:
                 await run.ended.wait()
 
     async def cancel(self, job_id: str) -> JobReport:
-        """Stop it; what it has fetched stays. Nothing if it has ended."""
+        """Stop a job and return its report. Fetched blocks stay. No effect if the job has ended."""
         report = self.get(job_id)
         run = self._running.get(job_id)
         if run is not None:
@@ -130,7 +130,8 @@ class Jobs:
         return report
 
     async def resume(self, job_id: str) -> JobReport:
-        """Carry a job on that has ended, however it ended; nothing if it is running."""
+        """Run a job again that has ended in any state, or start a new one. No effect if it is
+        queued or running."""
         report = self.get(job_id)
         if report.state is State.NEW:
             return await self.start(job_id)
@@ -140,7 +141,7 @@ class Jobs:
         return report
 
     async def failures(self, job_id: str) -> AsyncGenerator[bytes, None]:
-        """The lines of its list of failures, which a list of paths may consist of too."""
+        """Yield the lines of a job's list of failures. A list of paths may have this format."""
         self.get(job_id)
         lines = self._journal.failures(job_id)
         while (line := await trio.to_thread.run_sync(next, lines, None)) is not None:
@@ -162,11 +163,12 @@ class Jobs:
                     await self._run_job(report)
             if run.is_cancelled:
                 report.state = State.CANCELLED
-        except Exception as error:  # costs this job, not the mount
+        except Exception as error:  # a bug must end only this job, not the mount
             log.exception("bug in load job %s", report.id)
             report.state, report.problem = State.FAILED, f"internal error: {error!r}; see the log"
         finally:
-            # If the state is not final the mount is going: the next daemon takes the job up again.
+            # A state that is not final means that the mount ends. The next daemon starts the job
+            # again.
             if report.state.is_final:
                 report.ended_at = time.time()
                 log.info("load job %s: %s", report.id, report.state)
@@ -191,7 +193,7 @@ class Jobs:
     async def _save(self, report: JobReport) -> None:
         async with self._writing:
             snapshot = report.model_copy(deep=True)
-            with suppress(OSError):  # the job goes on; a restart would find it as it was
+            with suppress(OSError):  # the job goes on; a restart would find its earlier state
                 await trio.to_thread.run_sync(self._journal.write, snapshot)
 
 

@@ -1,7 +1,7 @@
 """The files of load jobs, in a cache directory. Format 1; see docs/formats/jobs.md.
 
-`jobs/ID/job.json` is replaced as a whole by a rename; `list` and `failures.jsonl` only grow.
-Everything here blocks, and is called in worker threads, one call of a job at a time.
+A rename replaces `jobs/ID/job.json` as a whole. `list` and `failures.jsonl` only grow. All methods
+block. Call them in worker threads, with one call per job at a time.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ JOB_FORMAT = 1
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _ID_LENGTH = 6
 _KEPT_JOBS = 100
-"""Finished ones that `prune` leaves."""
+"""Finished jobs that `prune` leaves."""
 
 
 class Journal:
-    """All jobs of one mount. Raises `OSError`."""
+    """The files of all jobs of one mount. Methods raise `OSError`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def new_id(self) -> str:
-        """An id that no job has, on this node and most likely on no other mount of it; its
-        directory is made."""
+        """Create a directory for a new job and return its id. The id is unique on this mount, and
+        very probably on the node."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         while True:
             job_id = "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
@@ -42,7 +42,7 @@ class Journal:
                 return job_id
 
     def write(self, report: JobReport) -> None:
-        """Replace `job.json`. Durable, so that a job that was accepted outlives a power cut."""
+        """Replace `job.json`. It is synced, so that an accepted job survives a power failure."""
         path = self._directory / report.id / "job.json"
         temporary = path.with_suffix(".tmp")
         text = json.dumps({"format": JOB_FORMAT, **report.model_dump(mode="json")}, indent=1)
@@ -53,8 +53,8 @@ class Journal:
         temporary.replace(path)
 
     def read_all(self) -> list[JobReport]:
-        """Oldest first. What can't be understood is left alone, and said; jobs that were never
-        accepted are deleted."""
+        """Return the reports of all jobs, oldest first. Delete jobs that were never accepted. Log
+        jobs that cannot be read, and leave their files alone."""
         reports = []
         with contextlib.suppress(FileNotFoundError):
             for path in list(self._directory.iterdir()):
@@ -65,7 +65,8 @@ class Journal:
         return sorted(reports, key=lambda report: report.created_at)
 
     def prune(self, reports: list[JobReport]) -> list[JobReport]:
-        """Delete the oldest finished jobs if there are too many; those that went."""
+        """Delete the oldest finished jobs beyond `_KEPT_JOBS`, and return them. `reports` are all
+        jobs, oldest first."""
         finished = [report for report in reports if report.state.is_final]
         gone = finished[: max(0, len(finished) - _KEPT_JOBS)]
         for report in gone:
@@ -80,7 +81,7 @@ class Journal:
             file.write(data)
 
     def list_chunks(self, job_id: str, chunk_bytes: int = 1 << 20) -> Iterator[list[bytes]]:
-        """The lines of the list, many at a time."""
+        """Yield the lines of the list, about `chunk_bytes` at a time."""
         with (self._directory / job_id / "list").open("rb") as file:
             while lines := file.readlines(chunk_bytes):
                 yield lines
@@ -89,14 +90,14 @@ class Journal:
         (self._directory / job_id / "failures.jsonl").unlink(missing_ok=True)
 
     def append_failures(self, job_id: str, failures: Iterable[Failure]) -> None:
-        """JSON objects, one a line, which a list of paths may consist of too."""
+        """Append failures as JSON objects, one per line. A list of paths may have this format."""
         with (self._directory / job_id / "failures.jsonl").open("ab") as file:
             for failure in failures:
                 line = json.dumps({"path": failure.path, "error": failure.error})
                 file.write(line.encode() + b"\n")
 
     def failures(self, job_id: str) -> Iterator[bytes]:
-        """The lines of the list of failures."""
+        """Yield the lines of the list of failures."""
         with (
             contextlib.suppress(FileNotFoundError),
             (self._directory / job_id / "failures.jsonl").open("rb") as file,

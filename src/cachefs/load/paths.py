@@ -1,4 +1,4 @@
-"""Which files are meant: lines of lists, and patterns."""
+"""Parse the paths and patterns of a load job."""
 
 import fnmatch
 import json
@@ -14,20 +14,21 @@ _LINE_BYTES = 1 << 16
 
 
 class Line(NamedTuple):
-    """A path as it was written, for messages, and where it lies below the mount's root."""
+    """A path of a list: as `written`, for messages, and as `path` relative to the mount's root."""
 
     written: str
     path: str
 
 
 class PathReader:
-    """Understands paths of one mount: below the mountpoint, below the source, or relative."""
+    """Parses paths of one mount: below the mountpoint, below the source, or relative."""
 
     def __init__(self, mountpoint: str, source_url: str) -> None:
         self._prefixes = (mountpoint.rstrip("/") + "/", source_url.rstrip("/") + "/")
 
     def line(self, raw: bytes) -> Line | None:
-        """A path, or a JSON object with a `path`; None for an empty line. Raises `UsageError`."""
+        """Parse a line that is a path or a JSON object with a `path`. Return None for an empty
+        line. Raises `UsageError`."""
         raw = raw.rstrip(b"\r\n")
         if not raw:
             return None
@@ -37,7 +38,8 @@ class PathReader:
         return Line(written, self.path(written))
 
     def path(self, written: str) -> str:
-        """Relative to the mount's root. Raises `UsageError` for what isn't below it."""
+        """Return the path relative to the mount's root. Raises `UsageError` if the path is not
+        below it, has a `..` or a zero byte, or cannot be encoded."""
         path = written
         for prefix in self._prefixes:
             if (path + "/") == prefix:
@@ -68,10 +70,10 @@ def _path_of_json(raw: bytes) -> str:
 
 
 def path_filter(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool] | None:
-    """Whether a path is wanted; None if all are.
+    """Return a function that tells whether a path is wanted; None if all paths are.
 
-    Patterns are those of a shell, but that `*` matches `/` too. One without a `/` is compared with
-    the last part of a path. Without `include` all is included; `exclude` wins.
+    Patterns are shell patterns, except that `*` matches `/` too. A pattern without `/` is compared
+    with the last part of a path. Without `include`, all paths are included. `exclude` wins.
     """
     if not include and not exclude:
         return None

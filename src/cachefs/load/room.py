@@ -1,4 +1,4 @@
-"""How much of a job the cache can hold."""
+"""Compute how much of a load job fits into the cache."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,15 @@ _WHOLE_BLOCK_BYTES = SLOT_CLASSES[class_of(BLOCK_BYTES)]
 
 
 def charge_bytes(size_bytes: int) -> int:
-    """What a file of that size takes in a cache directory: slots come in a few sizes."""
+    """Return the bytes of slots that a file of `size_bytes` takes in a cache directory. Slots have
+    fixed sizes, so this is more than `size_bytes`."""
     whole, rest = divmod(size_bytes, BLOCK_BYTES)
     return whole * _WHOLE_BLOCK_BYTES + (SLOT_CLASSES[class_of(rest)] if rest else 0)
 
 
 def room_by_tier(tiers: Sequence[TierStatus], wanted_bytes: int) -> list[TierRoom]:
-    """How `wanted_bytes` (of slots) spread over the tiers, fastest first, if nothing else but what
-    is pinned stayed there."""
+    """Return how `wanted_bytes` (of slots) spread over the tiers, fastest first, if only pinned
+    blocks stay there besides."""
     rooms = []
     for tier in tiers:
         room_bytes = max(0, tier.high_bytes - tier.kept_bytes)

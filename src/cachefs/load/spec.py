@@ -1,4 +1,4 @@
-"""What a load job is to do, and how far it has come. Both are kept on disk and sent as JSON."""
+"""The specification and the progress of a load job. Both are stored and sent as JSON."""
 
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -12,36 +12,37 @@ DEFAULT_JOBS = 32
 
 
 class LoadSpec(BaseModel):
-    """What was asked for. `paths` are relative to the mount's root, "" for all of it."""
+    """What a user requests. `paths` are relative to the mount's root; "" is the whole mount."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     paths: tuple[str, ...] = ()
     has_list: bool = False
-    """More paths, one a line, stand in a file of the job."""
+    """The job has a file with more paths, one per line."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     mode: Literal["load", "metadata", "check", "dry-run"] = "load"
-    """All of it; names and attributes alone; say what is cached; say what would be fetched."""
+    """load: fetch the files; metadata: look up names and attributes only; check: report what is
+    cached; dry-run: report what a load would fetch."""
     pin: bool = False
     jobs: Annotated[int, Field(ge=1, le=MOST_JOBS)] = DEFAULT_JOBS
-    """Requests under way at a time."""
+    """Most requests under way at a time."""
 
 
 class State(StrEnum):
-    """Of a job. The last four are final, but for `resume`."""
+    """The state of a job. The last four are final, except that `resume` runs the job again."""
 
     NEW = "new"
-    """Not accepted yet: its list is still coming."""
+    """Not accepted yet: its list may be incomplete."""
     QUEUED = "queued"
     EXPANDING = "expanding"
     LOADING = "loading"
     VERIFYING = "verifying"
     DONE = "done"
     INCOMPLETE = "incomplete"
-    """It ended, and not everything is cached."""
+    """The job has ended, and not everything is cached."""
     FAILED = "failed"
-    """It could not be carried out."""
+    """The job could not run."""
     CANCELLED = "cancelled"
 
     @property
@@ -50,45 +51,47 @@ class State(StrEnum):
 
 
 class TierRoom(BaseModel):
-    """What a cache directory can take of a job, slots rounded up, if nothing else stays there."""
+    """How much of a job fits into a cache directory, in bytes of slots, if only pinned blocks stay
+    there besides."""
 
     path: str
     medium: str
     room_bytes: int
     wanted_bytes: int
-    """Of the job, as far as faster tiers don't take it."""
+    """The part of the job for this tier: what does not fit into faster tiers, up to
+    `room_bytes`."""
 
 
 class Progress(BaseModel):
     """Counts of files, and of their bytes."""
 
     directories: int = 0
-    """Listed."""
+    """Directories listed."""
     files: int = 0
     bytes: int = 0
-    """Found: what the job is about."""
+    """Files that the job has found, and their bytes."""
     cached_files: int = 0
     cached_bytes: int = 0
-    """Of these, in the cache already before anything was fetched."""
+    """The part of `bytes` that was cached before the job fetched anything."""
     wanted_files: int = 0
     wanted_bytes: int = 0
-    """To be fetched."""
+    """The part of `bytes` that was missing."""
     fetched_files: int = 0
     fetched_bytes: int = 0
     excess_files: int = 0
     excess_bytes: int = 0
-    """Not fetched: there is no room for them."""
+    """The part of `wanted_bytes` that is not fetched because there is no room."""
     failed_files: int = 0
     verified_files: int = 0
     verified_bytes: int = 0
-    """Found in the cache at the end."""
+    """The part of `bytes` that was in the cache at the end."""
     waiting_for: str | None = None
-    """Why nothing goes on for the moment."""
+    """Why the job makes no progress at the moment; None if it does."""
     tiers: list[TierRoom] = []
 
 
 class JobReport(BaseModel):
-    """A job as `cachefs jobs` shows it. Times are seconds since 1970."""
+    """The report that `cachefs jobs` shows about a job. Times are seconds since 1970."""
 
     id: str
     spec: LoadSpec
@@ -101,7 +104,7 @@ class JobReport(BaseModel):
 
 
 def load_spec(fields: object) -> LoadSpec:
-    """Raises `UsageError`."""
+    """Validate `fields` of a JSON request and return the specification. Raises `UsageError`."""
     try:
         return LoadSpec.model_validate(fields)
     except ValidationError as error:

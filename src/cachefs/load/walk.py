@@ -1,8 +1,8 @@
-"""Finding the files of a load job: directories listed, names of a list looked up.
+"""Find the files of a load job: list directories, and look up the names of a list.
 
-Everything is asked anew: what the origin said before the job began doesn't count, so that a nightly
-job sees what has changed since. One LIST per directory page, at most one request per name of a
-list; where a list names much of a directory, the namespace lists it instead.
+The walk uses no answer that the origin gave before the job began, so that a nightly job sees all
+changes. It needs one LIST per directory page and at most one request per name of a list. If a list
+names much of a directory, the namespace lists the directory instead.
 """
 
 from array import array
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _NAMES_AT_A_TIME = 32
 _ENTRIES_PER_TURN = 200
-"""Looked at without letting the loop run: some 3 us each."""
+"""Entries to process in one turn of the event loop. Each takes about 3 us."""
 _KNOWN_DIRECTORIES = 10_000
 _WAIT_S = 1.0
 
@@ -37,8 +37,8 @@ class Failure(NamedTuple):
 
 
 class Walk:
-    """Finds the files of one job. `inos` are theirs, in the order found; a file may be in it
-    twice if it was named twice."""
+    """Finds the files of one run of a job; its `Job` owns it. `inos` are their inode numbers, in
+    the order found. A file that the job names twice may be there twice."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class Walk:
     async def run(
         self, paths: Iterable[str], lines: AsyncIterator[bytes], reader: PathReader
     ) -> None:
-        """Look up all paths and lines, and what is below those that are directories."""
+        """Look up all paths and lines, and find all files below those that are directories. Calls
+        `on_failure` for each path that fails."""
         send, receive = trio.open_memory_channel[Line](_NAMES_AT_A_TIME)
         async with trio.open_nursery() as nursery:
             async with receive:
@@ -171,7 +172,8 @@ class Walk:
                 self._found(child, stat[1])
 
     async def _patiently(self, function: Callable[[T], Awaitable[None]], argument: T) -> None:
-        """Again and again while the origin is away: a job of hours outlives an outage."""
+        """Await `function(argument)`, and repeat it while the origin is unavailable, so that a long
+        job survives an outage."""
         while True:
             try:
                 await function(argument)
