@@ -12,7 +12,7 @@ _WHOLE_BLOCK_BYTES = SLOT_CLASSES[class_of(BLOCK_BYTES)]
 
 def charge_bytes(size_bytes: int) -> int:
     """Return the bytes of slots that a file of `size_bytes` takes in a cache directory. Slots have
-    fixed sizes, so this is more than `size_bytes`."""
+    fixed sizes, so this may be more than `size_bytes`."""
     whole, rest = divmod(size_bytes, BLOCK_BYTES)
     return whole * _WHOLE_BLOCK_BYTES + (SLOT_CLASSES[class_of(rest)] if rest else 0)
 

@@ -1,1 +1,1 @@
-"""What is fetched before anybody asks for it: files that a reader will probably read next."""
+"""Prefetching: fetch files that a reader will probably read next, before it reads them."""

@@ -1,4 +1,4 @@
-"""Fetching ahead must never cost a read, or the mount: what goes wrong here is logged and left."""
+"""Log bugs of prefetching. Such a bug must never make a read fail or end the mount."""
 
 import logging
 
@@ -8,7 +8,7 @@ _reported: set[type[Exception]] = set()
 
 
 def report(error: Exception) -> None:
-    """Log a bug with its traceback, once for each kind."""
+    """Log a bug with its traceback, once per exception type."""
     if type(error) not in _reported:
         _reported.add(type(error))
         log.error("bug while fetching ahead; nothing else is affected", exc_info=error)

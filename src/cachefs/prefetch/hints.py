@@ -1,9 +1,9 @@
-"""Hints: files are fetched in the order in which a job says that it will read them.
+"""Hints: fetch files in the order in which a job will read them.
 
-A job sends the paths that it will read, in order (docs/HINTS.md). The daemon keeps a window of them
-fetched ahead of the readers. When a hinted file is read, the window moves on. All jobs share
-`_MOST_BYTES`, so wrong hints cost at most that, and a job whose reader stands still never pushes
-out what it will need first.
+A job sends the paths that it will read, in order (docs/HINTS.md). The daemon fetches a window of
+these files ahead of the readers. A read of a hinted file moves the window on. All jobs share
+`_MOST_BYTES`, so wrong hints waste no more than that. If the reader of a job stops, so does its
+window, and the job does not displace the files that it needs first.
 """
 
 from collections import OrderedDict, deque
@@ -21,21 +21,21 @@ from cachefs.types import BLOCK_BYTES, BlockKey
 
 _MOST_JOBS, _MOST_JOBS_OF_USER = 16, 4
 _QUEUED = 1_024
-"""Paths of one job that were sent and not looked at yet."""
+"""Most paths of one job that wait in its queue."""
 _MOST_BYTES = 32 << 20
-"""Of all jobs: fetched ahead and not read yet."""
+"""Most bytes that are fetched ahead and not read yet, over all jobs."""
 _MOST_FILES = 256
-"""The same of one job, in files."""
+"""Most files of one job that are fetched ahead and not read yet."""
 _FIRST_BLOCKS = 8
-"""Of a larger file only the beginning is fetched ahead: its reader has read-ahead in the file."""
+"""Most blocks of a file to fetch ahead. For the rest its reader has read-ahead in the file."""
 _REQUESTS = 32
 _OVERTAKEN_S = 10.0
-"""A file that was fetched so long ago counts as read when one that was hinted later is read: the
-kernel may have had its pages."""
+"""If a file is read, earlier hinted files that were fetched at least this long ago count as read
+too: the kernel may have served them from its page cache."""
 _IDLE_S = 60.0
 
 JobKey = tuple[int, bytes]
-"""The user and the name that the job gave itself."""
+"""The user id, and the name that the job has chosen for itself."""
 
 
 class _Ahead(NamedTuple):
@@ -48,17 +48,17 @@ class _Job:
 
     def __init__(self) -> None:
         self.paths: deque[tuple[int, bytes]] = deque()
-        """Directory inodes and paths below them."""
+        """Inode numbers of directories, and paths below them."""
         self.ahead: OrderedDict[int, _Ahead] = OrderedDict()
-        """What was fetched ahead and is not read yet, by inode number, in order."""
+        """Files fetched ahead and not read yet, by inode number, in order of fetching."""
         self.ahead_bytes = 0
         self.started = 0
-        """Fetches that have not been noted in `ahead` yet."""
+        """Fetches that are not in `ahead` yet."""
         self.used_at = trio.current_time()
         self.changed = trio.Event()
 
     def drop(self, ino: int) -> None:
-        """The file is read, or will not come."""
+        """Remove a file from `ahead`: it was read, or its fetch failed."""
         ahead = self.ahead.pop(ino, None)
         if ahead is not None:
             self.ahead_bytes -= ahead.size_bytes
@@ -69,7 +69,8 @@ class _Job:
 
 
 class Hints:
-    """Of one mount, on the loop. Only tasks in `nursery` wait."""
+    """The hints of one mount; its `Prefetch` owns it. It runs on the event loop, and only tasks in
+    `nursery` wait."""
 
     def __init__(
         self,
@@ -79,8 +80,8 @@ class Hints:
         may_fetch: Callable[[], bool],
         forget_reader: Callable[[int], None],
     ) -> None:
-        """`may_fetch()` is False while the origin is away. `forget_reader(ino)` makes the next read
-        of a file count as its first."""
+        """`may_fetch()` returns False while the origin is overloaded or unavailable.
+        `forget_reader(ino)` makes the next read of a file count as its first."""
         self._namespace = namespace
         self._cache = cache
         self._nursery = nursery
@@ -90,8 +91,9 @@ class Hints:
         self._jobs: OrderedDict[JobKey, _Job] = OrderedDict()
 
     def take(self, job_key: JobKey, directory: int, path: bytes) -> bool:
-        """The job will read `path` below a directory after all that it has hinted so far. False if
-        the job has sent enough: it sends this path again a little later."""
+        """Queue a hint: the job will read `path` below the directory with that inode number, after
+        its earlier hints. Return False if the queue is full; the job must send the path again a
+        little later."""
         job = self._jobs.get(job_key)
         if job is None:
             job = self._begin(job_key)
@@ -103,13 +105,13 @@ class Hints:
         return True
 
     def note_first_read(self, inode: Inode) -> None:
-        """Somebody begins to read this file."""
+        """Note the first read of this file: move the windows of jobs that have hinted it."""
         for job in self._jobs.values():
             if inode.ino in job.ahead:
                 self._note_used(job, inode.ino)
 
     def _begin(self, job_key: JobKey) -> _Job:
-        """Begin a job; the one that was used longest ago ends if there are too many."""
+        """Begin a job. If there are too many, first end the one that was used longest ago."""
         same_user = [key for key in self._jobs if key[0] == job_key[0]]
         candidates = same_user if len(same_user) >= _MOST_JOBS_OF_USER else list(self._jobs)
         if len(same_user) >= _MOST_JOBS_OF_USER or len(self._jobs) >= _MOST_JOBS:
@@ -132,11 +134,11 @@ class Hints:
     # -- the window ----------------------------------------------------------------------------
 
     async def _run(self, job_key: JobKey, job: _Job) -> None:
-        """Fetch ahead until nothing has been heard of the job for a while."""
+        """Fetch ahead until the job is idle for `_IDLE_S`, or ends to make room for another."""
         while self._jobs.get(job_key) is job:
             if job.paths and self._has_room(job) and self._may_fetch():
                 await self._requests.acquire()
-                # Others may have filled the window meanwhile.
+                # Other tasks may have filled the window during the await.
                 if job.paths and self._has_room(job):
                     job.started += 1
                     self._nursery.start_soon(self._fetch_next, job, *job.paths.popleft())
@@ -159,7 +161,7 @@ class Hints:
         try:
             await self._fetch(job, directory, path)
         except (CachefsError, LookupError):
-            pass  # a wrong hint costs nothing, and readers get their own errors
+            pass  # a wrong hint is no error, and readers get their own errors
         except Exception as error:
             bugs.report(error)
         finally:
@@ -181,7 +183,7 @@ class Hints:
         ref = self._namespace.object_ref(inode)
         if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
             return
-        # No await between the look and the fetch, so no block is fetched twice.
+        # No await may come between check and fetch: otherwise a block could be fetched twice.
         count = min(ref.block_count, _FIRST_BLOCKS)
         size_bytes = min(inode.size_bytes, count * BLOCK_BYTES)
         job.ahead[inode.ino] = _Ahead(size_bytes, trio.current_time())

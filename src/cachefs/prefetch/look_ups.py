@@ -1,9 +1,9 @@
-"""Look-ups that bring the file: one GET for an unknown name instead of a HEAD and then a GET.
+"""Look-ups that fetch the file: one GET for an unknown name instead of a HEAD and then a GET.
 
-Whoever reads files by names that no listing has shown waits for the origin twice per file: for its
-attributes, then for its bytes. One GET gives both. It is wasted where look-ups are not followed by
-reads (`stat`, `find`), so it costs credit: each GET takes one, each read that follows a look-up
-gives two. A few wasted files use the credit up, and a few read ones bring it back.
+A reader of files that no listing contains waits for the origin twice per file: for its attributes,
+then for its bytes. One GET returns both. The GET is wasted if no read follows the look-up (`stat`,
+`find`). So a credit limits these GETs: each one takes 1, and each read after a look-up gives 2. A
+few wasted GETs use up the credit, and a few reads restore it.
 """
 
 from collections import OrderedDict
@@ -16,27 +16,30 @@ _FIRST_CREDIT = 2
 _MOST_CREDIT = 32
 _READ_GIVES = 2
 _REMEMBERED = 1_024
-"""Looked-up files that count as read if somebody reads them."""
+"""Most looked-up files that are remembered. Only their first reads give credit."""
 
 
 class LookUpReads:
-    """Of one mount, on the loop; nothing here waits. See `namespace.LookUpReads`."""
+    """The credit of one mount. Only the event loop uses it, and no method waits. See
+    `namespace.LookUpReads`."""
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
         self._credit = _FIRST_CREDIT
         self._looked_up: OrderedDict[int, None] = OrderedDict()
-        """Inode numbers of files that a look-up has found and nobody has read yet."""
+        """Inode numbers of files that a look-up has found and no reader has read yet."""
 
     def may_bring(self) -> bool:
-        """Whether the next look-up of an unknown name asks for the bytes, too. Takes credit."""
+        """Return whether the next look-up of an unknown name may fetch the bytes too. If so, take
+        one credit."""
         if self._credit <= 0:
             return False
         self._credit -= 1
         return True
 
     def note_look_up(self, inode: Inode, ref: ObjectRef | None, data: Buffer | None) -> None:
-        """A name was asked for and is this file; `data` are its bytes, if they came along."""
+        """Note that a look-up has found this file. `data` are its bytes, if the look-up fetched
+        them; they are stored."""
         if ref is not None and data is not None:
             self._cache.put_ahead(ref, data)
         self._looked_up[inode.ino] = None
@@ -44,7 +47,7 @@ class LookUpReads:
             self._looked_up.popitem(last=False)
 
     def note_first_read(self, inode: Inode) -> None:
-        """Somebody reads this file for the first time."""
+        """Note the first read of this file. It gives credit if a look-up has found the file."""
         if inode.ino in self._looked_up:
             del self._looked_up[inode.ino]
             self._credit = min(self._credit + _READ_GIVES, _MOST_CREDIT)

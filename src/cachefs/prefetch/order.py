@@ -1,4 +1,4 @@
-"""Read-ahead over a directory: the next files for a reader who takes files in name order.
+"""Read-ahead over a directory: fetch the next files for a reader that reads in name order.
 
 `cp -r`, `tar`, `grep -r`, validation runs and many loaders read the files of a directory in the
 order of its listing. Without read-ahead, one reader waits for the origin once per file.
@@ -7,7 +7,7 @@ A *stream* is a run of files of one directory that were read for the first time 
 After `_FILES_IN_ORDER` files the next ones are fetched. The number of files that are fetched ahead
 doubles with each of them that is read, up to `_MOST_FILES`, and halves when files are skipped.
 Files are only fetched ahead in listed directories: elsewhere the next name is not known. Readers in
-random order start no stream: the chance that three files follow each other is very small.
+random order very rarely start one: three files in order are very improbable.
 """
 
 from collections import OrderedDict, deque
@@ -25,29 +25,29 @@ from cachefs.types import BlockKey, ObjectRef
 
 _FILES_IN_ORDER = 3
 """Files that are read in order before the next ones are fetched. The first name of a directory
-counts as two of them, because readers who begin there mostly go on."""
+counts as two of them, because readers that begin there mostly continue."""
 _NEAR_NAMES = 4
-"""A name is in order if it is one of so many names after the last one: workers that take files in
-turn arrive slightly out of order, and subdirectories stand between files."""
+"""A name is in order if it is one of this many names after the last one. Workers that share the
+files of a directory read slightly out of order, and subdirectories are between files."""
 _FIRST_FILES = 4
 _MOST_FILES = 64
 _MOST_BYTES = 32 << 20
-"""Of all files that were fetched ahead and not read yet."""
+"""Most bytes of files that were fetched ahead and not read yet, over all streams."""
 _FILE_BYTES = 8 << 20
-"""Larger files are not fetched ahead: a reader of them has read-ahead within the file."""
+"""Larger files are not fetched ahead, because their readers have read-ahead within the file."""
 _REQUESTS = 24
-"""Files that are fetched at a time. With 30 ms for each request 24 bring some 700 files/s."""
+"""Most files to fetch at a time. With 30 ms per request, 24 give about 700 files/s."""
 _NAMES_AT_A_TIME = 128
-"""Names that are read from the table at a time: reading few costs nearly as much."""
+"""Names that are read from the table at a time: reading few names costs nearly as much."""
 _STREAMS = 8
-"""Of one directory."""
+"""Most streams of one directory."""
 _DIRECTORIES = 1_024
 _OVERTAKEN = 32
-"""A file fetched ahead counts as skipped when so many later ones were read before it."""
+"""Limit for prefetched files before the one that is read: more of them count as skipped."""
 
 
 class _Stream:
-    """Files of one directory that somebody reads in name order."""
+    """A run of files of one directory that a reader reads in name order."""
 
     __slots__ = (
         "ahead",
@@ -65,23 +65,24 @@ class _Stream:
         self.head = head
         """The greatest name that was read."""
         self.next_names: frozenset[bytes] | None = None
-        """The names that follow `head`, once somebody wants to know: readers in random order cost
-        one look into the table each, and not one for each stream."""
+        """The names that follow `head`; None until they are needed. They are cached because a
+        read in random order would otherwise cost one table look-up for each stream."""
         self.length = length
-        """How many files were read in order."""
+        """Number of files that were read in order."""
         self.files = _FIRST_FILES
-        """How many files may be fetched ahead."""
+        """Number of files that may be fetched ahead."""
         self.asked = head
-        """The names up to here were looked at."""
+        """The last name that was considered for fetching."""
         self.following: deque[tuple[bytes, int]] = deque()
-        """Names that come after `asked` and their inode numbers, as the table had them when they
-        were read. May be empty although there are more."""
+        """Names after `asked` and their inode numbers, as the table had them when they were read.
+        It may be empty although there are more."""
         self.ahead: OrderedDict[bytes, int] = OrderedDict()
-        """Sizes of the files that were fetched ahead and not read yet, in name order."""
+        """Sizes in bytes of the files that were fetched ahead and not read yet, in name order."""
 
 
 class OrderPrefetcher:
-    """Of one mount, on the loop. `note_first_read` never waits; fetches run in `nursery`."""
+    """Directory read-ahead of one mount; its `Prefetch` owns it. It runs on the event loop.
+    `note_first_read` never waits; fetches run in `nursery`."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class OrderPrefetcher:
         nursery: trio.Nursery,
         may_fetch: Callable[[], bool],
     ) -> None:
-        """`may_fetch()` is False while the origin has too much to do or is away."""
+        """`may_fetch()` returns False while the origin is overloaded or unavailable."""
         self._namespace = namespace
         self._cache = cache
         self._nursery = nursery
@@ -100,8 +101,8 @@ class OrderPrefetcher:
         self._ahead_bytes = 0
 
     def note_first_read(self, inode: Inode) -> None:
-        """Somebody reads this file for the first time since the daemon began (or since many other
-        files were read). Begins to fetch the files that probably follow, and returns at once."""
+        """Note the first read of this file since the daemon started (or since many other files were
+        read). Begin to fetch the files that probably follow, without waiting for them."""
         stream = self._stream_of(inode.parent, inode.name)
         if stream is not None and stream.length >= _FILES_IN_ORDER and self._may_fetch():
             self._fetch_next(stream)
@@ -109,7 +110,8 @@ class OrderPrefetcher:
     # -- streams -------------------------------------------------------------------------------
 
     def _stream_of(self, parent: int, name: bytes) -> _Stream | None:
-        """The stream that this file continues or begins. None if the directory is not listed."""
+        """Return the stream that this file continues or begins; None if the directory is not
+        listed."""
         streams = self._directories.get(parent)
         if streams is None:
             if self._namespace.table.listing(parent) is None:
@@ -169,10 +171,10 @@ class OrderPrefetcher:
     # -- fetching ------------------------------------------------------------------------------
 
     def _fetch_next(self, stream: _Stream) -> None:
-        """Fetch ahead as much as the stream may have. Looks at twice as many names at most, so
-        that a stretch of cached files costs little."""
+        """Fetch ahead as many files as the stream may have. It considers at most twice as many
+        names, so that a run of cached files costs little."""
         table = self._namespace.table
-        # More may be ahead than the stream may have now: it has halved since.
+        # More than `stream.files` may be ahead, if that number has halved since.
         most = max(0, 2 * stream.files - len(stream.ahead))
         for name, ino in islice(self._names_to_fetch(stream), most):
             if len(stream.ahead) >= stream.files or not self._has_room(stream):
@@ -206,7 +208,8 @@ class OrderPrefetcher:
             yield following[0]
 
     def _has_room(self, stream: _Stream) -> bool:
-        """Streams of the directories that were read longest ago make room for this one."""
+        """Return whether the stream may fetch one more file. To make room, drop the streams of the
+        least recently read directories."""
         while self._ahead_bytes >= _MOST_BYTES:
             oldest = next(iter(self._directories))
             if oldest == stream.parent:
@@ -217,8 +220,8 @@ class OrderPrefetcher:
     async def _fetch(self, stream: _Stream, name: bytes, ref: ObjectRef) -> None:
         async with self._limiter:
             if name not in stream.ahead or not self._may_fetch():
-                return  # its reader was faster, or the origin has too much to do
-            # No await between the look and the fetch, so no block is fetched twice.
+                return  # the file was read or dropped meanwhile, or the origin is overloaded
+            # No await may come between check and fetch: otherwise a block could be fetched twice.
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
                 return
             try:

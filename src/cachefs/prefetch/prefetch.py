@@ -1,4 +1,4 @@
-"""All that is fetched ahead of a mount's readers, and the readers that tell of what they begin."""
+"""The prefetchers of a mount, and its readers, which report each first read to them."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,8 @@ from cachefs.prefetch.order import OrderPrefetcher
 
 
 class Prefetch:
-    """Of one mount. `readers` are its readers, `hints` takes what jobs say that they will read."""
+    """The prefetchers of one mount. `readers` are the mount's readers. `hints` receives the paths
+    that jobs will read."""
 
     def __init__(
         self,
@@ -27,8 +28,8 @@ class Prefetch:
         readahead_bytes: int,
         in_order: bool,
     ) -> None:
-        """`may_fetch()` is False while the origin has too much to do or is away. With `in_order`
-        the next files of a directory are fetched for readers in name order."""
+        """`may_fetch()` returns False while the origin is overloaded or unavailable. With
+        `in_order`, the next files of a directory are fetched for readers in name order."""
         self.readers = Readers(namespace, cache, readahead_bytes, self._note_first_read)
         self.hints = Hints(namespace, cache, nursery, may_fetch, self.readers.forget)
         self._look_ups = look_ups
