@@ -1,6 +1,7 @@
-"""Tell a cachefs mount which files will be read, in order, so that they come before they are read.
+"""Send a cachefs mount the files that a job will read, in order, so that it fetches them early.
 
-Needs nothing but Python, and may be copied into an image that has no cachefs. See docs/HINTS.md.
+This file needs nothing but Python. You can copy it into an image without cachefs. See
+docs/HINTS.md.
 
     with Hints("/mnt/data") as hints:
         for path in hints.ahead_of(paths):     # below /mnt/data
@@ -8,7 +9,7 @@ Needs nothing but Python, and may be copied into an image that has no cachefs. S
 
     sampler = HintedSampler(RandomSampler(dataset), hints, lambda index: dataset.paths[index])
 
-On a directory that is no cachefs mount nothing happens.
+On a directory that is not in a cachefs mount, hints have no effect.
 """
 
 import os
@@ -19,17 +20,19 @@ from typing import Any
 
 _PREFIX = b"user.cachefs.hint."
 _NAME_BYTES = 255
-"""What Linux allows for the name of an extended attribute."""
+"""Longest name of an extended attribute in Linux (XATTR_NAME_MAX)."""
 _FULL = b"0"
 _PAUSE_S = 0.02
 _LEAVE_S = 5.0
 
 
 class Hints:
-    """One job's hints for a mount. Any thread may use it; close it, or use it in `with`."""
+    """The hints of one job for one mount. Any thread may use it. Call `close` at the end, or use
+    `with`."""
 
     def __init__(self, directory: "str | os.PathLike[str]") -> None:
-        """`directory` is the mountpoint, or a directory in it. Paths are given below it."""
+        """`directory` is the mountpoint or a directory below it. Paths are absolute, or relative
+        to it."""
         self._directory = os.path.abspath(directory)
         self._job = secrets.token_hex(4).encode()
         self._stopped = threading.Event()
@@ -42,9 +45,11 @@ class Hints:
         self.close()
 
     def send(self, paths: "Iterable[str | os.PathLike[str]]") -> int:
-        """Send paths, in the order in which they will be read, and return how many were taken.
-        Waits while the mount has enough of them, until `close`. Stops at the first one if the
-        directory is no cachefs mount, or one that takes no hints."""
+        """Send paths in the order in which they will be read. Return how many the mount has taken.
+
+        Waits while the mount's queue is full, until `close`. Ends at the first path that fails; so
+        it sends nothing if the directory is in no cachefs mount, or the mount takes no hints.
+        """
         count = 0
         for path in paths:
             try:
@@ -56,19 +61,19 @@ class Hints:
         return count
 
     def send_in_background(self, paths: "Iterable[str | os.PathLike[str]]") -> None:
-        """The same in a thread that does not keep the process alive."""
+        """Send paths as `send` does, in a daemon thread, which does not keep the process alive."""
         thread = threading.Thread(target=self.send, args=(list(paths),), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def ahead_of(self, paths: "Iterable[str | os.PathLike[str]]") -> "Iterator[Any]":
-        """The same paths again, while they are sent ahead of whoever reads them."""
+        """Yield the same paths in the same order, and send them in the background."""
         wanted = list(paths)
         self.send_in_background(wanted)
         yield from wanted
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending. Waits at most 5 s for each background thread."""
         self._stopped.set()
         for thread in self._threads:
             thread.join(_LEAVE_S)
@@ -80,7 +85,7 @@ class Hints:
         return os.fsencode(text)
 
     def _send(self, path: bytes) -> bool:
-        """False after `close`."""
+        """Send one path, and repeat it while the queue is full. Return False after `close`."""
         while not self._stopped.is_set():
             if self._ask(path) != _FULL:
                 return True
@@ -97,8 +102,8 @@ class Hints:
 
 
 class HintedSampler:
-    """Wraps a sampler of PyTorch, or any iterable of indices: sends the files of an epoch when it
-    begins. `path_of(index)` is the path of a sample's file."""
+    """Wraps a PyTorch sampler, or any sized iterable of indices. At the start of each iteration it
+    sends the files of that epoch. `path_of(index)` returns the path of a sample's file."""
 
     def __init__(
         self, sampler: Any, hints: Hints, path_of: "Callable[[Any], str | os.PathLike[str]]"

@@ -1,1 +1,1 @@
-"""Manifests: lists of files with their versions, written and mounted."""
+"""Manifests: lists of files with their versions. cachefs writes them and mounts them."""

@@ -1,4 +1,4 @@
-"""Finding the files that a manifest is to name: below a URL, or below a mounted directory."""
+"""Find the files for a new manifest: below a URL, or below a mounted directory."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,8 +17,9 @@ Found = Callable[[str, ObjectMeta], None]
 
 
 async def find_in_source(origin: Origin, found: Found) -> None:
-    """Tell `found` all files, by their paths, in no order. Memory is needed for the directories
-    that are still to be listed, deepest first. Raises `OriginError`, also for no file at all."""
+    """Call `found` with the path and attributes of each file, in no fixed order. Memory is needed
+    only for directories that are not listed yet; the last one found is listed first. Raises
+    `OriginError`."""
     directories = [""]
     busy = 0
     changed = trio.Event()
@@ -59,8 +60,8 @@ async def _list(origin: Origin, directory: str, below: list[str], found: Found) 
 
 
 def find_in_mount(directory: Path, prefix: str, found: Found) -> None:
-    """The same for a directory of a mount, whose path in the mount is `prefix`. Raises
-    `CachefsError`."""
+    """Call `found` for each file below a directory of a mount. `prefix` is the directory's path in
+    the mount. Raises `CachefsError`."""
     directories = [(directory, prefix)]
     try:
         while directories:

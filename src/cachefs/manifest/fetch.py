@@ -1,4 +1,4 @@
-"""From what a user gave as a manifest, a path or a URL, to a local file."""
+"""Get a local file for a manifest that a user names by a path or a URL."""
 
 import os
 import tempfile
@@ -23,10 +23,10 @@ _PIECE_BYTES = 8 << 20
 
 @asynccontextmanager
 async def local_copy(manifest: str, source: str, options: OriginOptions) -> AsyncIterator[Path]:
-    """The manifest as a local file while the context lasts. `source` is what is mounted with
-    `options`: they are used for a URL of the same scheme, too.
+    """Yield the path of the manifest as a local file; a copy lasts as long as the context.
 
-    Raises `CachefsError`.
+    `options` are those of the mounted `source`. They are used for the manifest too if its URL has
+    the same scheme. Raises `CachefsError`.
     """
     if "://" not in manifest:
         yield Path(manifest)
@@ -66,8 +66,9 @@ async def _download(origin: Origin, name: str, manifest: str, descriptor: int) -
 
 
 def digest_of(file: Path, name: str, *others: str) -> str:
-    """32 hex digits for its content, and for what else decides how it is understood. Blocks.
-    Raises `CachefsError`."""
+    """Return a digest of 32 hex digits. It covers the content of the manifest, the manifest format
+    and `others`, which also decide how the content is parsed. Errors call the manifest `name`.
+    Blocks. Raises `CachefsError`."""
     digest = xxhash.xxh3_128("\0".join((str(MANIFEST_FORMAT), *others)).encode(errors="replace"))
     try:
         with file.open("rb") as stream:

@@ -1,6 +1,6 @@
-"""Manifest files: Parquet, or lines that are paths or JSON objects. See docs/formats/manifest.md.
+"""Read manifest files: Parquet, or lines of paths or JSON objects. See docs/formats/manifest.md.
 
-Parquet is told by its first bytes, not by its name. Everything here blocks.
+Parquet is recognized by the first bytes of the file, not by its name. All functions block.
 """
 
 import json
@@ -14,7 +14,8 @@ from cachefs.origin.names import is_encodable
 from cachefs.types import MOST_MODE, NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
-"""Columns of Parquet, and keys of JSON. Only `path` is needed; the last three are optional."""
+"""Columns of Parquet, and keys of JSON. Only `path` is required. `size`, `mtime_ns` and `version`
+count only together; the last three are the owner and mode, where known."""
 
 _MAGIC = b"PAR1"
 _LINE_BYTES = 1 << 16
@@ -23,21 +24,22 @@ _MOST_BYTES = 1 << 62
 _ERROR_CHARACTERS = 200
 
 Fields = tuple[object, ...]
-"""Values of `FIELDS`."""
+"""Values of `FIELDS`, in that order; only the first for a line that is a path; () if empty."""
 
 
 class Listed(NamedTuple):
-    """One file of a manifest; `meta` is None where the manifest doesn't tell all of it."""
+    """One file of a manifest. `meta` is None if its size, time or version is missing."""
 
     path: str
     meta: ObjectMeta | None
 
 
 def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Iterator[Listed]:
-    """Its files in their order. `name` is what errors call it, `path_of` makes a path relative to
-    the source.
+    """Yield the files of a manifest in their order.
 
-    Raises `UsageError`, which names the place, for what can't be understood.
+    Errors call the manifest `name`. `path_of` makes a path relative to the source. Raises
+    `UsageError`, with line or row, for content that is not valid, and `CachefsError` for a file
+    that cannot be read.
     """
     unit, number = "line", 0
     try:
@@ -66,7 +68,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _fields_of_line(line: bytes) -> Fields:
-    """() for an empty one."""
+    """Return the fields of a line; () for an empty line. Raises `UsageError`."""
     if len(line) == _LINE_BYTES:
         raise UsageError(f"a line of more than {_LINE_BYTES >> 10} KiB is no path")
     line = line.rstrip(b"\r\n")
@@ -106,7 +108,7 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, Fields]]:
                 yield from enumerate(zip(*columns, strict=True), first)
                 first += batch.num_rows
     except (pyarrow.ArrowException, ArithmeticError, LookupError, ValueError) as error:
-        # Among them texts that are no UTF-8, and times that Python has no word for.
+        # These include text that is not UTF-8, and times that Python cannot represent.
         text = str(error).partition("\n")[0]
         raise UsageError(f"it is no Parquet that can be read: {text}") from None
 
@@ -129,7 +131,7 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
         and version
         and version.isascii()
         and 0 <= size_bytes <= _MOST_BYTES > abs(mtime_ns)
-    ):  # by far the most, and there may be millions
+    ):  # a fast path for almost all files, because there may be millions
         return Listed(path, ObjectMeta(size_bytes, mtime_ns, version, posix))
     size = _number("size", size_bytes, 0, _MOST_BYTES, -1)
     time = _number("mtime_ns", mtime_ns, -_MOST_BYTES, _MOST_BYTES, _MOST_BYTES)

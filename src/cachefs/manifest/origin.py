@@ -1,9 +1,9 @@
-"""The two sides of a mount with a manifest, around the origin as it is without.
+"""The two wrappers around the origin of a mount with a manifest.
 
-`ManifestOrigin` is what the namespace asks: names, sizes and versions come from the manifest.
-`UnlistedOrigin` is what really sends requests, and never sends a LIST. Between them stands
-`ResilientOrigin`. Identity and paths are the origin's own, so that cached blocks are shared with
-mounts that have no manifest, or another.
+The namespace calls `ManifestOrigin`, which gives names, sizes and versions from the manifest. That
+calls `ResilientOrigin`, which calls `UnlistedOrigin`. `UnlistedOrigin` sends the requests to the
+real origin, and never a LIST. Identity and paths are those of the real origin, so that the mount
+shares cached blocks with mounts that have no manifest, or another one.
 """
 
 import logging
@@ -34,7 +34,9 @@ _SAID_AGAIN_S = 60.0
 
 
 class ManifestOrigin(Origin):
-    """Answers from the table; asks `inner` only for what the manifest doesn't tell, once."""
+    """An origin that answers from the manifest's table. It sends a request to `inner` only for
+    attributes that the manifest lacks. The table stores those of a file, so that each file needs
+    one such request."""
 
     lists_by_stat = True
 
@@ -47,11 +49,11 @@ class ManifestOrigin(Origin):
         self._table = table
 
     async def check(self) -> None:
-        """`inner`'s."""
+        """See `Origin.check`; `inner` does it."""
         await self._inner.check()
 
     async def stat(self, path: str) -> Found:
-        """See `Origin.stat`. What the manifest doesn't name costs no request."""
+        """See `Origin.stat`. A path that is not in the manifest costs no request."""
         try:
             row = self._table.find(path)
         except KeyError:
@@ -59,8 +61,8 @@ class ManifestOrigin(Origin):
         return await self._complete(path, row)
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """See `Origin.list_dir`. Listed files that the origin doesn't have are left out, where
-        it has to be asked."""
+        """See `Origin.list_dir`. If the manifest lacks attributes of a file, this sends a request
+        for it, and leaves the file out if the origin does not have it."""
         after: bytes | None = None
 
         async def next_page() -> list[Entry] | None:
@@ -117,7 +119,8 @@ class ManifestOrigin(Origin):
         return [entry for entry in found if entry is not None]
 
     async def _complete(self, path: str, row: Directory | ObjectMeta | None) -> Found:
-        """What the manifest tells of it, with what the origin has to be asked for."""
+        """Return the attributes of a path from its row, and request from `inner` those that the row
+        lacks."""
         if isinstance(row, Directory):
             if not self.tells_owners:
                 return None
@@ -137,16 +140,17 @@ class ManifestOrigin(Origin):
         return self._table.freeze_file(path, found)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """`inner`'s."""
+        """See `Origin.read`; `inner` does it."""
         return await self._inner.read(path, meta, offset, length)
 
     async def aclose(self) -> None:
-        """Nothing: `inner` is others', too."""
+        """Do nothing, because this object does not own `inner`."""
         await trio.lowlevel.checkpoint()
 
 
 class UnlistedOrigin(Origin):
-    """`inner` without LISTs. `samples` are paths that it should have."""
+    """An origin that never sends a LIST to `inner`, and owns `inner`. `samples` are some paths of
+    the manifest; `check` looks for them."""
 
     def __init__(self, inner: Origin, samples: Sequence[str]) -> None:
         self.url = inner.url
@@ -159,7 +163,8 @@ class UnlistedOrigin(Origin):
         self._said_at = float("-inf")
 
     async def check(self) -> None:
-        """Ask for the samples until there is one; see `Origin.check`."""
+        """Look up the samples until one is found; see `Origin.check`. Raises `NotFoundError` if
+        none is there."""
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
             for path in self._samples:
                 try:
@@ -176,23 +181,25 @@ class UnlistedOrigin(Origin):
         )
 
     async def stat(self, path: str) -> Found:
-        """`Origin.stat_unlisted`."""
+        """Return `Origin.stat_unlisted` of `inner`. The root costs no request unless it has an
+        owner."""
         if not path and not self.tells_owners:
             return None
         return await self._inner.stat_unlisted(path)
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """Never."""
+        """Raise `AssertionError`: a mount with a manifest must never send a LIST."""
         raise AssertionError("a LIST, on a mount with a manifest")
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """`inner`'s; says when the manifest's version can't be had any more."""
+        """See `Origin.read`; `inner` does it. Logs a warning, at most once a minute, if the origin
+        no longer has the version of the manifest."""
         return await self.read_body(path, meta, offset, length, None)
 
     async def read_body(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
-        """The same."""
+        """See `Origin.read_body`; otherwise as `read`."""
         try:
             return await self._inner.read_body(path, meta, offset, length, body)
         except (ObjectChangedError, NotFoundError) as error:
@@ -201,7 +208,7 @@ class UnlistedOrigin(Origin):
 
     @property
     def reads_many(self) -> bool:
-        """`inner`'s."""
+        """See `Origin.reads_many`."""
         return self._inner.reads_many
 
     async def read_many(
@@ -210,7 +217,8 @@ class UnlistedOrigin(Origin):
         at_a_time: int,
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
-        """`inner`'s; what is missing is read alone, and then said."""
+        """See `Origin.read_many`; `inner` does it. The caller reads a missing object again with
+        `read`, which logs the warning."""
         return await self._inner.read_many(wanted, at_a_time, stopped)
 
     def _note_changed(self, path: str, error: OriginError) -> None:

@@ -1,8 +1,8 @@
-"""A manifest as a table on disk: a few bytes of memory, whatever its length.
+"""A manifest as a table on disk, so that it needs little memory, whatever its length.
 
-Built once from the file and kept until another manifest is mounted on the same cache directory; one
-that leaves anything to be asked is built anew at each start, so that what was asked is forgotten
-with the mount.
+The table is built once from the file and kept until another manifest is mounted on the same cache
+directory. If the manifest lacks attributes of a file, the table is built again at each start, so
+that attributes requested from the origin last no longer than the mount.
 """
 
 import shutil
@@ -32,13 +32,13 @@ _TABLES = ("rows", "meta")
 _MAP_BYTES = 1 << 37
 _KNOWN_DIRECTORIES = 20_000
 _PATH_CHARACTERS = 8_000
-"""Most of a directory's path: no source has longer ones (HDFS allows these)."""
+"""Longest path of a directory. HDFS allows this length, and no source allows more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a manifest holds: files, those of which only the path is known, and what can't be
-    shown (no names, or below a file)."""
+    """Counts of a manifest: files, files with unknown attributes (`is_unknown`), and entries that
+    the mount cannot show (invalid names, or paths below a file)."""
 
     files: int
     unknown: int
@@ -46,10 +46,11 @@ class Counts:
 
 
 def build(paths: ManifestPaths, listed: Iterable[Listed], needs_owners: bool) -> Counts:
-    """Make `paths.table`; what was there of any manifest is gone afterwards. Blocks.
+    """Build `paths.table` from the files in `listed`, and return their counts. Deletes the tables
+    of all other manifests. Blocks.
 
-    With `needs_owners` a file counts as unknown also if its owner is. Raises `UsageError` as
-    `listed` does, and for a manifest without files.
+    With `needs_owners`, a file without an owner counts as unknown too. Raises the errors of
+    `listed`, and `UsageError` for a manifest without files.
     """
     for other in paths.all_entries():
         shutil.rmtree(other, ignore_errors=True)
@@ -69,13 +70,14 @@ def build(paths: ManifestPaths, listed: Iterable[Listed], needs_owners: bool) ->
 
 
 def is_unknown(meta: ObjectMeta | None, needs_owners: bool) -> bool:
-    """Whether the origin has to be asked for it."""
+    """Return whether the manifest lacks attributes of a file, so that they must be requested from
+    the origin."""
     return meta is None or (needs_owners and meta.posix == NO_POSIX)
 
 
 def _longest_known(path: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
-    """The part of the path that is in `known` ("": none of it), and the names below that. Paths may
-    be thousands of levels deep, so nothing here calls itself."""
+    """Return the longest part of the path that is in `known` ("" if none), and the names below it.
+    Not recursive, because paths may be thousands of levels deep."""
     names: list[str] = []
     while path and path not in known:
         path, _, name = path.rpartition("/")
@@ -93,7 +95,7 @@ class _Builder:
         self._files = self._unknown = self._skipped = 0
 
     def add(self, listed: Listed) -> None:
-        """A file that is named twice is as it was named last."""
+        """Add one file. If a manifest names a file twice, the last entry wins."""
         above, _, name = listed.path.rpartition("/")
         parent = self._directory(above) if len(above) <= _PATH_CHARACTERS else None
         if parent is None or not is_name(name):
@@ -105,7 +107,7 @@ class _Builder:
             stored = self._db.get("rows", key)
             known = None if stored is None else unpack_row(stored)
             if isinstance(known, Directory):
-                # As everywhere: an object of one byte or more wins over a directory.
+                # The rule of `Origin.stat`: an object of one byte or more wins over a directory.
                 if listed.meta is None or not listed.meta.size_bytes:
                     self._skipped += 1
                     return
@@ -121,7 +123,8 @@ class _Builder:
         return is_unknown(meta, self._needs_owners)
 
     def _directory(self, path: str) -> int | None:
-        """Its number; None if it can't be one."""
+        """Return the number of a directory, which is added if needed; None if the path cannot be a
+        directory."""
         if not path:
             return ROOT_NUMBER
         known, names = _longest_known(path, self._directories)
@@ -167,7 +170,8 @@ class _Builder:
 
 
 class ManifestTable:
-    """Synchronous and atomic, on the loop thread."""
+    """The table of a mounted manifest; its `ManifestView` owns it. All methods are synchronous and
+    atomic. Only the event loop's thread may use them."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -177,16 +181,16 @@ class ManifestTable:
 
     @classmethod
     def open(cls, path: Path) -> "ManifestTable":
-        """What `build` made. Raises `CacheDirError`."""
+        """Open a table that `build` has made. Raises `CacheDirError`."""
         return cls(Database.open(str(path), _TABLES, _MAP_BYTES))
 
     @property
     def db(self) -> Database:
-        """For the loop that commits."""
+        """The database, for the task that commits and closes it."""
         return self._db
 
     def find(self, path: str) -> ManifestRow:
-        """Raises `KeyError` for what the manifest doesn't name."""
+        """Return the row of a path. Raises `KeyError` if the path is not in the manifest."""
         if not path:
             return Directory(ROOT_NUMBER)
         value = self._db.get("rows", self._key(path))
@@ -221,7 +225,8 @@ class ManifestTable:
     def children(
         self, number: int, after: bytes | None, most: int
     ) -> list[tuple[bytes, ManifestRow]]:
-        """The next `most` in name order, beyond `after`."""
+        """Return up to `most` names and rows of directory `number`, in name order, after the name
+        `after` (None: from the beginning)."""
         start = None if after is None else row_key(number, after) + b"\0"
         found = []
         for key, value in self._db.scan("rows", row_key(number, b""), start):
@@ -231,7 +236,9 @@ class ManifestTable:
         return found
 
     def freeze_file(self, path: str, meta: ObjectMeta) -> ObjectMeta:
-        """What holds from now on; what was frozen first stays. The owner is filled in."""
+        """Store attributes of a file that came from the origin, and return those that are valid
+        from now on. Size, time and version that are already stored stay; only owner and mode are
+        taken from `meta` then. Raises `KeyError`."""
         key = self._key(path)
         stored = self._db.get("rows", key) or PATH_ROW
         known = unpack_row(stored)

@@ -29,10 +29,11 @@ _BARE_ETAG = re.compile(r"[0-9A-Fa-f]{32}(-[0-9]+)?")
 
 
 class ManifestView:
-    """One manifest, from the file to what the namespace asks. Methods block, unless async."""
+    """One mounted manifest: its file, its table and its origin wrappers. `build` comes before
+    `origin` and `run`. The constructor, `build` and `close` block."""
 
     def __init__(self, file: Path, config: MountConfig) -> None:
-        """Raises `CachefsError` for a file that can't be read or doesn't begin as a manifest."""
+        """Raises `CachefsError` for a file that cannot be read, or does not begin as a manifest."""
         assert config.manifest is not None
         self._name = config.manifest
         self._file = file
@@ -44,25 +45,25 @@ class ManifestView:
             raise UsageError(f"the manifest {self._name} names no file; nothing would be mounted")
         self._table: ManifestTable | None = None
         self.namespace: Path = Path()
-        """Where the inode table of this view is; known once `build` has ended."""
+        """Path of the inode table of this view; valid after `build`."""
 
     def _listed(self) -> Iterator[Listed]:
         listed = read_manifest(self._file, self._name, self._path_of)
         return map(with_quotes, listed) if self._has_etags else listed
 
     def unlisted(self, inner: Origin) -> UnlistedOrigin:
-        """What sends requests to `inner`."""
+        """Return the wrapper that sends the requests to `inner`, without LISTs."""
         return UnlistedOrigin(inner, self._samples)
 
     def build(self, manifests: Path, needs_owners: bool) -> None:
-        """Make the table in the directory `manifests`, unless it is there. Raises
-        `CachefsError`."""
+        """Build the table in the directory `manifests`. A complete table that is already there is
+        used as it is. Raises `CachefsError`."""
         paths = ManifestPaths(manifests, self._digest)
         try:
             table = ManifestTable.open(paths.table) if paths.root.exists() else None
             if table is not None and table.counts.unknown:
                 table.db.abandon()
-                table = None  # what was asked holds for one mount only
+                table = None  # attributes requested from the origin are valid for one mount only
             if table is None:
                 counts = build(paths, self._listed(), needs_owners)
                 log.info(
@@ -79,15 +80,15 @@ class ManifestView:
         self._table = table
         self.namespace = paths.namespace
         if "://" in self._name:
-            self._file.unlink(missing_ok=True)  # a copy, and perhaps a large one
+            self._file.unlink(missing_ok=True)  # it is a local copy, which may be large
 
     def origin(self, resilient: Origin) -> ManifestOrigin:
-        """What the namespace asks, in place of `resilient`; after `build`."""
+        """Return the origin for the namespace, which wraps `resilient`. Call it after `build`."""
         assert self._table is not None
         return ManifestOrigin(resilient, self._table)
 
     async def run(self) -> None:
-        """Keep the table's memory small, for ever: write what is frozen, give pages back."""
+        """Commit changes of the table and release its memory pages. Never returns."""
         assert self._table is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._table.db.commit_loop)
@@ -99,8 +100,8 @@ class ManifestView:
 
 
 def with_quotes(listed: Listed) -> Listed:
-    """The version as the origin gives it, if it is an ETag that somebody took the quotes from, as
-    inventories and many tools do."""
+    """Return the file with a quoted version, if that is an ETag without quotes. The origin's ETags
+    have quotes; inventories and many tools remove them."""
     meta = listed.meta
     if meta is None or not _BARE_ETAG.fullmatch(meta.version):
         return listed
@@ -111,7 +112,7 @@ def with_quotes(listed: Listed) -> Listed:
 async def open_view(
     config: MountConfig, options: OriginOptions
 ) -> AsyncIterator[ManifestView | None]:
-    """The view that `config` asks for, None if it asks for none. Raises `CachefsError`."""
+    """Yield the view for the manifest in `config`; None if there is none. Raises `CachefsError`."""
     if config.manifest is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Writing manifest files, a few rows in memory at a time. See docs/formats/manifest.md."""
+"""Write manifest files, with few rows in memory at a time. See docs/formats/manifest.md."""
 
 import contextlib
 import json
@@ -21,16 +21,17 @@ PARQUET_SUFFIX = ".parquet"
 
 
 class ManifestWriter(Protocol):
-    """Takes the files of a manifest one by one. `count` is how many there were."""
+    """Receives the files of a manifest one by one. `count` is the number of files so far."""
 
     count: int
 
     def add(self, path: str, meta: ObjectMeta) -> None:
-        """Raises `OSError`, and `UsageError` for what the format can't hold."""
+        """Add one file. Raises `OSError`, and `UsageError` for a path that the format cannot
+        hold."""
 
 
 class _Lines:
-    """JSON objects, one a line."""
+    """Writes JSON objects, one per line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -101,8 +102,9 @@ def _values(path: str, meta: ObjectMeta) -> tuple[Any, ...]:
 
 @contextmanager
 def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
-    """Writes `file`, "-" for the standard output: Parquet if its name ends so, else JSON lines.
-    It is there when the context has ended well, and not before. Raises `CachefsError`.
+    """Yield a writer for `file`; "-" is the standard output. The format is Parquet if the name ends
+    with `.parquet`, else JSON lines. The file appears only when the context ends without an
+    error. Raises `CachefsError`.
     """
     try:
         if file == "-":
@@ -123,10 +125,11 @@ def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream whose content is `path` once the context has ended well. Raises `OSError`.
+    """Yield a stream whose content replaces `path` when the context ends without an error. Raises
+    `OSError`.
 
-    The directory may be one that others write into, too: nobody can foresee the temporary file's
-    name, and what is there already is never opened.
+    Other users may be able to write into the directory. So the name of the temporary file is
+    random, and a file that exists already is never opened.
     """
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
     stream = temporary.open("xb")
