@@ -102,7 +102,7 @@ class Hints:
 
 
 class HintedSampler:
-    """Wraps a PyTorch sampler, or any sized iterable of indices. At the start of each iteration it
+    """Wraps a PyTorch sampler, or any iterable of indices. At the start of each iteration it
     sends the files of that epoch. `path_of(index)` returns the path of a sample's file."""
 
     def __init__(

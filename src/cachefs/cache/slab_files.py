@@ -2,8 +2,8 @@
 
 The start opens no file. The first read of a slab opens it. A slab must be *settled* before its
 slots are allocated or freed: after a crash, settling reconciles slots, index and slot table.
-In a settled slab these invariants hold. Only damage can break them, because the daemon changes
-index row, slot and table entry of a block together:
+In a settled slab these invariants hold. Only damage can break them, because the daemon keeps index
+row, slot and table entry consistent when it stores or drops a block:
 - the table entry of a used slot names the one block whose index row points back to the slot;
 - `used_bytes` is the sum of the lengths of those blocks.
 Other index rows may point to the slot too. The cache serves no read from such a row and moves no
@@ -128,7 +128,8 @@ class SlabFiles:
     # -- opening -------------------------------------------------------------------------------
 
     async def open(self, slab: Slab) -> bool:
-        """Open the slab's file if it is closed. Blocks of the index can be read afterwards.
+        """Open the slab's file if it is closed. Afterwards the blocks that the index places in the
+        slab can be read.
 
         Return False if the file cannot be opened now: no descriptor is free, or the disk fails or
         takes too long. After this call the caller must check everything again: the slab may have

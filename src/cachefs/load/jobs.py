@@ -52,7 +52,7 @@ class Jobs:
             task_status.started()
             await trio.sleep_forever()
 
-    # -- what users ask for --------------------------------------------------------------------
+    # -- requests of users -------------------------------------------------------------------------
 
     async def create(self, spec: LoadSpec) -> JobReport:
         """Create a job. It waits for its list (`extend`), if it has one, and for `start`."""

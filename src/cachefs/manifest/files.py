@@ -15,7 +15,7 @@ from cachefs.types import MOST_MODE, NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectM
 
 FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
 """Columns of Parquet, and keys of JSON. Only `path` is required. `size`, `mtime_ns` and `version`
-count only together; the last three are the owner and mode, where known."""
+count only together; the last three are owner, group and mode, where known."""
 
 _MAGIC = b"PAR1"
 _LINE_BYTES = 1 << 16

@@ -36,7 +36,7 @@ _SAID_AGAIN_S = 60.0
 class ManifestOrigin(Origin):
     """An origin that answers from the manifest's table. It sends a request to `inner` only for
     attributes that the manifest lacks. The table stores those of a file, so that each file needs
-    one such request."""
+    one such request per mount."""
 
     lists_by_stat = True
 

@@ -46,8 +46,8 @@ class Counts:
 
 
 def build(paths: ManifestPaths, listed: Iterable[Listed], needs_owners: bool) -> Counts:
-    """Build `paths.table` from the files in `listed`, and return their counts. Deletes the tables
-    of all other manifests. Blocks.
+    """Build `paths.table` from the files in `listed`, and return their counts. First deletes all
+    tables of manifests that are there. Blocks.
 
     With `needs_owners`, a file without an owner counts as unknown too. Raises the errors of
     `listed`, and `UsageError` for a manifest without files.

@@ -43,7 +43,7 @@ _STREAMS = 8
 """Most streams of one directory."""
 _DIRECTORIES = 1_024
 _OVERTAKEN = 32
-"""Limit for prefetched files before the one that is read: more of them count as skipped."""
+"""Most unread prefetched files before the one that is read; more of them count as skipped."""
 
 
 class _Stream:
