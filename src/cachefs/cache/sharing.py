@@ -65,11 +65,15 @@ class Files(Protocol):
 
 
 class _Awaited(NamedTuple):
+    """How to publish a block that is on its way into a tier."""
+
     ino: int
     is_last: bool
 
 
 class _Shared(NamedTuple):
+    """A slab that has a file number in the relay's table, and its store."""
+
     store: TierStore
     slab: Slab
 

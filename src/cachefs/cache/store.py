@@ -450,6 +450,7 @@ class TierStore:
     # -- life ------------------------------------------------------------------------------------
 
     def status(self) -> TierStatus:
+        """Return sizes, limits, health and statistics of the tier."""
         return TierStatus(
             path=str(self.tier.paths.root),
             medium=self.tier.medium,

@@ -19,6 +19,8 @@ _WATCH_INTERVAL_S = 0.25
 
 
 class _Run:
+    """One run of a job that is queued or running."""
+
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.is_cancelled = False

@@ -19,7 +19,7 @@ Found = Callable[[str, ObjectMeta], None]
 async def find_in_source(origin: Origin, found: Found) -> None:
     """Call `found` with the path and attributes of each file, in no fixed order. Memory is needed
     only for directories that are not listed yet; the last one found is listed first. Raises
-    `OriginError`."""
+    `OriginError`, for example if the source does not exist."""
     directories = [""]
     busy = 0
     changed = trio.Event()

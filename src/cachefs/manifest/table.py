@@ -87,6 +87,8 @@ def _longest_known(path: str, known: Mapping[str, object]) -> tuple[str, list[st
 
 
 class _Builder:
+    """Writes a new table: `add` each file, then `finish` or `abandon`."""
+
     def __init__(self, path: Path, needs_owners: bool) -> None:
         self._needs_owners = needs_owners
         self._db = DatabaseBuilder(path, _TABLES, _MAP_BYTES)

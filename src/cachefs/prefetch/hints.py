@@ -39,11 +39,15 @@ JobKey = tuple[int, bytes]
 
 
 class _Ahead(NamedTuple):
+    """A file that was fetched ahead: the bytes fetched, and when the fetch began (trio's clock)."""
+
     size_bytes: int
     at_s: float
 
 
 class _Job:
+    """The queue and the window of one job; `Hints` owns it."""
+
     __slots__ = ("ahead", "ahead_bytes", "changed", "paths", "started", "used_at")
 
     def __init__(self) -> None:
