@@ -173,10 +173,10 @@ class TierStore:
     def _read_now_verified(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
-        """Return the part of a block not yet verified, or None. The whole block must be in memory
-        and match its checksum, and the slot table must name it as the slot's owner. The owner
-        matters because, after a crash, index rows of several blocks with equal bytes may name one
-        slot, and only the owner's row is dropped together with the slot."""
+        """Verify the whole block and return the requested part; None if that fails. The block must
+        be in memory and match its checksum, and the slot table must name it as the slot's owner.
+        The owner matters because, after a crash, index rows of several blocks with equal bytes may
+        name one slot, and only the owner's row is dropped together with the slot."""
         length = len(buffer)
         if not self._fits(slab, location, offset + length):
             return None
@@ -516,7 +516,8 @@ class TierStore:
 
 def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
     """Read a whole block and its table entry, and verify the bytes. This runs in a worker thread.
-    The slot must be pinned, so that neither fd nor layout can change. Raises `OSError`."""
+    The caller must hold a reference (pin) to the slot, so that fd and layout cannot change. Raises
+    `OSError`."""
     data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
     row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
     owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
