@@ -1,11 +1,11 @@
-"""What stands between the mount and an origin that is slow, overloaded or away.
+"""Protects the mount from an origin that is slow, overloaded or unreachable.
 
-`resilient.py` wraps any origin. The rest are its parts, each a small state machine that is told the
-time: `breaker.py`, `limiter.py`, `bandwidth.py`, `pace.py`; and `hedge.py`.
+`resilient.py` wraps any origin. Its parts are small state machines that get the time as a
+parameter: `breaker.py`, `limiter.py`, `bandwidth.py`, `pace.py`; and `hedge.py`.
 
-tenacity and stamina would only give the loop of a retry, and every step of ours depends on more
-than the number of the try (a deadline that stands still while the origin serves others,
-Retry-After, a slot per try, the breaker); aiolimiter, aiobreaker and purgatory need asyncio.
+tenacity and stamina provide only the retry loop. Each step here depends on more than the number of
+the try: a deadline that pauses while the origin answers others, Retry-After, one slot per try, and
+the breaker. aiolimiter, aiobreaker and purgatory need asyncio.
 """
 
 from cachefs.origin.resilience.resilient import ResilientOrigin

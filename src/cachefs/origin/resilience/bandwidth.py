@@ -1,14 +1,15 @@
-"""A token bucket: bytes per second, evenly."""
+"""A token bucket that limits bytes per second and spreads them evenly."""
 
 _BURST_S = 0.05
-"""How much may come at once after a pause, in seconds of the rate."""
+"""The burst that is allowed after a pause, in seconds at the full rate."""
 
 
 class TokenBucket:
-    """Pure: `reserve` says how long to wait. Whoever has reserved must wait so long, then go."""
+    """Computes waiting times; it does not sleep. After `reserve`, the caller must wait for the
+    returned time before it uses the bytes."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
-        """None is no limit."""
+        """`bytes_per_s` None means no limit."""
         self._rate = bytes_per_s
         self._free_at = float("-inf")
 
@@ -17,7 +18,7 @@ class TokenBucket:
         return self._rate
 
     def set_rate(self, bytes_per_s: float | None, now: float) -> None:
-        """What is owed under the old rate is paid at the new one."""
+        """Set the rate. Bytes that are already reserved are sent at the new rate."""
         if self._rate and bytes_per_s and self._free_at > now:
             self._free_at = now + (self._free_at - now) * self._rate / bytes_per_s
         elif not bytes_per_s:
@@ -25,7 +26,7 @@ class TokenBucket:
         self._rate = bytes_per_s
 
     def reserve(self, size_bytes: int, now: float) -> float:
-        """Take `size_bytes` from now on; seconds until they may be used."""
+        """Reserve `size_bytes` and return the seconds until they may be used."""
         if not self._rate:
             return 0.0
         starts_at = max(self._free_at, now - _BURST_S)
@@ -33,6 +34,6 @@ class TokenBucket:
         return max(0.0, starts_at - now)
 
     def give_back(self, size_bytes: int) -> None:
-        """So much of what was reserved is not used after all."""
+        """Return `size_bytes` that were reserved but not used."""
         if self._rate:
             self._free_at -= size_bytes / self._rate

@@ -1,4 +1,4 @@
-"""A second request when the first is late."""
+"""Hedging: send a second request when the first is late."""
 
 from collections.abc import Awaitable, Callable
 
@@ -15,10 +15,10 @@ async def hedged(
     slots: Slots,
     on_second: Callable[[], None],
 ) -> Buffer:
-    """The answer of `read`, or of a second one begun after `after_s` if there is a slot for it:
-    whichever is the first; the other is cancelled. `on_second` is told of a second one.
+    """Call `read`, and a second time after `after_s` if a slot is free. Return the first answer
+    and cancel the other request. `on_second` is called when the second request starts.
 
-    Raises the `OriginError` of the first to fail if no other succeeds.
+    Raises the `OriginError` of the first request to fail if the other does not succeed.
     """
     answers: list[Buffer] = []
     errors: list[OriginError] = []

@@ -1,9 +1,9 @@
-"""How many requests may be under way: a limit that gives way when the origin says so.
+"""An adaptive limit on the number of requests in flight, which falls when the origin is overloaded.
 
-Additive increase, multiplicative decrease, as in TCP: nodes that know nothing of each other share
-an origin fairly by it. A refusal takes away a seventh, counted from what was really under way, once
-for all requests of that moment; a round of answers at the limit gives one back. (Taking away half
-would leave a quarter of the origin's capacity unused on average, a seventh some 7 %.)
+It uses additive increase and multiplicative decrease, as TCP does, so that nodes share an origin
+fairly without communicating. A refusal lowers the limit to 0.85 of the requests that were really in
+flight, once for all requests sent before that decrease. One round of answers at the limit raises it
+by one. (Halving would leave a quarter of the origin's capacity unused on average; 0.85 about 7 %.)
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ _DECREASE = 0.85
 
 
 class AdaptiveLimit:
-    """Between 1 and `most`."""
+    """The limit that applies now: between 1 and `most`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,26 +31,26 @@ class AdaptiveLimit:
 
     @most.setter
     def most(self, most: int) -> None:
-        # Unless it is held down, it follows.
+        # The current limit follows `most`, unless refusals have lowered it below both values.
         if self._limit >= self._most or self._limit > most:
             self._limit = float(most)
         self._most = most
 
     def served(self, in_flight: int) -> None:
-        """An answer has come; `in_flight` counts its request too."""
+        """Record an answer; `in_flight` includes its request."""
         if in_flight >= self.now:
             self._limit = min(float(self._most), self._limit + 1 / self._limit)
 
     def refused(self, began_at: float, now: float, in_flight: int) -> None:
-        """The origin had too much to do for the request sent at `began_at`."""
+        """Record that the origin was overloaded for the request sent at `began_at`."""
         if began_at < self._cut_at:
-            return  # sent before the last refusal had any effect
+            return  # sent before the last decrease, so it says nothing about the new limit
         self._cut_at = now
         self._limit = max(1.0, min(self._limit, in_flight) * _DECREASE)
 
 
 class Slots:
-    """First come, first served, as many at a time as `limit` says."""
+    """Gives slots for requests in order of arrival. At most `limit.now` are granted at a time."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
         self.limit = limit
@@ -62,21 +62,21 @@ class Slots:
         return len(self._waiting)
 
     def try_take(self) -> bool:
-        """A slot, if one is free and nobody waits for it."""
+        """Take a slot if one is free and no request waits for it. Return whether it was taken."""
         if self._waiting or self.in_flight >= self.limit.now:
             return False
         self.in_flight += 1
         return True
 
     def ask(self) -> trio.Event:
-        """A place in the queue; when it is set, its owner has a slot."""
+        """Join the queue. Return an event that is set when the caller owns a slot."""
         granted = trio.Event()
         self._waiting.append(granted)
         self.grant()
         return granted
 
     def withdraw(self, granted: trio.Event) -> None:
-        """Give the place, or the slot that it has become, to others."""
+        """Leave the queue, or release the slot if it has been granted already."""
         if granted.is_set():
             self.release()
         else:
@@ -87,7 +87,7 @@ class Slots:
         self.grant()
 
     def grant(self) -> None:
-        """To be called when the limit has risen, too."""
+        """Give free slots to the queue. Must also be called when the limit has risen."""
         while self._waiting and self.in_flight < self.limit.now:
             self.in_flight += 1
             self._waiting.popleft().set()

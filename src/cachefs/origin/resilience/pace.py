@@ -1,4 +1,4 @@
-"""How fast bodies have come lately: what a large one may take, and which request is a straggler."""
+"""Recent speed of reads: the time allowed for a large body, and the delay before a hedge."""
 
 import math
 from collections import deque
@@ -8,7 +8,7 @@ _FACTOR = 8
 _LEAST_S_PER_MIB, _MOST_S_PER_MIB = 0.1, 1.0
 _WEIGHT = 0.1
 _MEASURED_BYTES = 256 << 10
-"""What is smaller measures the latency, not the rate."""
+"""Smaller bodies measure the latency, not the rate."""
 _RECENT_WEIGHT = 0.5
 _QUICK_S = 1.0
 _PIECE_S = 2.0
@@ -21,7 +21,7 @@ _LEAST_DELAY_S = 0.005
 
 
 class Pace:
-    """Learns from the reads that succeed."""
+    """Estimates rates and latencies from successful reads. `ResilientOrigin` owns it."""
 
     def __init__(self) -> None:
         self._s_per_mib = 2 * _LEAST_S_PER_MIB / _FACTOR
@@ -30,10 +30,10 @@ class Pace:
         self._since_renewal = 0
         self._straggler_s: float | None = None
         self.unhindered_s: float | None = None
-        """What a small read takes when nothing is in its way; None if nobody knows."""
+        """Seconds that a small read takes without contention; None until measured."""
 
     def note(self, size_bytes: int, took_s: float) -> None:
-        """A read of `size_bytes` has succeeded."""
+        """Record that a read of `size_bytes` succeeded after `took_s`."""
         if size_bytes >= _MEASURED_BYTES:
             s_per_mib = took_s * _MIB / size_bytes
             self._s_per_mib += _WEIGHT * (s_per_mib - self._s_per_mib)
@@ -50,23 +50,24 @@ class Pace:
         if self._since_renewal >= _RENEW_EVERY and len(self._latencies_s) >= _ENOUGH_SAMPLES:
             self._since_renewal = 0
             ordered = sorted(self._latencies_s)
-            # Where all are alike, the slowest twentieth is no slower than the others.
+            # If all latencies are similar, the slowest 5 % are no stragglers.
             twice_median_s = 2 * ordered[len(ordered) // 2]
             slow_s = ordered[int(len(ordered) * _QUANTILE)]
             self.unhindered_s = ordered[int(len(ordered) * (1 - _QUANTILE))]
             self._straggler_s = max(_LEAST_DELAY_S, slow_s, twice_median_s)
 
     def allowance_s(self, size_bytes: int) -> float:
-        """What a body of this size may take on top of what any request may."""
+        """Return how many seconds a body of this size may take beyond the request timeout."""
         s_per_mib = self._s_per_mib * _FACTOR
         return min(max(s_per_mib, _LEAST_S_PER_MIB), _MOST_S_PER_MIB) * size_bytes / _MIB
 
     def note_silence(self) -> None:
-        """A body has not come in time."""
+        """Record that a body did not arrive in time."""
         self._recent_s_per_mib = math.inf
 
     def is_quick(self, size_bytes: int) -> bool:
-        """Whether a body of this size will be there before anybody asks how far it is."""
+        """Whether a body of this size should arrive so fast (within `_QUICK_S` if the rate has
+        been measured) that its progress need not be watched."""
         recent = self._recent_s_per_mib
         if recent is None:
             return size_bytes < _MEASURED_BYTES
@@ -74,16 +75,16 @@ class Pace:
 
     @staticmethod
     def is_slow(size_bytes: int, took_s: float) -> bool:
-        """Whether more requests than the line can carry shared it."""
+        """Whether a read was so slow that too many requests must have shared the line."""
         return size_bytes >= _MEASURED_BYTES and size_bytes < _SLOW_BYTES_PER_S * took_s
 
     @property
     def best_read_bytes(self) -> float:
-        """How much to ask for in one request: what comes in a moment, as nobody has any of it
-        before all of it is there."""
+        """The size of one request that arrives within `_PIECE_S`. A reader gets no byte of a
+        request before all of it has arrived."""
         recent = self._recent_s_per_mib
         return math.inf if not recent else _PIECE_S / recent * _MIB
 
     def straggler_s(self, size_bytes: int) -> float | None:
-        """After how long a read is a straggler; None if nobody knows."""
+        """Return after how many seconds a read counts as a straggler; None if that is unknown."""
         return None if size_bytes > _MIB else self._straggler_s

@@ -1,4 +1,4 @@
-"""One read over all its tries: what they have brought stays."""
+"""The state of one read over all its tries, with the bytes that have arrived so far."""
 
 from collections.abc import Callable
 
@@ -11,16 +11,17 @@ _LEAST_BYTES = 256 << 10
 
 
 class Reading:
-    """`length` bytes are wanted. A call's deadline counts from when bytes last came."""
+    """A read of `length` bytes. `moved_at` is when bytes last arrived; it postpones the deadline
+    of the call."""
 
     def __init__(
         self, length: int, is_whole: bool, on_progress: Callable[["Reading"], None]
     ) -> None:
-        """`is_whole`: they are all of the object. One of a block or less may have a digest, so it
-        must come in one piece."""
+        """`is_whole`: the read covers the whole object. A whole object of at most one block may
+        have a digest, so it must arrive in one request."""
         self.moved_at = float("-inf")
         self.scope: trio.CancelScope | None = None
-        """Around the request that is under way."""
+        """The cancel scope of the request in flight."""
         self._length = length
         self._keeps = not (is_whole and length <= BLOCK_BYTES)
         self._on_progress = on_progress
@@ -35,26 +36,26 @@ class Reading:
 
     @property
     def next_bytes(self) -> int:
-        """How much to ask for next."""
+        """The size of the next request."""
         return min(self.left_bytes, self._most_bytes)
 
     def new_body(self) -> Body:
-        """For the next request."""
+        """Return a `Body` for the next request."""
         return Body(self.next_bytes, lambda: self._on_progress(self))
 
     def keep(self, part: Buffer) -> None:
-        """What has come, as the rest hasn't. The bytes are of the version that was asked for: an
-        origin begins with them when it has seen that."""
+        """Keep a part that arrived, so that only the rest is requested again. The bytes belong to
+        the requested version: an origin checks the version before it delivers bytes."""
         come = memoryview(part)
         if self._keeps and come.nbytes:
             self._kept.append(come)
             self.kept_bytes += come.nbytes
 
     def ask_for_less(self) -> None:
-        """A request has brought nothing in time."""
+        """Make the next request smaller, because the last one brought no bytes in time."""
         if self._keeps:
             self._most_bytes = max(_LEAST_BYTES, self._most_bytes // 4)
 
     def joined(self, last: Buffer) -> Buffer:
-        """All of it, with what the last request has brought."""
+        """Return all bytes: the kept parts and then `last`, the result of the last request."""
         return b"".join([*self._kept, last]) if self._kept else last

@@ -1,20 +1,20 @@
-"""`ResilientOrigin`: any origin, asked with deadlines, retries, limits and a circuit breaker.
+"""`ResilientOrigin`: adds deadlines, retries, limits and a circuit breaker to any origin.
 
-**Deadlines.** A call fails after `Resilience.patience_s`, whatever its requests do; a single
-request is given up sooner, so that there is time for another. Large bodies may take longer, in
-proportion to how fast others came lately, and as long as they come: both times begin anew with the
-bytes that arrive, and what has arrived stays when the rest is asked for again. Time in a queue
-(for a slot, for the end of a Retry-After) counts only while the origin serves nobody: an origin at
-work must not turn load into errors. What a bandwidth limit costs never counts.
+**Deadlines.** A call fails after `Resilience.patience_s`. A single request times out sooner, so
+that there is time for a retry. A large body may take longer, in proportion to the recent speed of
+other bodies, and for as long as bytes arrive: both deadlines restart when bytes arrive, and a retry
+requests only the missing bytes. Time in a queue (for a slot, or until a Retry-After ends) counts
+only while the origin answers no request, so that load on a working origin does not cause errors.
+Waits for the bandwidth limit never count.
 
-**Retries** of all that may be better next time, with full jitter. Definite answers (absent, denied,
-changed) are passed on at once.
+**Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
+(absent, denied, changed) are passed on at once.
 
-**Too much to do** (429, 503), requests that time out while others are served and bodies that hardly
-move lower the number of requests under way (`limiter.py`).
+**Overload.** 429 and 503 answers, requests that time out while the origin answers others, and very
+slow bodies lower the number of requests in flight (`limiter.py`).
 
-**Away.** When the breaker is open new calls fail at once; those that were under way wait for the
-origin to come back as long as their deadline lets them. Probes find out when it does.
+**Outage.** While the breaker is open, new calls fail at once. Calls that are already in flight wait
+for the origin until their deadline. Probes detect when the origin answers again.
 """
 
 import logging
@@ -56,11 +56,11 @@ _PROBE_INTERVAL_S = (0.3, 0.7)
 _CHECK_S = CHECK_DEADLINE_S + 0.5
 _QUICKLY_S = 0.5
 _WHOLE_LISTING_S = 120.0
-"""For origins that give a directory in one piece, however large it is."""
+"""For origins that return a whole directory in one answer, however large it is."""
 
 
 class ResilientOrigin(Origin):
-    """Wraps `inner`. While `run` runs, the breaker works; without it, it never opens."""
+    """Wraps `inner` and owns it. The breaker can open only while `run` is running."""
 
     def __init__(
         self, inner: Origin, settings: Resilience, rng: random.Random | None = None
@@ -79,29 +79,29 @@ class ResilientOrigin(Origin):
         self._breaker = Breaker(settings.patience_s)
         self._answered_at = float("-inf")
         self._back = trio.Event()
-        """Set when a run of failures has ended; a new one for every run."""
+        """Set when a run of failures has ended. Each run of failures has a new event."""
         self._down_since: float | None = None
         self._nursery: trio.Nursery | None = None
         self._watching = False
         self._known_path = ""
-        """Something that the origin has: good for a probe."""
+        """A path that exists at the origin, for probes."""
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
 
     # -- settings and state --------------------------------------------------------------------
 
     @property
     def is_down(self) -> bool:
-        """The breaker is open: all calls fail at once."""
+        """Whether the breaker is open, so that new calls fail at once."""
         return self._breaker.is_open
 
     @property
     def queued(self) -> int:
-        """Requests that wait for others to end."""
+        """Number of requests that wait for a slot."""
         return self._slots.queued
 
     @property
     def unhindered_s(self) -> float | None:
-        """What a small read takes when nothing is in its way; None if nobody knows."""
+        """Seconds that a small read takes without contention; None until measured."""
         return self._pace.unhindered_s
 
     @property
@@ -115,7 +115,7 @@ class ResilientOrigin(Origin):
 
     @property
     def download_limit(self) -> float | None:
-        """Bytes per second; None is no limit."""
+        """The bandwidth limit in bytes per second; None means no limit."""
         return self._bucket.bytes_per_s
 
     @download_limit.setter
@@ -124,7 +124,7 @@ class ResilientOrigin(Origin):
 
     @property
     def hedge(self) -> bool:
-        """A second request is sent for what takes long."""
+        """Whether a second request is sent when a read is late."""
         return self._settings.hedge
 
     @hedge.setter
@@ -132,7 +132,7 @@ class ResilientOrigin(Origin):
         self._settings = replace(self._settings, hedge=hedge)
 
     def health(self) -> OriginHealth:
-        """For `status`."""
+        """Return the state and the statistics that `status` shows."""
         return {
             "down_since": self._down_since,
             "problem": self._breaker.reason if self.is_down else None,
@@ -146,7 +146,7 @@ class ResilientOrigin(Origin):
         }
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send probes when they are needed, until cancelled."""
+        """Send probes when they are needed. Runs until it is cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
@@ -158,7 +158,7 @@ class ResilientOrigin(Origin):
     # -- Origin --------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """`Origin.check`, and once more if it failed quickly."""
+        """Run `Origin.check`; retry it once if it failed within `_QUICKLY_S`."""
         began_at = trio.current_time()
         check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, most_tries=1)
         try:
@@ -170,25 +170,26 @@ class ResilientOrigin(Origin):
             await check()
 
     async def stat(self, path: str) -> Found:
-        """`Origin.stat`."""
+        """See `Origin.stat`."""
         found = await self._call(path, partial(self._inner.stat, path))
         self._known_path = path or self._known_path
         return found
 
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
-        """`Origin.stat_and_read`. With a bandwidth limit only what is read is fetched."""
+        """See `Origin.stat_and_read`. With a bandwidth limit, return metadata only, so that no
+        bytes are fetched that no reader needs."""
         if self._bucket.bytes_per_s:
             return await self.stat(path), None
         return await self._call(path, partial(self._inner.stat_and_read, path))
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """`Origin.list_dir`; each page has a deadline of its own."""
+        """See `Origin.list_dir`. Each page has its own deadline."""
         pages = aiter(self._inner.list_dir(path, below))
         request_s = _WHOLE_LISTING_S if self._inner.lists_in_one_piece else None
         return Pages(partial(self._call, path, partial(_next_page, pages), request_s=request_s))
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """`Origin.read`, not sooner than the bandwidth limit allows."""
+        """See `Origin.read`. Waits first as long as the bandwidth limit requires."""
         self._refuse_if_down()
         if self._bucket.bytes_per_s:
             await self._hold_back(length)
@@ -199,7 +200,7 @@ class ResilientOrigin(Origin):
 
     @property
     def reads_many(self) -> bool:
-        """`inner`'s."""
+        """See `Origin.reads_many`."""
         return self._inner.reads_many
 
     async def read_many(
@@ -208,9 +209,9 @@ class ResilientOrigin(Origin):
         at_a_time: int,
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
-        """`Origin.read_many`, as many at a time as there are slots for. Nothing is tried again, and
-        no failure is noted: `read` will be asked for what is missing. Raises
-        `OriginUnavailableError` when there is no slot in time."""
+        """See `Origin.read_many`. Sends at most as many requests at a time as slots are free. It
+        neither retries nor records a failure, because the caller reads missing objects with
+        `read`. Raises `OriginUnavailableError` if no slot becomes free in time."""
         self._refuse_if_down()
         size_bytes = sum(meta.size_bytes for _, meta in wanted)
         if self._bucket.bytes_per_s:
@@ -225,7 +226,7 @@ class ResilientOrigin(Origin):
         try:
             while slots < min(at_a_time, len(wanted)) and self._slots.try_take():
                 slots += 1
-            # Silence of one request still leaves time to take the answers of the others.
+            # If one request gets no answer, there is still time to take the other answers.
             with trio.move_on_after(2 * self._settings.request_timeout_s + extra_s):
                 found = await self._inner.read_many(wanted, slots, stopped)
             for data in found:
@@ -240,7 +241,7 @@ class ResilientOrigin(Origin):
         return found
 
     async def aclose(self) -> None:
-        """Close `inner`."""
+        """Close the wrapped origin."""
         await self._inner.aclose()
 
     # -- one call ------------------------------------------------------------------------------
@@ -254,10 +255,10 @@ class ResilientOrigin(Origin):
         most_tries: int | None = None,
         reading: Reading | None = None,
     ) -> T:
-        """Try until there is an answer. Raises `OriginError`.
+        """Call `attempt` until it succeeds or the deadline passes. Raises `OriginError`.
 
-        `extra_s` is what the body may take on top. With `request_s` each request may take so
-        long, but none is begun after the deadline.
+        `extra_s` is additional time for the body. `request_s` replaces the timeout of each
+        request; no request starts after the deadline.
         """
         self._refuse_if_down()
         deadline = trio.current_time() + self._settings.patience_s + extra_s
@@ -289,7 +290,8 @@ class ResilientOrigin(Origin):
             raise
 
     def _request_s(self, left_s: float, extra_s: float) -> float:
-        """What one request may take. What would be too short for another is added to the last."""
+        """Return the timeout of one request. If the time left after it is too short for another
+        request, this request gets all of it."""
         full_s = self._settings.request_timeout_s + extra_s
         return full_s if left_s >= full_s + self._settings.request_timeout_s else left_s
 
@@ -301,7 +303,8 @@ class ResilientOrigin(Origin):
         timeout_s: float,
         reading: Reading | None = None,
     ) -> T:
-        """One request in a slot that is given back here. Every outcome is noted."""
+        """Send one request and record its outcome. The caller has taken a slot; this method
+        releases it."""
         try:
             with trio.move_on_at(began_at + timeout_s) as scope:
                 if reading is not None:
@@ -310,7 +313,7 @@ class ResilientOrigin(Origin):
                 self._note_answer()
                 return result
             self.counters.errors += 1
-            if self._answered_at > began_at:  # too much for it rather than away
+            if self._answered_at > began_at:  # overloaded rather than unreachable
                 self._note_refusal(began_at)
             if reading is not None:
                 self._pace.note_silence()
@@ -343,8 +346,9 @@ class ResilientOrigin(Origin):
         self._slots.limit.refused(began_at, trio.current_time(), self._slots.in_flight)
 
     async def _take_slot(self, path: str, deadline: float, failure: OriginError | None) -> float:
-        """Wait for a slot, and while the breaker is open. Returns the deadline, put off by the
-        time that doesn't count. Raises `failure` (or says that the queue was too long)."""
+        """Wait while the breaker is open, then for a slot. Return the deadline, postponed by the
+        time that does not count. If the deadline passes, raise `failure`, or an error about the
+        queue if `failure` is None."""
         if self.is_down:
             assert failure is not None
             deadline = await self._wait(self._back, deadline, failure)
@@ -358,8 +362,8 @@ class ResilientOrigin(Origin):
             raise
 
     async def _back_off(self, tries: int, failure: OriginError, deadline: float) -> float:
-        """Sleep before the next try. Returns the deadline, put off by what doesn't count. Raises
-        `failure` if there is no time for another try."""
+        """Sleep before the next try. Return the deadline, postponed by the time that does not
+        count. Raise `failure` if there is no time for another try."""
         longest_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
         delay_s = self._random.uniform(0, longest_s)
         began_at = trio.current_time()
@@ -378,7 +382,7 @@ class ResilientOrigin(Origin):
         return deadline
 
     async def _wait(self, event: trio.Event, deadline: float, failure: OriginError) -> float:
-        """Wait for `event`; see `_take_slot`."""
+        """Wait for `event`. Return the postponed deadline; raise `failure` when it passes."""
         began_at = trio.current_time()
         left_s = deadline - began_at
         while not event.is_set():
@@ -390,11 +394,12 @@ class ResilientOrigin(Origin):
         return deadline
 
     def _put_off(self, began_at: float, left_s: float) -> float:
-        """The deadline of who had `left_s` when he began to wait."""
+        """Return the deadline of a call that had `left_s` when it began to wait at `began_at`.
+        Each answer of the origin restarts the remaining time."""
         return max(began_at, self._answered_at) + left_s
 
     async def _hold_back(self, size_bytes: int) -> None:
-        """Wait as the bandwidth limit says."""
+        """Reserve `size_bytes` of the bandwidth limit and wait until they may be used."""
         until = trio.current_time()
         until += self._bucket.reserve(size_bytes, until)
         while (left_s := until - trio.current_time()) > 0:
@@ -404,7 +409,7 @@ class ResilientOrigin(Origin):
     async def _read_once(
         self, path: str, meta: ObjectMeta, offset: int, reading: Reading
     ) -> Buffer:
-        """What is left of it, in one request, or in smaller ones where that was too much."""
+        """Read the missing bytes in one request, or in smaller ones after one was too large."""
         while reading.next_bytes < reading.left_bytes:
             reading.keep(await self._read_part(path, meta, offset, reading))
             self._note_progress(reading)
@@ -415,7 +420,7 @@ class ResilientOrigin(Origin):
     async def _read_part(
         self, path: str, meta: ObjectMeta, offset: int, reading: Reading
     ) -> Buffer:
-        """One request."""
+        """Send one request, perhaps hedged, and record how long it took."""
         began_at = trio.current_time()
         at, length = offset + reading.kept_bytes, reading.next_bytes
         read = partial(self._inner.read, path, meta, at, length)
@@ -442,7 +447,8 @@ class ResilientOrigin(Origin):
         return data
 
     def _note_progress(self, reading: Reading) -> None:
-        """Bytes have come of a body that takes its time: neither it nor the origin is silent."""
+        """Record that bytes of a slow body have arrived: this postpones the request's timeout and
+        counts as an answer of the origin."""
         now = trio.current_time()
         self.progressed_at = reading.moved_at = self._answered_at = now
         if reading.scope is not None:
@@ -472,13 +478,13 @@ class ResilientOrigin(Origin):
             self._nursery.start_soon(self._watch, path)
 
     async def _watch(self, path: str) -> None:
-        """Probe until the run of failures has ended, and open the breaker when it is time."""
+        """Send probes until the run of failures has ended. Open the breaker when it is due."""
         try:
             async with trio.open_nursery() as probes:
                 while self._breaker.is_failing:
-                    if self._back.is_set():  # one run has ended, and another begun at once
+                    if self._back.is_set():  # one run has ended and another began at once
                         self._back = trio.Event()
-                    # A silent origin holds each probe for a while: the next doesn't wait for it.
+                    # A probe of a silent origin takes long, so the next one does not wait for it.
                     probes.start_soon(self._probe, path)
                     with trio.move_on_after(self._random.uniform(*_PROBE_INTERVAL_S)):
                         await self._back.wait()
@@ -494,7 +500,7 @@ class ResilientOrigin(Origin):
             self._watching = False
 
     async def _probe(self, path: str) -> None:
-        """Ask for what failed; anything that the origin says about it is an answer."""
+        """Look up the path that failed. Any definite or busy answer ends the run of failures."""
         answered = False
         path = path or self._known_path
         with trio.move_on_after(self._settings.request_timeout_s):

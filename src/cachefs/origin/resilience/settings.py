@@ -1,4 +1,4 @@
-"""How patient to be, and how it goes."""
+"""Settings of `ResilientOrigin`, and the state that it reports."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -6,8 +6,8 @@ from typing import TypedDict
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """`read_timeout_s` is when a reader has its error at the latest, `request_timeout_s` what one
-    request may take until the body comes. `download_limit` is bytes per second."""
+    """`read_timeout_s`: a failing read returns its error within this time. `request_timeout_s`: how
+    long one request may take until its body arrives. `download_limit`: bytes per second."""
 
     read_timeout_s: float = 5.0
     request_timeout_s: float = 2.0
@@ -17,13 +17,13 @@ class Resilience:
 
     @property
     def patience_s(self) -> float:
-        """The rest of `read_timeout_s` is for the way back."""
+        """The deadline of one call. The rest of `read_timeout_s` is for returning the result."""
         return 0.9 * self.read_timeout_s
 
 
 class OriginHealth(TypedDict):
-    """For `status`. `down_since` is seconds since the epoch, None while the origin answers;
-    `limit` is how many requests may be under way now."""
+    """State for `status`. `down_since` is seconds since the epoch, or None while the breaker is
+    closed; `limit` is how many requests may be in flight now."""
 
     down_since: float | None
     problem: str | None
