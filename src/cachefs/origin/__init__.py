@@ -1,1 +1,1 @@
-"""Where the data lives: one `Origin` per mount."""
+"""Access to the data source of a mount. Each mount has one `Origin`."""

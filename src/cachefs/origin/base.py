@@ -1,7 +1,7 @@
-"""The protocol that every origin speaks.
+"""The interface that every origin implements.
 
-Paths are relative to the mounted prefix: `""` is the root, `"a/b.jpg"` an object; no leading or
-trailing slash. They are `str`; bytes that are not UTF-8 are carried as surrogate escapes.
+Paths are relative to the mounted prefix: `""` is the root, `"a/b.jpg"` is an object. They have no
+leading or trailing slash. They are `str`; bytes that are not UTF-8 become surrogate escapes.
 """
 
 import logging
@@ -13,14 +13,14 @@ from cachefs.origin.body import Body
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 _SKIPPING_DIRECTORIES = 10_000
-"""Most that are remembered to have keys that can't be shown."""
+"""Limit on the number of directories for which skipped keys are counted."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class OriginCounters:
-    """Requests that were really sent to the origin, counted by the origin itself."""
+    """Counters of requests that were really sent. The origin itself updates them."""
 
     gets: int = 0
     heads: int = 0
@@ -28,17 +28,18 @@ class OriginCounters:
     get_bytes: int = 0
     errors: int = 0
     skipped_keys: int = 0
-    """Keys of listings that can't be shown as names (see docs/SEMANTICS.md)."""
+    """Listed keys that can't be shown as file names (see docs/SEMANTICS.md)."""
     unshown: dict[str, int] = field(default_factory=dict)
-    """The same by directory, in its last listing."""
+    """By directory: the number of such keys in its last listing."""
     _told_of: set[str] = field(default_factory=set)
 
     def begin_listing(self, directory: str) -> None:
-        """What was skipped in an earlier one no longer counts."""
+        """Forget the keys that an earlier listing of `directory` skipped."""
         self.unshown.pop(directory, None)
 
     def skip(self, directory: str, example: str, count: int = 1) -> None:
-        """A listing has `count` keys that can't be shown. One of each directory is logged once."""
+        """Count `count` keys of a listing that can't be shown. The first call for a directory logs
+        `example`."""
         self.skipped_keys += count
         if len(self.unshown) < _SKIPPING_DIRECTORIES or directory in self.unshown:
             self.unshown[directory] = self.unshown.get(directory, 0) + count
@@ -54,40 +55,40 @@ class OriginCounters:
 class Origin(ABC):
     """A read-only tree of immutable object versions.
 
-    All methods are coroutines on the trio loop and never block it. All raise `OriginError`
-    and its children only: `NotFoundError`, `AccessDeniedError`, `OriginUnavailableError`, ...
+    All methods run on the trio loop and never block it. They raise only `OriginError` and its
+    subclasses: `NotFoundError`, `AccessDeniedError`, `OriginUnavailableError`, ...
     """
 
     url: str
-    """The source as the user knows it, without credentials."""
+    """The source URL as the user wrote it, without credentials."""
 
     identity: str
-    """Canonical name of the source (store, bucket, prefix): the same on every node, part of
-    every object id, free of credentials."""
+    """The canonical name of the source (store, bucket, prefix). It is the same on every node, is
+    part of every object id, and contains no credentials."""
 
     counters: OriginCounters
 
     held_back_at = float("-inf")
-    """When a read was last kept waiting on purpose (a bandwidth limit), on trio's clock."""
+    """When a read last waited for the bandwidth limit, on trio's clock."""
 
     progressed_at = float("-inf")
-    """When bytes last came of a body that takes its time, on trio's clock."""
+    """When bytes of a slow body last arrived, on trio's clock."""
 
     best_read_bytes = float("inf")
-    """How much to ask for in one `read`: less over a slow line."""
+    """The best size of one `read`; smaller over a slow line."""
 
     tells_owners = False
-    """Files and directories have an owner, a group and a mode; so `stat("")` is a request."""
+    """Files and directories have an owner, a group and a mode, so `stat("")` sends a request."""
 
     lists_by_stat = False
-    """A listing may cost a request for each name, so it never spares look-ups."""
+    """A listing may cost one request per name, so listing never saves look-ups."""
 
     lists_in_one_piece = False
-    """The first page of a directory takes as long as all of it."""
+    """The first page of a directory takes as long as the whole listing."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Prove once, at mount time, that the source exists and may be read.
+        """Verify, once at mount time, that the source exists and is readable.
 
         Raises `NotFoundError` for a missing bucket or directory, `AccessDeniedError` for wrong
         credentials, `OriginUnavailableError` within 5 s for an endpoint that doesn't answer.
@@ -95,21 +96,21 @@ class Origin(ABC):
 
     @abstractmethod
     async def stat(self, path: str) -> Found:
-        """Metadata of the object at `path`; of a directory its owner and mode, or None where
-        there are none.
+        """Return the metadata of the object at `path`. For a directory, return its owner and mode,
+        or None if the origin has none.
 
-        Costs one request for an object, and none for the root without an owner. Where a key is
-        both an object and a prefix, an object of one byte or more wins, an empty one yields to
-        the directory. Raises `NotFoundError`.
+        Costs one request for an object, and none for the root if `tells_owners` is false. If a key
+        is both an object and a prefix, an object of one byte or more wins; an empty object loses
+        against the directory. Raises `NotFoundError`.
         """
 
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
-        """`stat`, and all bytes of the object if it is small and they cost no further request."""
+        """Do `stat`, and also return all bytes of a small object if that costs no extra request."""
         return await self.stat(path), None
 
     async def stat_unlisted(self, path: str) -> Found:
-        """`stat` of what is known to be a file, or a directory, and never a LIST: so an empty
-        object wins over a directory, and a directory without an owner may be taken for absent.
+        """Do `stat` without a LIST, for a path that is known to exist. So an empty object wins
+        against a directory, and a directory without an owner may be reported as absent.
         """
         return await self.stat(path)
 
@@ -117,40 +118,40 @@ class Origin(ABC):
     def list_dir(
         self, path: str, below: dict[str, list[Entry]] | None = None
     ) -> AsyncIterator[list[Entry]]:
-        """The entries directly below `path`, page by page, each name once.
+        """Return the entries directly below `path` page by page, each name once.
 
-        Whoever gives a dictionary as `below` finds in it, when the pages have come, all entries of
-        such directories further below as were seen on the way, by path. An origin that sees such
-        things at no cost may ask in that way first.
+        If `below` is a dictionary, it holds after the last page the complete entries of those
+        deeper directories that the origin saw as well, by path. An origin that can see them
+        without extra cost may choose its first request for this.
 
-        Keys that are not names are left out and counted in `counters.skipped_keys`; the rule
-        for a key that is both object and prefix is that of `stat`. Raises `NotFoundError` when
-        there is no such directory, `NotADirError` when it is an object with nothing below it.
+        Keys that are not file names are skipped and counted in `counters.skipped_keys`. For a key
+        that is both an object and a prefix, the rule of `stat` applies. Raises `NotFoundError` if
+        the directory does not exist, `NotADirError` if it is an object with nothing below it.
 
-        After an `OriginUnavailableError` or a cancellation the iterator can be asked again, and
-        asks for the same page again; only `resilience` makes use of that, nobody else retries.
+        After an `OriginUnavailableError` or a cancellation, the next call on the iterator requests
+        the same page again. Only `resilience` uses this; no other code retries.
         """
 
     @abstractmethod
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """Exactly `length` bytes at `offset` of exactly the version `meta`; `length` >= 1 and
-        the range lies inside the object.
+        """Return exactly `length` bytes at `offset` of exactly the version `meta`. `length` is at
+        least 1 and the range lies inside the object.
 
-        Raises `ObjectChangedError` when the object now has another version, `NotFoundError`
-        when it is gone, `BadDataError` when the answer has the wrong length.
+        Raises `ObjectChangedError` if the object has another version now, `NotFoundError` if it
+        no longer exists, `BadDataError` if the answer has the wrong length.
         """
 
     async def read_body(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
-        """`read`, and an origin that can does it piece by piece: what has come stands in `body`
-        (of `length` bytes), also when the read fails or is given up; and nobody is asked for the
-        rest any more once that is taken."""
+        """Do `read`. An origin that receives a body in pieces also adds them to `body` (of `length`
+        bytes), so that they remain if the read fails or is cancelled. Once the caller has taken
+        `body`, the origin stops receiving the rest."""
         return await self.read(path, meta, offset, length)
 
     @property
     def reads_many(self) -> bool:
-        """`read_many` is worth a try just now."""
+        """Whether `read_many` can return objects at present."""
         return False
 
     async def read_many(
@@ -159,11 +160,12 @@ class Origin(ABC):
         at_a_time: int,
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
-        """Small objects as a whole, as `read` gives them, by a request for each, so many
-        `at_a_time`, but together at less cost. Once `stopped()`, which any thread may call, no
-        more are asked for. None for what can't be had so: `read` has it, or says why not."""
+        """Return whole small objects, as `read` does, at a lower cost. It sends one request for
+        each object, at most `at_a_time` at a time. Once `stopped()` returns true, it sends no more
+        requests; any thread may call `stopped`. The result has None for an object that this method
+        could not read: the caller uses `read` for it, which also reports errors."""
         return [None] * len(wanted)
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Free connections. Nothing else is called afterwards."""
+        """Close connections. No other method may be called afterwards."""

@@ -1,4 +1,4 @@
-"""The body of an answer, as it comes."""
+"""The body of an answer while it arrives."""
 
 import contextlib
 import threading
@@ -11,10 +11,12 @@ _TELL_EVERY_S = 0.1
 
 
 class Body:
-    """Filled by a worker thread and taken by the loop, perhaps before it is full."""
+    """A buffer that a worker thread fills and the loop takes, perhaps before it is full. `_lock`
+    protects `_data`, `_filled` and `_closed`."""
 
     def __init__(self, size_bytes: int, on_progress: Callable[[], None]) -> None:
-        """Made on the loop, where `on_progress` is called now and then as bytes come."""
+        """Must be called on the loop. The loop calls `on_progress` while bytes arrive, at most once
+        per `_TELL_EVERY_S`."""
         self.size_bytes = size_bytes
         self._on_progress = on_progress
         self._token = trio.lowlevel.current_trio_token()
@@ -25,8 +27,8 @@ class Body:
         self._told_at = time.monotonic()
 
     def add(self, piece: memoryview) -> bool:
-        """Called by the thread. False when nobody wants the rest: the bytes are taken already. The
-        caller sees to it that no more come than `size_bytes`."""
+        """Append bytes; the worker thread calls this. Returns False if the body has been taken, so
+        that the rest is not needed. The caller must not add more than `size_bytes` in total."""
         with self._lock:
             if self._closed:
                 return False
@@ -43,7 +45,7 @@ class Body:
         return True
 
     def take(self) -> memoryview:
-        """What has come. Nothing is added any more."""
+        """Return the bytes that have arrived, and refuse any further ones."""
         with self._lock:
             self._closed = True
             return memoryview(self._data)[: self._filled]

@@ -1,10 +1,10 @@
 """Any URL that fsspec can open: `file://`, `memory://`, `webhdfs://`, `http://`, s3fs, ossfs, ...
 
-fsspec has no conditional reads. So `read` asks for the version again after the bytes have
-arrived: the version asked for existed before the read began, and if it is still there when the
-read has ended, it was there all the time (a version that goes and comes back is the one thing
-this does not see). fsspec's own caches are switched off throughout. A directory comes back
-from fsspec in one piece, so a very large one takes memory here that `object_store` does not.
+fsspec has no conditional reads. So `read` requests the version again after the bytes have arrived.
+The requested version existed before the read began; if it still exists after the read, it existed
+all the time. (This check misses only a version that is replaced and then restored.) All caches of
+fsspec are switched off. fsspec returns a whole directory at once, so a very large one takes memory
+here that `object_store` does not need.
 """
 
 import contextlib
@@ -53,18 +53,18 @@ _USERINFO = re.compile("://[^/@]*@")
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "md5", "checksum", "generation")
 _MTIME_KEYS = ("LastModified", "mtime", "last_modified", "modified", "updated", "created")
 _MTIME_MS_KEY = "modificationTime"
-"""WebHDFS; in milliseconds."""
+"""The key that WebHDFS uses; its value is in milliseconds."""
 _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
 _BUSY_STATUS = (429, 503)
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 _PROTOCOLS_WITH_OWNERS = frozenset(("file", *_WEBHDFS_PROTOCOLS))
 _POSIX_KEY = "cachefs.posix"
-"""Ours, in what fsspec tells of a path."""
+"""A key that cachefs adds to fsspec's `info`; its value is a `Posix`."""
 
 
 def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
-    """The origin for any fsspec URL; sends no request. Raises `UsageError`."""
+    """Return the origin for any fsspec URL. Sends no request. Raises `UsageError`."""
     shown = _USERINFO.sub("://", url)
     protocol = url.partition("://")[0]
     settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -75,7 +75,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         settings |= _s3_settings(target, options)
     elif protocol in _WEBHDFS_PROTOCOLS and not _USERINFO.search(url):
         settings["user"] = _hadoop_user()
-    elif protocol == "hdfs":  # hdfs-native registers itself for it
+    elif protocol == "hdfs":  # hdfs-native registers itself for this protocol
         fsspec.register_implementation(protocol, HadoopFileSystem, clobber=True)
     try:
         fs, root = fsspec.core.url_to_fs(url, **settings)
@@ -106,19 +106,19 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
     if protocol in _WEBHDFS_PROTOCOLS:
         _set_timeouts(fs.session, options)
     if hasattr(fs, "retries"):
-        fs.retries = 1  # s3fs counts the first try; `resilience` does the others
+        fs.retries = 1  # s3fs counts the first try as one; `resilience` does the retries
     return FsspecOrigin(fs, root, shown, identity, options)
 
 
 def _hadoop_user() -> str | None:
-    """Who Hadoop's own clients say they are where no Kerberos is asked for."""
+    """Return the user name that Hadoop's own clients send without Kerberos."""
     with contextlib.suppress(OSError, KeyError):  # a uid without a name
         return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     return None
 
 
 def _set_timeouts(session: Any, options: OriginOptions) -> None:
-    """fsspec gives `requests` neither deadlines nor enough connections."""
+    """Give the session of `requests` timeouts and enough connections, as fsspec sets neither."""
     from requests.adapters import HTTPAdapter
 
     class Adapter(HTTPAdapter):  # type: ignore[misc, unused-ignore]
@@ -131,7 +131,7 @@ def _set_timeouts(session: Any, options: OriginOptions) -> None:
 
 
 def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
-    """`OriginOptions` in the words of s3fs."""
+    """Return `OriginOptions` as arguments of s3fs."""
     config: dict[str, Any] = {
         "connect_timeout": options.connect_timeout_s,
         "read_timeout": options.idle_timeout_s,
@@ -152,7 +152,7 @@ def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
 
 
 def _driver_of(protocol: str) -> str:
-    """What is missing, and how to get it."""
+    """Return a text that names the missing package and how to install it."""
     known = known_implementations.get(protocol, {})
     package = str(known.get("class", "")).partition(".")[0]
     if package in ("", "fsspec"):
@@ -172,14 +172,14 @@ class FsspecOrigin(Origin):
         self.counters = OriginCounters()
         self._fs = fs
         self._root = root.rstrip("/")
-        # Object stores have whole seconds in HEAD and finer ones in LIST.
+        # Object stores give whole seconds in HEAD and finer times in LIST.
         self._whole_seconds = "s3" in _protocols(fs)
         self.lists_by_stat = isinstance(fs, HttpTree)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_downloads)
 
     async def check(self) -> None:
-        """See `Origin.check`; a listing, because object stores have no empty directories."""
+        """See `Origin.check`. Lists the root, because object stores have no empty directories."""
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
             async for _ in self.list_dir(""):
                 break
@@ -195,7 +195,7 @@ class FsspecOrigin(Origin):
         return meta
 
     async def stat_unlisted(self, path: str) -> Found:
-        """See `Origin.stat_unlisted`; one `info`, in which some drivers may LIST what is absent."""
+        """See `Origin.stat_unlisted`. Calls `info` once; some drivers LIST if a path is absent."""
         if not path and not self.tells_owners:
             return None
         self._checked(path)
@@ -222,7 +222,7 @@ class FsspecOrigin(Origin):
         return Pages(next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """One read, then one `info` to prove that the version did not change under it."""
+        """See `Origin.read`. After the read, one `info` verifies that the version is unchanged."""
         self._checked(path)
         self.counters.gets += 1
         failure: OriginError | None = None
@@ -232,7 +232,7 @@ class FsspecOrigin(Origin):
                 path, partial(self._fs.cat_file, start=offset, end=offset + length)
             )
         except (BadDataError, OriginUnavailableError) as error:
-            failure = error  # a range beyond a file that has shrunk, perhaps
+            failure = error  # perhaps the file has shrunk and the range lies beyond its end
         self.counters.get_bytes += len(data)
         now = self._meta(await self._info(path))
         if now is None or now.version != meta.version:
@@ -245,7 +245,7 @@ class FsspecOrigin(Origin):
         return data
 
     async def aclose(self) -> None:
-        """Let the file system go; it closes its sessions when it is dropped."""
+        """Drop the file system, which then closes its sessions."""
         self._fs = None
         await trio.lowlevel.checkpoint()
 
@@ -287,7 +287,7 @@ class FsspecOrigin(Origin):
         return entries
 
     async def _refuse_file(self, path: str) -> None:
-        # An empty object may be the marker `path/` of an empty directory just as well.
+        # An empty object may also be the marker `path/` of an empty directory.
         info = await self._info(path)
         if info["type"] != "directory":
             raise NotADirError(f"{self._subject(path)} is an object, not a directory")
@@ -305,7 +305,7 @@ class FsspecOrigin(Origin):
             yield Entry(name, meta)
 
     def _meta(self, info: dict[str, Any]) -> ObjectMeta | None:
-        """None for what has no bytes to read: a directory, a socket, a broken link."""
+        """Return None for a path without bytes to read: a directory, a socket, a broken link."""
         if info["type"] != "file":
             return None
         mtime_ns = _mtime_ns(info)
@@ -318,7 +318,7 @@ class FsspecOrigin(Origin):
         return ObjectMeta(size, mtime_ns, version, info.get(_POSIX_KEY, NO_POSIX))
 
     async def _call(self, path: str, function: Callable[..., T]) -> T:
-        """`function(full path)` in a worker thread. Raises `OriginError`."""
+        """Run `function(full path)` in a worker thread. Raises `OriginError`."""
         try:
             return await trio.to_thread.run_sync(
                 function, self._full(path), limiter=self._limiter, abandon_on_cancel=True
@@ -335,17 +335,17 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _info(fs: Any, with_owners: bool, full: str) -> dict[str, Any]:
-    """`info`; in a worker thread, where names of users may be looked up."""
+    """Return `fs.info`. Runs in a worker thread, because it may look up user names."""
     info: dict[str, Any] = fs.info(full)
     return info | {_POSIX_KEY: _posix(info)} if with_owners else info
 
 
 def _ls(fs: Any, with_owners: bool, full: str) -> list[dict[str, Any]]:
-    """The same for `ls`, and links are described as `info` does: by what they lead to."""
+    """Return `fs.ls`, also in a worker thread. A link gets the `info` of its target."""
     infos: list[dict[str, Any]] = fs.ls(full, detail=True)
     for index, info in enumerate(infos):
         if info.get("islink"):
-            with contextlib.suppress(OSError):  # a broken link stays what it is
+            with contextlib.suppress(OSError):  # a broken link keeps its own info
                 infos[index] = fs.info(info["name"])
     if with_owners:
         for info in infos:
@@ -365,7 +365,7 @@ def _dir_posix(info: dict[str, Any]) -> Posix | None:
 
 
 def _name_below(full: str, info: dict[str, Any]) -> str | None:
-    """The entry's name, or None for the directory's own marker."""
+    """Return the entry's name, or None for the directory's own marker."""
     prefix = full.rstrip("/") + "/"
     name: str = info["name"]
     if name.rstrip("/") + "/" == prefix and info.get("type") != "directory":
@@ -389,7 +389,7 @@ def _mtime_ns(info: dict[str, Any]) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         since = aware - datetime(1970, 1, 1, tzinfo=UTC)
         return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    # A float of seconds is good for microseconds; some file systems give both forms.
+    # A float of seconds is exact to microseconds; some file systems give both forms.
     return round(value * 1_000_000) * 1000
 
 
@@ -417,8 +417,8 @@ def _map_error(subject: str, error: Exception) -> OriginError:
 
 
 def _http_answer(error: BaseException) -> tuple[int | None, Mapping[str, str]]:
-    """Status and headers of the HTTP answer behind an error of botocore (which s3fs wraps),
-    requests or aiohttp; None if there is none."""
+    """Return status and headers of the HTTP answer behind an error of botocore (which s3fs wraps),
+    requests or aiohttp. The status is None if there is no answer."""
     found: Any = error.__cause__ if isinstance(error.__cause__, ClientError) else error
     if isinstance(found, ClientError):
         metadata: dict[str, Any] = found.response.get("ResponseMetadata", {})

@@ -1,7 +1,7 @@
-"""Looking up the names of hosts in threads of their own.
+"""Host name look-ups in separate threads.
 
-A DNS server that doesn't answer keeps a thread for a minute and longer, whoever gives up meanwhile.
-trio would take these threads from those that write to disks.
+A DNS server that doesn't answer blocks a thread for a minute or longer, even if the caller has
+given up. By default trio would use the same threads as for disk writes.
 """
 
 import socket
@@ -17,7 +17,8 @@ _AT_A_TIME = 8
 
 
 class HostNames(trio.abc.HostnameResolver):
-    """For `trio.socket.set_custom_hostname_resolver`. A look-up waits while too many hang."""
+    """A resolver for `trio.socket.set_custom_hostname_resolver`. At most `_AT_A_TIME` look-ups run
+    at a time, including abandoned ones that still hang; further ones wait."""
 
     def __init__(self) -> None:
         self._threads = trio.CapacityLimiter(_AT_A_TIME)

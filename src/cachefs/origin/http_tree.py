@@ -1,9 +1,9 @@
-"""Directories of a web server, as its index pages show them.
+"""Directories of a web server, read from its index pages.
 
-fsspec sends names as they stand: `?` begins a query then, `%2e%2e` is another directory. It shows
-links as they stand in a page, without sizes, and takes every failure for an absent file. Here names
-are quoted on their way out and unquoted on their way in, each listed file is asked for its size and
-version, failures are told apart, and no answer is read that is longer than one can be.
+fsspec sends names without quoting, so `?` begins a query and `%2e%2e` is another directory. It
+returns links as they are written in a page, without sizes, and reports every failure as an absent
+file. This module quotes the names that it sends and unquotes those that it receives, requests size
+and version of each listed file, distinguishes failures, and limits the length of an answer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from cachefs.origin.options import OriginOptions
 
 PROTOCOLS = frozenset(("http", "https"))
 MOST_BYTES = 64 << 20
-"""Of one answer. Reads ask for 8 MiB at the most; an index page of 500,000 names has less."""
+"""The longest answer. Reads request at most 8 MiB; an index page of 500,000 names is shorter."""
 
 _PIECE_BYTES = 64 << 10
 _UNQUOTED = "/-_.~!$&'()*+,;=:@"
@@ -31,7 +31,7 @@ _ABSENT = (404, 410)
 
 class _BoundedAnswer(aiohttp.ClientResponse):
     async def read(self) -> bytes:
-        if self._body is None:  # aiohttp's own, as in the method that this one stands in for
+        if self._body is None:  # an attribute of aiohttp, used as in the method replaced here
             body = bytearray()
             async for piece in self.content.iter_chunked(_PIECE_BYTES):
                 body += piece
@@ -43,7 +43,7 @@ class _BoundedAnswer(aiohttp.ClientResponse):
 
 
 class HttpTree(HTTPFileSystem):  # type: ignore[misc]
-    """Paths are the URL of the root, and names below it as they are."""
+    """A file system whose paths are the root's URL followed by unquoted names."""
 
     protocol = tuple(PROTOCOLS)
 
@@ -66,7 +66,7 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         start = self._quoted(url).rstrip("/") + "/"
         names = set()
         for link in await super()._ls_real(start, detail=False, **kwargs):
-            # Links with a query sort the page, as a rule.
+            # Links with a query usually sort the page.
             if link.startswith(start) and not set("?#") & set(link):
                 names.add(unquote(link.removeprefix(start), errors="surrogateescape"))
         paths = [f"{url.rstrip('/')}/{name}" for name in sorted(names)]
@@ -77,7 +77,7 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         return [info for info in found if info is not None]
 
     async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
-        """What a page links to; None if it is not there."""
+        """Return the `info` of a linked path, or None if it does not exist."""
         if path.endswith("/"):
             return {"name": path, "size": None, "type": "directory"}
         try:
@@ -101,7 +101,7 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
                 raise
             raise why from None
         info["name"] = url
-        if info["url"].endswith("/"):  # where servers send those who ask for a directory
+        if info["url"].endswith("/"):  # servers redirect a request for a directory to this
             return info | {"type": "directory", "size": None}
         modified = info.get("Last-Modified")
         if modified:

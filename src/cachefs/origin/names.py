@@ -1,6 +1,6 @@
-"""Which keys are names, and how a listing becomes the entries of one directory.
+"""Decides which keys are file names, and turns a listing into the entries of one directory.
 
-The rules are those of docs/SEMANTICS.md and the same for every origin.
+The rules are those of docs/SEMANTICS.md and apply to every origin.
 """
 
 import re
@@ -12,12 +12,12 @@ NAME_MAX_BYTES = 255
 """NAME_MAX of Linux: the longest name the kernel accepts, in bytes."""
 
 _UNFIT = re.compile("[/\0\ud800-\udc7f\udd00-\udfff]")
-"""Surrogates that no byte stands for can't be told to a kernel."""
+"""Surrogates that stand for no byte can't be passed to the kernel."""
 _NO_KEY = re.compile("[/\0-\x1f\x7f\ud800-\udfff]")
 
 
 def is_encodable(text: str) -> bool:
-    """Whether bytes stand for it: JSON can hold halves of characters, for which none do."""
+    """Whether `text` can be encoded as bytes. JSON can hold lone surrogates, which can't."""
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -35,10 +35,9 @@ def is_name(name: str) -> bool:
 
 
 def is_key_name(name: str) -> bool:
-    """Whether `name` is a file name that an object store can be asked for.
+    """Whether `name` is a file name that can be part of a key in an object store.
 
-    Control characters are refused by obstore, and a lone surrogate is no part of any key:
-    keys are UTF-8.
+    obstore refuses control characters, and no key contains a lone surrogate, as keys are UTF-8.
     """
     if _NO_KEY.search(name) or name in ("", ".", ".."):
         return False
@@ -46,7 +45,7 @@ def is_key_name(name: str) -> bool:
 
 
 def join(root: str, path: str) -> str:
-    """`path` below `root`; either may be empty."""
+    """Return `path` below `root`; either may be empty."""
     return f"{root}/{path}" if root and path else root or path
 
 
@@ -57,7 +56,8 @@ def chunked(entries: list[Entry], page_size: int) -> Iterable[list[Entry]]:
 
 
 def resolve_twins(entries: Iterable[Entry]) -> list[Entry]:
-    """Each name once, by the rule of `Origin.stat`, for a listing that is complete."""
+    """Return each name of a complete listing once. If a name is both an object and a directory, the
+    rule of `Origin.stat` decides."""
     by_name: dict[str, Entry] = {}
     for entry in entries:
         rival = by_name.get(entry.name)
@@ -73,12 +73,12 @@ def _rank(entry: Entry) -> int:
 
 
 class TwinMerger:
-    """`resolve_twins` for a listing that arrives page by page in key order.
+    """Does `resolve_twins` for a listing that arrives page by page in key order.
 
-    The key `a` and the prefix `a/` may be pages apart, with `a-1` and `a.txt` between them; but
-    all keys between them begin with `a`. So it is enough to remember the files whose names are
-    prefixes of the current name: a stack of at most 255, however long the listing. An entry that
-    comes twice in a row is one entry.
+    The key `a` and the prefix `a/` may be pages apart, with `a-1` and `a.txt` between them, but all
+    keys between them begin with `a`. So it is enough to keep the files whose names are prefixes of
+    the current name: a stack of at most 255 entries for a listing of any length. Two equal entries
+    in a row count as one.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,8 @@ class TwinMerger:
         self._last_dir = ""
 
     def feed(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Entries that are now decided. Empty files are held back while a twin may follow."""
+        """Return the entries that are final now. An empty file is held back as long as a directory
+        of the same name may follow."""
         out: list[Entry] = []
         stack = self._stack
         for entry in entries:
@@ -112,7 +113,7 @@ class TwinMerger:
         return out
 
     def finish(self) -> list[Entry]:
-        """The entries that were still held back."""
+        """Return the entries that are still held back."""
         out: list[Entry] = []
         while self._stack:
             self._pop(out)
@@ -131,8 +132,8 @@ def _size(entry: Entry) -> int:
 class Pages:
     """An asynchronous iterator over pages, made from a coroutine that returns None at the end.
 
-    An async generator would do, but trio warns when one is dropped half-way, and half-way is
-    where a reader stops that has found its name.
+    It is no async generator, because trio warns when one is dropped before its end, and a reader
+    that has found its name stops before the end.
     """
 
     def __init__(self, next_page: Callable[[], Awaitable[list[Entry] | None]]) -> None:

@@ -1,8 +1,8 @@
-"""S3, OSS and what else speaks like them: objects through obstore, listings through `s3_listing`.
+"""S3, OSS and compatible stores: objects through obstore, listings through `s3_listing`.
 
-A path is a key below the mounted prefix. An object version is its ETag; every GET carries it as
-If-Match, and the ETag of the answer is compared too, so that a server which ignores the header
-can't slip in other bytes.
+A path is a key below the mounted prefix. An object's version is its ETag. Every GET of a strong
+ETag sends it as If-Match. The ETag of the answer is compared too, because a server may ignore the
+header and send other bytes.
 """
 
 import logging
@@ -58,14 +58,14 @@ log = logging.getLogger(__name__)
 _KEY_MAX_BYTES = 1024
 _EXPLAIN_EVERY_S = 10.0
 _PIECE_BYTES = 16 << 10
-"""A body that is watched comes in pieces of this size: at 16 KiB/s one is there every second."""
+"""The piece size of a body whose progress is watched: at 16 KiB/s one piece arrives per second."""
 _SMALL_BYTES = 256 << 10
-"""Up to this size the way of an object costs more than its bytes. Comparing them with their MD5
-takes the loop .5 ms at the most."""
+"""Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
+at most 0.5 ms on the loop."""
 
 
 def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
-    """The origin for `BUCKET[/PREFIX]`; sends no request. Raises `UsageError`."""
+    """Return the origin for `BUCKET[/PREFIX]`. Sends no request. Raises `UsageError`."""
     session = new_session(options.profile)
     target = resolve_target(location, options, session)
     source = choose_source(options, lambda _: BotocoreSource(session))
@@ -73,12 +73,12 @@ def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
 
 
 def open_oss(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
-    """The same in OSS."""
+    """Do the same as `open_s3` for OSS."""
     return ObjectStoreOrigin(resolve_oss(location, options), oss_credentials(options), options)
 
 
 class ObjectStoreOrigin(Origin):
-    """One prefix of one bucket."""
+    """The origin for one prefix of one bucket. It owns the connections of all its readers."""
 
     def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
         self.url = target.url
@@ -97,7 +97,7 @@ class ObjectStoreOrigin(Origin):
         self._denial_explained_at = float("-inf")
 
     async def check(self) -> None:
-        """One LIST of one key; see `Origin.check`."""
+        """See `Origin.check`. Costs one LIST of one key."""
         target = self._target
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
             if not await self._has_keys(target.prefix) and target.prefix:
@@ -110,7 +110,8 @@ class ObjectStoreOrigin(Origin):
             raise s3_errors.unreachable(target, target.url)
 
     async def stat(self, path: str) -> ObjectMeta | None:
-        """One HEAD for an object, one LIST of one key more for anything else."""
+        """See `Origin.stat`. Costs one HEAD, and for anything but a non-empty object one more LIST
+        of one key."""
         if not path:
             return None
         below = self.checked_key(path) + "/"
@@ -125,8 +126,8 @@ class ObjectStoreOrigin(Origin):
         return meta
 
     async def stat_and_read(self, path: str) -> tuple[ObjectMeta | None, Buffer | None]:
-        """One GET of at most `_SMALL_BYTES` instead of a HEAD; of larger objects the bytes are
-        thrown away. Everything else is as `stat` does it."""
+        """See `Origin.stat_and_read`. Sends one GET of at most `_SMALL_BYTES` instead of a HEAD and
+        drops the bytes of larger objects. In all other cases it does what `stat` does."""
         if not path or not self._on_loop.is_usable:
             return await self.stat(path), None
         key = self.checked_key(path)
@@ -152,23 +153,23 @@ class ObjectStoreOrigin(Origin):
         return meta, memoryview(data)
 
     async def stat_unlisted(self, path: str) -> ObjectMeta | None:
-        """One HEAD."""
+        """See `Origin.stat_unlisted`. Costs one HEAD."""
         return await self._head(path) if path else None
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """One LIST per 1,000 keys, the next page under way while this one is used; see
-        `PagedListing` for `below`."""
+        """See `Origin.list_dir`. Costs one LIST per 1,000 keys; the next page is in flight while
+        the caller uses this one. For `below` see `PagedListing`."""
         return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """One GET; see `Origin.read`. A small object comes on the loop; of others the
-        buffer is obstore's own, not copied."""
+        """See `Origin.read`. Costs one GET. A whole small object is read on the loop. For others
+        the result is obstore's own buffer, without a copy."""
         return await self.read_body(path, meta, offset, length, None)
 
     async def read_body(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
-        """`read`; see `Origin.read_body`."""
+        """See `Origin.read_body`."""
         key = self.checked_key(path)
         is_small = length == meta.size_bytes <= _SMALL_BYTES
         if is_small and body is None and self._on_loop.is_usable:
@@ -197,7 +198,7 @@ class ObjectStoreOrigin(Origin):
         return got.data
 
     async def _read_small(self, path: str, key: str, meta: ObjectMeta) -> memoryview | None:
-        """A whole small object, or None if it can't be had in the shorter way. Raises
+        """Return a whole small object, or None if it can't be read on the loop. Raises
         `OriginError`."""
         if not _is_strong(meta.version):
             return None
@@ -219,7 +220,7 @@ class ObjectStoreOrigin(Origin):
         return found.data
 
     def _md5_of(self, meta: ObjectMeta) -> bytes | None:
-        """What the bytes of a whole object are compared with."""
+        """Return the MD5 to compare a whole object with, or None."""
         return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
 
     @property
@@ -233,7 +234,7 @@ class ObjectStoreOrigin(Origin):
         at_a_time: int,
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
-        """One GET for each; see `Origin.read_many`."""
+        """See `Origin.read_many`. Costs one GET per object."""
         if not all(_is_strong(meta.version) for _, meta in wanted):
             return [None] * len(wanted)
         items = [
@@ -252,8 +253,8 @@ class ObjectStoreOrigin(Origin):
         return found
 
     async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
-        """Raises `BadDataError` unless the ETag is something else than an MD5. Then nothing is
-        compared any more: a bucket is encrypted as a whole, as a rule."""
+        """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
+        comparing, because encryption usually covers a whole bucket."""
         self.counters.heads += 1
         headers = await self._in_thread(path, partial(self._lister.head, key))
         if digest.is_no_md5(headers, md5):
@@ -267,7 +268,7 @@ class ObjectStoreOrigin(Origin):
         )
 
     async def aclose(self) -> None:
-        """Close the connections for listings; obstore closes its own when dropped."""
+        """Close all connections but those of obstore, which closes them when it is dropped."""
         self._lister.close()
         self._direct.close()
         self._on_loop.close()
@@ -282,7 +283,8 @@ class ObjectStoreOrigin(Origin):
         return self._target.subject(path)
 
     def checked_key(self, path: str) -> str:
-        """The key of `path`. Raises `NotFoundError`, without a request, if no key can be so."""
+        """Return the key of `path`. Raises `NotFoundError`, without a request, if no such key can
+        exist."""
         key = self._key(path)
         fits = all(is_key_name(part) for part in path.split("/"))
         if not fits or len(key.encode("utf-8")) > _KEY_MAX_BYTES:
@@ -290,7 +292,7 @@ class ObjectStoreOrigin(Origin):
         return key
 
     def dir_prefix(self, path: str) -> str:
-        """What the keys below a directory begin with. Raises `NotFoundError`, see above."""
+        """Return the prefix of all keys below a directory. Raises as `checked_key`."""
         return self.checked_key(path) + "/" if path else self._target.prefix
 
     async def _head(self, path: str) -> ObjectMeta:
@@ -304,8 +306,9 @@ class ObjectStoreOrigin(Origin):
         return _meta_from(found)
 
     async def _explain_denial(self, path: str, key: str) -> None:
-        """Raises `OriginUnavailableError` if the clock is why: the answer to a HEAD has no body to
-        say so, and obstore doesn't show the headers. Asks once in a while."""
+        """Raise `OriginUnavailableError` if a wrong clock caused the denial. The answer to a HEAD
+        has no body that gives the cause, and obstore hides the headers, so this sends its own HEAD,
+        at most once per `_EXPLAIN_EVERY_S`."""
         now = trio.current_time()
         if self._credentials.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
             return
@@ -314,16 +317,16 @@ class ObjectStoreOrigin(Origin):
         try:
             await self._in_thread(path, partial(self._lister.head, key))
         except OriginUnavailableError:
-            self._denial_explained_at = float("-inf")  # and so it is the next time
+            self._denial_explained_at = float("-inf")  # so the next denial is explained, too
             raise
         except OriginError:
             return
 
     async def _in_thread(self, path: str, call: Callable[[], T]) -> T:
-        """Run a call of obstore in a worker thread. Raises `OriginError`."""
+        """Run a blocking call in a worker thread. Raises `OriginError`."""
 
         def work() -> T:
-            self._credentials.current()  # renews them, or fails with a clear error
+            self._credentials.current()  # renews the credentials, or fails with a clear error
             return call()
 
         if self._workers is None:
@@ -348,12 +351,12 @@ class ObjectStoreOrigin(Origin):
             raise mapped from None
 
     async def _has_keys(self, prefix: str) -> bool:
-        """Whether any key begins with `prefix`: one LIST of one key, and more only if pages
-        without a key come first."""
+        """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
+        first pages have no key."""
         request = PageRequest(prefix, max_keys=1)
         for _ in range(EMPTY_PAGES):
             body = await self.fetch_page(self.start_page(request))
-            # More than was asked for is more than the loop should parse.
+            # A server may send more than one key; a long page would block the loop.
             parse = partial(parse_page, body, prefix)
             is_long = len(body) > _SMALL_BYTES
             page = await trio.to_thread.run_sync(parse) if is_long else parse()
@@ -369,7 +372,7 @@ class ObjectStoreOrigin(Origin):
         return Prefetch(partial(self._lister.fetch, request))
 
     async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
-        """The answer to a LIST. Raises `OriginError`."""
+        """Wait for the answer to a LIST and return it. Raises `OriginError`."""
         try:
             return await started.get()
         except NotFoundError:
@@ -379,7 +382,7 @@ class ObjectStoreOrigin(Origin):
             raise
 
     async def no_such_dir(self, path: str) -> OriginError:
-        """Why a listing came back without a single key."""
+        """Return the error that explains a listing without any key. Costs one HEAD."""
         try:
             await self._head(path)
         except NotFoundError as error:
@@ -397,8 +400,8 @@ def _open_store(target: S3Target, credentials: Credentials, options: OriginOptio
     ca_pem = read_ca_file(target)
     if ca_pem and target.endpoint.startswith("https://"):
         client["root_certificate"] = ca_pem
-    # The URL with the bucket in it is worked out once, in s3_config, for both libraries;
-    # "virtual hosted" makes obstore append the key to it as it is.
+    # s3_config computes the URL with the bucket once, for both libraries. With "virtual hosted",
+    # obstore appends the key to this URL unchanged.
     config: dict[str, Any] = {
         "endpoint": target.base_url,
         "virtual_hosted_style_request": True,
@@ -419,8 +422,8 @@ def _head(store: S3Store, key: str) -> Any:
 
 
 class _Got(NamedTuple):
-    """What has come of a GET: its bytes, if they are as many as they should be, and how many there
-    are, or would have been."""
+    """The result of a GET. `data` is None if the answer has the wrong version or length.
+    `size_bytes` is the length that arrived or was announced."""
 
     version: str
     size_bytes: int
@@ -437,9 +440,9 @@ def _get(
     md5: bytes | None,
     body: Body | None,
 ) -> _Got:
-    """`length` bytes of that version, and whether they have that MD5. Nothing is read, and no
-    memory taken, of an answer that announces anything else; nor more of one than there should be.
-    """
+    """Return `length` bytes of `version`, and whether they have this MD5. If the answer announces
+    another version or length, its body is not read and takes no memory. Never reads on after more
+    than `length` bytes."""
     result = obstore.get(store, key, options=options)
     found = _meta_from(result.meta).version
     start, end = result.range
@@ -460,14 +463,14 @@ def _get(
         return _Got(found, count)
     if body is not None:
         data = body.take()
-    else:  # in one piece, as far as it is known what obstore does
+    else:  # obstore seems to deliver one piece, which needs no copy; this is not guaranteed
         data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     return _Got(found, length, data, md5 is None or digest.has_md5(data, md5))
 
 
 def _meta_from(found: Any) -> ObjectMeta:
-    """From obstore's description. Raises `BadDataError` if it tells neither ETag nor time: some
-    servers answer so for what is no object (a directory)."""
+    """Convert obstore's description. Raises `BadDataError` if it has neither an ETag nor a time:
+    some servers answer like this for a directory, which is no object."""
     modified: datetime = found["last_modified"]  # 1970 where there is none
     mtime_ns = whole_seconds(modified)
     size: int = found["size"]
@@ -480,6 +483,6 @@ def _meta_from(found: Any) -> ObjectMeta:
 
 
 def _is_strong(version: str) -> bool:
-    """Whether `version` is an ETag that If-Match can be asked for. Weak ones never match, and what
-    can't stand in a header can only be compared with what comes."""
+    """Whether `version` is an ETag that can be sent as If-Match. Weak ETags never match. A version
+    that no header can hold is only compared with the version of the answer."""
     return version.startswith('"') and version.isascii() and version.isprintable()

@@ -1,4 +1,4 @@
-"""How an origin is to be reached: plain values, checked where they are used."""
+"""Options for reaching an origin. They are plain values; the code that uses them checks them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +10,16 @@ OssDriver = Literal["native", "ossfs"]
 VerifyOrigin = Literal["auto", "off"]
 
 CHECK_DEADLINE_S = 4.0
-"""`Origin.check` answers within this time, so that a mount fails within 5 s."""
+"""`Origin.check` returns or fails within this time, so that a mount fails within 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginOptions:
-    """Everything about an origin but its URL. None means: ask the environment.
+    """Everything about an origin except its URL. None means: use the environment.
 
-    `max_downloads` bounds the requests in flight. `request_timeout_s` bounds one request,
-    body included. `credentials_dir` is for S3 and OSS; see `credential_files`. `verify_origin`:
-    whether digests that an object store gives are compared.
+    `max_downloads` limits the requests in flight. `request_timeout_s` limits one request, including
+    its body. `credentials_dir` is for S3 and OSS; see `credential_files`. `verify_origin` decides
+    whether bytes are compared with the digests that an object store gives.
     """
 
     endpoint: str | None = None

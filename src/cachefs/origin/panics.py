@@ -1,7 +1,7 @@
-"""Panics of libraries that are written in Rust: no `Exception`, so nothing that expects one holds
-them, and one of them would end the daemon."""
+"""Panics of libraries that are written in Rust. A panic is no `Exception`, so `except Exception`
+does not catch it, and an uncaught one would end the daemon."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library has given up over what it was asked, or answered."""
+    """Whether `error` is a Rust panic, caused by the arguments or by the server's answer."""
     return type(error).__name__ == "PanicException"
