@@ -1,7 +1,7 @@
-"""What S3 and the libraries say, in words of `cachefs.errors`.
+"""Maps errors of S3 and of the libraries to `cachefs.errors`.
 
-Messages name the bucket and the endpoint. The libraries' own texts are never passed on: they
-are long, and may quote headers.
+Messages name the bucket or object and the endpoint. They never include the libraries' own texts,
+which are long and may quote headers.
 """
 
 import re
@@ -26,13 +26,13 @@ _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _BUSY_STATUS = (429, 503)
 _SKEWED = "RequestTimeTooSkewed"
 _MOST_SKEW_S = 900
-"""S3 refuses what was signed by a clock that is off by more."""
+"""S3 refuses requests signed by a clock that is wrong by more than this."""
 _SERVER_TIME = re.compile(r"<ServerTime>([0-9TZ:.+-]{10,40})</ServerTime>")
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
 def error_code(body: bytes) -> str:
-    """The code in an S3 error document, or an empty string."""
+    """Return the code in an S3 error document, or an empty string."""
     found = _CODE.search(body)
     return found[1].decode() if found else ""
 
@@ -46,8 +46,9 @@ def from_status(
     retry_after_s: float | None = None,
     server_time: str | None = None,
 ) -> OriginError:
-    """The exception for an answer that is not a success. `subject` is what was asked for;
-    `server_time` is what the header Date says, of an answer to a signed request."""
+    """Return the exception for an answer that is no success. `subject` names the requested object;
+    `server_time` is the server's time (header Date or `ServerTime`) in an answer to a signed
+    request."""
     ahead_s = _seconds_ahead(server_time)
     if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
         return _skewed(target, ahead_s)
@@ -72,8 +73,8 @@ def from_status(
 
 
 def _seconds_ahead(server_time: str | None) -> float | None:
-    """By how much the clock of this machine is ahead of a server that says so; None if nobody
-    knows."""
+    """Return how many seconds this machine's clock is ahead of the server's; negative if it is
+    behind, None if unknown."""
     if not server_time:
         return None
     try:
@@ -90,7 +91,8 @@ def _iso(text: str) -> datetime:
 
 
 def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
-    """No denial: names and blocks that are cached go on being shown."""
+    """Return the error for a wrong clock. It is not `AccessDeniedError`, so that cached names and
+    blocks stay readable."""
     how = "not that"
     if ahead_s is not None and abs(ahead_s) >= 1:
         how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} that"
@@ -101,7 +103,7 @@ def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
 
 
 def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginError:
-    """The exception for an error of obstore, told apart by class, then by HTTP status."""
+    """Return the exception for an error of obstore, chosen by its class, then by HTTP status."""
     kind = type(error).__name__
     if isinstance(error, FileNotFoundError):
         return from_status(target, subject, 404, "")
@@ -121,5 +123,5 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
 
 
 def unreachable(target: S3Target, subject: str) -> OriginUnavailableError:
-    """For a connection that fails, breaks or times out."""
+    """Return the exception for a connection that fails, breaks or times out."""
     return OriginUnavailableError(f"{subject} can't be read: {target.endpoint} does not answer")

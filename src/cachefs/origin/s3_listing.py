@@ -1,11 +1,11 @@
 """ListObjectsV2, one page per request.
 
-Why not obstore: its listing fails as a whole on a key with an empty, `.` or `..` part, and its
-listing by delimiter is not paged. Why not botocore's client: it takes 150 ms of CPU for a page
-of 1,000 keys, where the server takes 20. So botocore signs and sends, and the page is parsed
-here, in 5 ms.
+Why not obstore: its whole listing fails on a key with an empty, `.` or `..` part, and its listing
+with a delimiter is not paged. Why not botocore's client: it needs 150 ms of CPU for a page of 1,000
+keys, while the server needs 20 ms. So botocore signs and sends, and this module parses the page, in
+5 ms.
 
-Everything here blocks and is called in worker threads.
+All functions here block and must be called in worker threads.
 """
 
 import html
@@ -35,16 +35,16 @@ from cachefs.origin.s3_credentials import Credentials
 from cachefs.types import Entry, ObjectMeta
 
 PAGE_KEYS = 1000
-"""Keys asked for per page: the most that S3 gives."""
+"""Keys requested per page: the maximum of S3."""
 PAGE_BYTES = 16 << 20
-"""A longer page is no listing. One of 1,000 of the longest keys, all their bytes quoted, has 4."""
+"""A longer page is refused. 1,000 of the longest keys with all bytes quoted take 4 MiB."""
 
 _MOST_ROWS = 100_000
-"""Stores exist that give more keys than they are asked for."""
+"""The most rows of a page. Some stores return more keys than requested."""
 _TAGS_PER_ROW = 40
 _PIECE_BYTES = 64 << 10
 _MOST_AT_ONCE = 512
-"""Requests under way. A server that sends a byte now and then keeps a thread for long."""
+"""The most requests in flight. A server that sends very slowly blocks a thread for a long time."""
 _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
 _MARKER = re.compile(rb"<NextMarker>([^<]+)</NextMarker>")
 _TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
@@ -55,14 +55,15 @@ _ENCODED = "<EncodingType>url</EncodingType>"
 _NS_PER_S = 1_000_000_000
 _MOST_SECONDS = (1 << 63) // _NS_PER_S
 MOST_BYTES = 1 << 62
-"""No object is larger."""
+"""An upper bound for the size of any object."""
 _E_TAG_CHARACTERS = 1024
 
 
 def version_of(e_tag: str | None, mtime_ns: int, size_bytes: int) -> str:
-    """The version of an object: its ETag, equal whether it came from LIST, HEAD or GET.
+    """Return the version of an object: its ETag, in the same form for LIST, HEAD and GET.
 
-    Some servers quote it in headers and not in listings, so a bare one is quoted.
+    Some servers quote the ETag in headers but not in listings, so an unquoted one is quoted here.
+    Without an ETag, the version consists of time and size.
     """
     if not e_tag:
         return f"{mtime_ns}-{size_bytes}"
@@ -71,21 +72,22 @@ def version_of(e_tag: str | None, mtime_ns: int, size_bytes: int) -> str:
 
 @lru_cache(maxsize=4096)
 def mtime_ns_of(last_modified: str) -> int:
-    """ISO 8601 to ns, as `whole_seconds`."""
+    """Convert ISO 8601 to ns, rounded as by `whole_seconds`."""
     return whole_seconds(datetime.fromisoformat(last_modified))
 
 
 def whole_seconds(modified: datetime) -> int:
-    """In ns: HEAD knows no finer time, LIST sometimes does. A time beyond what a file can have
-    (after the year 2262, for example) is the nearest that it can have."""
+    """Return the time in ns, cut to whole seconds, because HEAD has no finer times but some LISTs
+    do. A time that a file can't have (such as after the year 2262) becomes the nearest that it can
+    have."""
     seconds = int(modified.timestamp())
     return max(-_MOST_SECONDS, min(seconds, _MOST_SECONDS)) * _NS_PER_S
 
 
 class Page:
-    """One page of a listing, parsed. `entries` are in key order, unresolved twins included;
-    `keys` counts what was on the page, entries or not; `last_key` is the last of them, or "";
-    `example` is one of those skipped."""
+    """One parsed page of a listing. `entries` are in key order and include unresolved twins; `keys`
+    counts all keys and prefixes of the page, including skipped ones; `last_key` is the last of
+    them, or ""; `example` is one of the skipped ones."""
 
     __slots__ = ("entries", "example", "keys", "last_key", "skipped")
 
@@ -105,20 +107,20 @@ class Page:
 
 
 class Tree(NamedTuple):
-    """A page of a listing without delimiter, as pages of the directories it has keys of."""
+    """A page of a listing without a delimiter, split into one page for each directory."""
 
     pages: dict[str, Page]
-    """By their paths below the prefix, `""` for the prefix itself."""
+    """By directory path below the prefix; `""` is the prefix itself."""
     last_key: str
     is_whole: bool
-    """Nothing follows."""
+    """No further page follows."""
     is_in_order: bool
-    """What is below a directory stands together: so if something follows, all directories are
-    complete but those that the last key lies in. Buckets without an order exist (S3 Express)."""
+    """All keys below a directory are adjacent. So if a page follows, all directories are complete
+    except those that contain the last key. S3 Express buckets have no order."""
 
 
 class PageRequest(NamedTuple):
-    """What one LIST asks for."""
+    """The parameters of one LIST."""
 
     prefix: str
     delimiter: str = ""
@@ -126,17 +128,17 @@ class PageRequest(NamedTuple):
     start_after: str = ""
     max_keys: int = PAGE_KEYS
     marker: str = ""
-    """For a store that knows ListObjects of the first version only, and neither `token` nor
+    """For a store that supports only the first version of ListObjects, and so neither `token` nor
     `start_after`."""
 
 
 class S3Lister:
-    """Sends signed requests for one bucket: listings, and HEADs that show all headers."""
+    """Sends signed requests to one bucket: listings, and HEADs that return all headers."""
 
     def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
         self._target = target
         self._credentials = credentials
-        # Sent through a proxy as it is written here, so it must have a path.
+        # A proxy receives this URL unchanged, so it must have a path.
         self._url = target.base_url + ("" if urlsplit(target.base_url).path else "/")
         self._http = URLLib3Session(
             verify=target.ca_file or True,
@@ -148,7 +150,7 @@ class S3Lister:
         self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def fetch(self, request: PageRequest) -> bytes:
-        """The XML of one page. Raises `OriginError`."""
+        """Return the XML of one page. Raises `OriginError`."""
         query = {
             "continuation-token": request.token or "",
             "delimiter": request.delimiter,
@@ -159,12 +161,12 @@ class S3Lister:
             "prefix": request.prefix,
             "start-after": request.start_after,
         }
-        # In sorted order and strictly quoted, so that what is sent is what is signed.
+        # Sorted and strictly quoted, so that the text that is sent equals the signed text.
         text = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in query.items() if v)
         return self._send("GET", f"{self._url}?{text}", request.prefix)[1]
 
     def head(self, key: str) -> dict[str, str]:
-        """All headers of an object, by lower-case names. Raises `OriginError`."""
+        """Return all headers of an object, by lower-case names. Raises `OriginError`."""
         url = f"{self._target.base_url}/{quote(key, safe='/-_.~')}"
         return self._send("HEAD", url, key)[0]
 
@@ -181,7 +183,7 @@ class S3Lister:
             body = self._body(answer.raw)
         except OriginError:
             raise
-        except Exception:  # also of the libraries below botocore, whose texts may quote headers
+        except Exception:  # also errors of botocore's libraries, whose texts may quote headers
             raise s3_errors.unreachable(self._target, subject) from None
         finally:
             self._turns.release()
@@ -201,8 +203,9 @@ class S3Lister:
         return {name.lower(): value for name, value in answer.headers.items()}, body
 
     def _body(self, raw: Any) -> bytes:
-        """All of it, if it is no longer than a page may be and comes in time: a server that sends
-        without end, or a byte now and then, holds neither memory nor a thread."""
+        """Return the whole body. Raises `BadDataError` if it exceeds `PAGE_BYTES`, `TimeoutError`
+        if it takes longer than `_body_s`. So a server that sends without end, or very slowly, can
+        block neither memory nor a thread."""
         began_at = time.monotonic()
         body = bytearray()
         while piece := raw.read1(_PIECE_BYTES):
@@ -220,12 +223,13 @@ class S3Lister:
         return bytes(body)
 
     def close(self) -> None:
-        """Drop idle connections."""
+        """Close idle connections."""
         self._http.close()
 
 
 def next_token(body: bytes) -> str | None:
-    """The continuation token, found without parsing: the next page is asked for first."""
+    """Return the continuation token, or None on the last page. This does not parse the page, so
+    that the next page can be requested before parsing."""
     found = _TOKEN.search(body)
     if found is None or _says_truncated(body) is False:
         return None
@@ -234,9 +238,9 @@ def next_token(body: bytes) -> str | None:
 
 
 def next_marker(body: bytes, page_end: str) -> str | None:
-    """What a listing goes on after that has no token and says all the same that more follows, as
-    the first version of ListObjects does; None at its end. `page_end` is the last key of the page.
-    Raises `BadDataError` if there is nothing to go on from."""
+    """Return the marker after which the listing continues, for a truncated page without a token, as
+    the first version of ListObjects sends it; None otherwise. `page_end` is the last key of the
+    page. Raises `BadDataError` if the page has no place to continue from."""
     if next_token(body) is not None or not _says_truncated(body):
         return None
     found = _MARKER.search(body)
@@ -255,13 +259,13 @@ def _says_truncated(body: bytes) -> bool | None:
 
 
 def parse_page(body: bytes, prefix: str) -> Page:
-    """The entries directly below `prefix`. Raises `BadDataError` for what is no listing."""
+    """Return the entries directly below `prefix`. Raises `BadDataError` if `body` is no listing."""
     with _no_listing(prefix):
         return _page(_columns_of(body), prefix)
 
 
 def parse_tree(body: bytes, prefix: str) -> Tree:
-    """A page that was asked for without a delimiter. Raises `BadDataError`."""
+    """Parse a page that was requested without a delimiter. Raises `BadDataError`."""
     with _no_listing(prefix):
         columns = _columns_of(body)
         keys = columns.keys
@@ -286,7 +290,8 @@ def parse_tree(body: bytes, prefix: str) -> Tree:
 
 
 def _is_in_order(keys: list[str]) -> bool:
-    """Whether keys come as S3 says, by their bytes, or as a file system has them (SeaweedFS)."""
+    """Whether keys are sorted by their bytes, as in S3, or part by part, as in a file system
+    (SeaweedFS)."""
     in_bytes, by_part = keys, [key.replace("/", "\0") for key in keys]
     return in_bytes == sorted(in_bytes) or by_part == sorted(by_part)
 
@@ -298,14 +303,15 @@ def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
         if not key.startswith(prefix):
             raise ValueError(key)
         path = key[start:].rpartition("/")[0]
-        # A part without a name can't be shown, nor what is below it: for `_page` to skip.
+        # Keys below an empty part can't be shown. They go to the directory above that part, where
+        # `_page` skips them.
         unfit = f"/{path}/".find("//")
         rows.setdefault(path[: max(0, unfit - 1)] if unfit >= 0 and path else path, []).append(row)
     return rows
 
 
 def _directories_in(paths: Iterable[str]) -> dict[str, list[str]]:
-    """These and all above them, each with the names of the directories in it."""
+    """Return `paths` and all directories above them, each with the names of its directories."""
     names: dict[str, list[str]] = {"": []}
     found: list[tuple[str, str]] = []
     for leaf in paths:
@@ -338,12 +344,12 @@ def _no_listing(prefix: str) -> Iterator[None]:
 def _columns_of(body: bytes) -> "_Columns":
     rows = body.count(b"<Contents") + body.count(b"<CommonPrefixes")
     if rows > _MOST_ROWS or body.count(b"<") > _TAGS_PER_ROW * (rows + PAGE_KEYS):
-        raise ValueError(rows)  # a parser would take a hundred times as much memory
+        raise ValueError(rows)  # the parser would need a hundred times as much memory
     return _columns_fast(body) or _columns(ElementTree.fromstring(body))
 
 
 class _Columns(NamedTuple):
-    """A page by columns: the first four belong together row by row."""
+    """A page as columns. The first four have one element for each row."""
 
     keys: list[str]
     sizes: list[str]
@@ -354,11 +360,11 @@ class _Columns(NamedTuple):
 
 
 def _columns_fast(body: bytes) -> _Columns | None:
-    """The columns cut out of a page that is written the usual way, else None.
+    """Cut the columns out of a page that is written in the usual way; return None for others.
 
     All servers write these elements without attributes and namespace prefixes, each once per
-    object, which the counts prove. Five times as fast as the XML parser, and half the cost of
-    listing a large directory.
+    object; the counts verify this. It is five times as fast as the XML parser and halves the cost
+    of listing a large directory.
     """
     text = body.decode().replace("&#34;", '"').replace("&quot;", '"')  # around every ETag
     if not text.rstrip().endswith("</ListBucketResult>") or "<!" in text:
@@ -381,7 +387,7 @@ def _unescaped(column: list[str]) -> list[str]:
 
 
 def _columns(root: ElementTree.Element) -> _Columns:
-    """The same by the XML parser, for pages written in another way."""
+    """Do the same with the XML parser, for pages that are written in another way."""
     ns = root.tag[: root.tag.index("}") + 1] if root.tag.startswith("{") else ""
     if root.tag != ns + "ListBucketResult":
         raise ValueError(root.tag)
@@ -402,7 +408,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
         if columns.encoded and ("%" in key or "+" in key):
             key = _decoded(key)
         if key == prefix:
-            continue  # the marker of this very directory
+            continue  # the marker of this directory itself
         name = key[start:]
         if not key.startswith(prefix) or not is_key_name(name):
             skipped += 1

@@ -1,4 +1,4 @@
-"""One directory of a bucket, page by page, and on the way what fits of the directories below it."""
+"""Lists one directory of a bucket page by page, with deeper directories that fit on a page."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,22 +24,23 @@ from cachefs.types import Entry
 T = TypeVar("T")
 
 _DIRECTORIES = 10_000
-"""Directories that something is remembered of."""
+"""The most directories in each collection of `TreeShapes`."""
 _LISTS_PER_WIDE = 8
-"""So many directories of one parent are listed alone before more than one is asked for."""
+"""Of so many listings below the same parent, one also covers the siblings that follow."""
 EMPTY_PAGES = 100
-"""So many pages without a key may follow each other (S3 gives such where keys were deleted)."""
+"""The most successive pages without a key (S3 sends such pages where keys were deleted)."""
 
 
 class TreeShapes:
-    """What the listings of a bucket have shown of its directories: which way suits them."""
+    """What earlier listings of a bucket showed of its directories. `PagedListing` uses it to choose
+    the form of its first LIST."""
 
     def __init__(self) -> None:
         self._deep: set[str] = set()
         self._listed_in: dict[str, int] = {}
 
     def is_deep(self, path: str) -> bool:
-        """There is more below than one LIST shows."""
+        """Whether the directory has more keys below it than one LIST shows."""
         return path in self._deep
 
     def note_deep(self, path: str) -> None:
@@ -48,8 +49,9 @@ class TreeShapes:
         self._deep.add(path)
 
     def note_listed(self, path: str) -> bool:
-        """That a directory is listed. True if so many beside it were that what follows it is
-        likely to be asked for, too, and worth a longer page."""
+        """Record that a directory is listed. Return True once per `_LISTS_PER_WIDE` listings below
+        the same parent: then the next siblings will probably be listed, too, so one LIST should
+        cover several of them."""
         if not path:
             return False
         parent = path.rpartition("/")[0]
@@ -60,33 +62,34 @@ class TreeShapes:
 
 
 class PageSource(Protocol):
-    """What a listing needs of its origin."""
+    """The interface that `PagedListing` needs of its origin."""
 
     shapes: TreeShapes
     counters: OriginCounters
 
     def dir_prefix(self, path: str) -> str:
-        """What the keys below a directory begin with. Raises `NotFoundError` for no name."""
+        """Return the prefix of all keys below a directory. Raises `NotFoundError` if `path` can't
+        be a key."""
 
     def start_page(self, request: PageRequest) -> Prefetch[bytes]:
         """Send one LIST now."""
 
     async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
-        """The answer to a LIST. Raises `OriginError`."""
+        """Wait for the answer to a LIST and return it. Raises `OriginError`."""
 
     async def no_such_dir(self, path: str) -> OriginError:
-        """Why there is not a single key below."""
+        """Return the error that explains why there is no key below `path`."""
 
 
 class PagedListing:
-    """The state of one `list_dir`: the next page is on its way while this one is parsed. A page
-    that fails, or is given up, is asked for again by the next call.
+    """The state of one `list_dir`. The next page is in flight while this one is parsed. If a page
+    fails or is cancelled, the next call requests it again.
 
-    If the caller takes what lies `below`, the first LIST has no delimiter. So one request shows a
-    tree of up to 1,000 keys with all its directories. Of a larger one it shows the beginning; then
-    the directory is listed from there if it has only files so far, else anew, by delimiter, and so
-    from then on. Every eighth time that a directory of the same parent is listed, the page goes on
-    with the directories that follow it.
+    If the caller passes `below`, the first LIST has no delimiter, so one request shows a tree of up
+    to 1,000 keys with all its directories. Of a larger tree it shows the beginning. If the
+    beginning has only files, the listing continues from there. Otherwise it starts again with a
+    delimiter, and later listings of this directory use the delimiter at once. Every eighth listing
+    of a directory below the same parent continues with the siblings that follow it.
     """
 
     def __init__(self, origin: PageSource, path: str, below: dict[str, list[Entry]] | None) -> None:
@@ -101,12 +104,12 @@ class PagedListing:
         self._keys = 0
         self._empty_pages = 0
         self._places: set[int] = set()
-        """Hashes of tokens and markers: a listing that comes back to one would never end."""
+        """Hashes of the tokens and markers so far. A listing that repeats one would never end."""
         self._fetched_all = False
         self._ended = False
 
     async def next_page(self) -> list[Entry] | None:
-        """Decided entries of the next page that has any, or None at the end."""
+        """Return the final entries of the next page that has any, or None at the end."""
         if not self._next.delimiter:  # the first call
             self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
         while not self._ended:
@@ -127,7 +130,8 @@ class PagedListing:
         return None
 
     async def _tree_page(self) -> Page:
-        """The first LIST, without a delimiter. The page is empty if it has to be done again."""
+        """Send the first LIST, without a delimiter. Return an empty page if the directory must be
+        listed again in another way."""
         own_prefix = self._next.prefix
         if self._is_wide:
             top = self._path.rpartition("/")[0]
@@ -141,7 +145,7 @@ class PagedListing:
         pages = {join(top, path): page for path, page in tree.pages.items()}
         page = pages.pop(self._path, None) or Page([], 0, 0)
         self._take_below(pages, tree, request.prefix.removesuffix(top and top + "/"))
-        if self._is_wide and not page.keys:  # perhaps there is nothing but its own marker
+        if self._is_wide and not page.keys:  # perhaps the directory has only its own marker
             self._is_wide = False
             return page
         self._seeks_below = False
@@ -156,7 +160,8 @@ class PagedListing:
         return Page([], 0, 0)
 
     def _take_below(self, pages: dict[str, Page], tree: Tree, root: str) -> None:
-        """Those that are complete; the page may have begun in the middle of those above."""
+        """Put the complete directories into `below`. Directories above this one are left out,
+        because the page may begin in their middle."""
         assert self._below is not None
         for path, page in pages.items():
             is_above = not path or self._path.startswith(path + "/")
@@ -172,12 +177,12 @@ class PagedListing:
         return any(path.startswith(start) for path in pages)
 
     async def _next_fetched(self) -> Page:
-        """The next page. Changes nothing but `_started` unless it succeeds."""
+        """Return the next page. If this fails, it has changed only `_started`."""
         asked, self._started = self._started or self._origin.start_page(self._next), None
         body = await self._origin.fetch_page(asked)
         token = next_token(body)
         following = self._next._replace(token=token, start_after="", marker="")
-        # Asked for before this page is parsed, and given up if it turns out to be no listing.
+        # The next page is requested before this one is parsed; if parsing fails, it is dropped.
         started = self._origin.start_page(following) if self._goes_on(token) else None
         page = await _in_thread(partial(parse_page, body, self._next.prefix))
         marker = next_marker(body, page.last_key)
@@ -194,14 +199,14 @@ class PagedListing:
         return page
 
     def _goes_on(self, place: str | None) -> bool:
-        """Whether there is a next page. Raises `BadDataError` if it is one that has been there."""
+        """Whether there is a next page. Raises `BadDataError` if `place` occurred before."""
         if place and hash(place) in self._places:
             raise BadDataError(f"the listing of {self._next.prefix or '/'} goes round in a circle")
         return place is not None
 
 
 def _is_past(key: str, prefix: str) -> bool:
-    """Whether all keys with the prefix come before this one, which was sent last."""
+    """Whether `key`, the last one of a page, lies behind all keys with `prefix`."""
     return bool(key) and not key.startswith(prefix)
 
 

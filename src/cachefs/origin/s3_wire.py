@@ -1,7 +1,7 @@
-"""GETs of whole small objects as they go over the wire: the request, and the head of the answer.
+"""GETs of small objects on the wire: writes the request and parses the head of the answer.
 
-For the usual case alone. An answer that is not exactly what was expected is left to obstore, which
-asks again and knows what to make of it.
+This module handles only the usual case. For any unexpected answer, the caller repeats the request
+through obstore, which handles all cases.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from cachefs.types import ObjectMeta
 
 _HEAD_LINES = 100
 REPLACED = (404, 412)
-"""Answers that say something about one object, and nothing about the server."""
+"""Statuses that concern only one object: it is absent or has another version."""
 
 
 class Wanted(NamedTuple):
-    """An object; `md5` is what its bytes are compared with."""
+    """An object to read. If `md5` is not None, the bytes are compared with it."""
 
     key: str
     e_tag: str
@@ -31,34 +31,34 @@ class Wanted(NamedTuple):
 
 
 class UnusualError(Exception):
-    """The answer is not what this module was made for."""
+    """The request or the answer is not the usual case that this module handles."""
 
 
 class Head(NamedTuple):
-    """Of an answer."""
+    """The head of an answer."""
 
     status: int
     is_wanted: bool
-    """The object follows, as it is wanted."""
+    """The wanted object follows."""
     length_bytes: int | None
-    """Of what follows, if it is told."""
+    """The length of the body; None if the head does not state it."""
     stays_open: bool
-    """The server takes another request on this connection afterwards."""
+    """The server accepts another request on this connection afterwards."""
     headers: dict[bytes, bytes]
-    """By lower-case names."""
+    """The headers by lower-case names."""
 
 
 def get_request(
     target: S3Target, item: Wanted, keys: ReadOnlyCredentials | None, now_s: float
 ) -> bytes:
-    """The GET of an object. Raises `UnusualError` for a name that can't be written."""
+    """Return the GET of an object. Raises `UnusualError` if a header is not printable."""
     return _request(target, item.key, {"if-match": item.e_tag}, keys, now_s)
 
 
 def look_up_request(
     target: S3Target, key: str, most_bytes: int, keys: ReadOnlyCredentials | None, now_s: float
 ) -> bytes:
-    """The GET of the first `most_bytes` of whatever version there is. Raises as `get_request`."""
+    """Return the GET of the first `most_bytes` of any version. Raises as `get_request`."""
     return _request(target, key, {"range": f"bytes=0-{most_bytes - 1}"}, keys, now_s)
 
 
@@ -81,8 +81,8 @@ def _request(
 
 
 def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
-    """Of the answer to that: its `lines` without their ends, up to the empty one, which is not
-    among them. Without an `item`, any object is wanted. Raises `UnusualError`."""
+    """Parse the head of an answer. `lines` are its lines without line ends, and without the empty
+    line that ends the head. Without an `item`, any object is wanted. Raises `UnusualError`."""
     version = status = b""
     headers: dict[bytes, bytes] = {}
     for number, line in enumerate(lines):
@@ -110,8 +110,8 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
 
 
 def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
-    """What the headers of a GET say of the whole object, as a HEAD would. None if they don't say
-    its size, time and version: the caller asks by HEAD then."""
+    """Return the metadata of the whole object from the headers of a GET. Return None if they lack
+    its size, time or version; the caller sends a HEAD then."""
     length = headers.get(b"content-length", b"")
     if b"content-range" in headers:
         unit, _, length = headers[b"content-range"].rpartition(b"/")
