@@ -1,14 +1,13 @@
-"""Credentials as Kubernetes mounts a Secret: a directory, one value a file.
+"""Credentials as Kubernetes mounts a Secret: a directory with one file for each value.
 
     DIR/access_key_id  DIR/secret_access_key  DIR/session_token (optional)
 
-Names are compared without case, `-`, `_` and `.`, with or without AWS, OSS, S3 or ALIBABA_CLOUD
-before them, and the usual other words are known (`accessKey`, `AWS_SECRET_ACCESS_KEY`,
-`secret-key`, `security_token`, ...). Other files are left alone. Spaces and line ends around a
-value don't count.
+Names are compared without case, `-`, `_` and `.`. They may begin with AWS, OSS, S3, ALIBABA_CLOUD
+or ALIYUN. The usual synonyms are accepted (`accessKey`, `AWS_SECRET_ACCESS_KEY`, `secret-key`,
+`security_token`, ...). Other files are ignored. Spaces and line ends around a value are removed.
 
-The kubelet replaces such a Secret by swapping the link `..data`, so the files are looked at again
-before they are used, once a second at most; what is found half-way through a change is not used.
+The kubelet replaces a Secret by swapping the link `..data`. So the files are checked again before
+they are used, at most once a second. Values that were read during a change are not used.
 """
 
 import logging
@@ -44,11 +43,11 @@ _WORDS = {
 log = logging.getLogger(__name__)
 
 _Print = tuple[tuple[str, int, int, int], ...]
-"""Per file what changes with its content: path, inode, mtime in ns, size."""
+"""For each file the properties that change with its content: path, inode, mtime in ns, size."""
 
 
 def open_credentials_dir(path: Path) -> "FileSource":
-    """Raises `UsageError` if there are no usable credentials at the start."""
+    """Return the source for a directory. Raises `UsageError` if it has no usable credentials."""
     source = FileSource(path)
     try:
         source.find()
@@ -58,7 +57,8 @@ def open_credentials_dir(path: Path) -> "FileSource":
 
 
 class FileSource(Source):
-    """The files of one directory, read again when they have changed."""
+    """Reads credentials from the files of one directory, again when they have changed. `_lock`
+    protects all mutable fields."""
 
     def __init__(self, path: Path) -> None:
         self._dir = path
@@ -72,7 +72,7 @@ class FileSource(Source):
         return f"see the files in {self._dir}"
 
     def find(self) -> Keys:
-        """See `Source.find`. While new files can't be used, the old keys still are."""
+        """See `Source.find`. While new files are unusable, this returns the old keys."""
         with self._lock:
             now = time.monotonic()
             if self._keys is not None and now - self._looked_at < _LOOK_AGAIN_S:
@@ -99,7 +99,7 @@ class FileSource(Source):
                 texts = {word: _value(file) for word, file in files.items()}
                 after = _fingerprint(_files(self._dir))
             except FileNotFoundError as error:
-                gone = error  # swapped under us, perhaps
+                gone = error  # perhaps the kubelet has just swapped the files
                 continue
             if before == after:
                 keys = self._keys_from(texts)
@@ -132,7 +132,8 @@ class FileSource(Source):
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The file for each word. All of one generation, where there are generations."""
+    """Return the file for each word. If there is a `..data` link, all files are from the directory
+    it points to now."""
     generation = path / "..data"
     place = Path(os.path.realpath(generation)) if generation.is_symlink() else path
     found: dict[str, Path] = {}
@@ -155,7 +156,8 @@ def _fingerprint(files: dict[str, Path]) -> _Print:
 
 
 def _value(file: Path) -> str:
-    """Raises `AccessDeniedError` for what can't be a value; its message quotes nothing of it."""
+    """Return the value in a file. Raises `AccessDeniedError`, without the content in its message,
+    if that is not ASCII."""
     with file.open("rb") as stream:
         data = stream.read(_MAX_BYTES)
     try:
@@ -167,7 +169,8 @@ def _value(file: Path) -> str:
 def choose_source(
     options: OriginOptions, default: Callable[[OriginOptions], Source]
 ) -> Source | None:
-    """`--anonymous` and `--credentials-dir` come before `default`. Raises `UsageError`."""
+    """Return the source that `--anonymous` (None) or `--credentials-dir` selects, else `default`.
+    Raises `UsageError`."""
     if options.credentials_dir is None:
         return None if options.anonymous else default(options)
     if options.anonymous or options.profile:

@@ -1,15 +1,15 @@
 """HDFS through hdfs-native: no JVM, no libhdfs.
 
-A version is the modification time and the length; the library doesn't tell the file id. HDFS has
-no conditional reads, so `read` asks for the version again after the bytes have arrived: the
-version asked for existed before the read began, and if it is still there when the read has ended,
-it was there all the time. The library checks the CRCs of everything that a DataNode sends.
+A version is the modification time and the length, because the library does not return the file id.
+HDFS has no conditional reads, so `read` requests the version again after the bytes have arrived.
+The requested version existed before the read began; if it still exists after the read, it existed
+all the time. The library checks the CRCs of all data that a DataNode sends.
 
-The library's blocking client is called in worker threads. It waits for a NameNode for ever, so
-whoever waits here goes on after a deadline and leaves the thread behind until the connection
-breaks or answers; each NameNode has its own threads. (The asyncio client could be cancelled. But
-its threads wake Python with locks of their own held, and to free it waits for them with the
-interpreter's lock held: with 0.14.7 one in 1,000 stopped the whole process for good.)
+Worker threads call the library's blocking client. It waits for a NameNode without a timeout, so the
+caller continues after a deadline and abandons the thread until the connection breaks or answers.
+Each NameNode has its own threads. (The asyncio client could be cancelled. But its threads hold
+their own locks while they wake Python, and freeing it waits for these threads while it holds the
+interpreter's lock: with 0.14.7 one in 1,000 deadlocked the whole process.)
 """
 
 import threading
@@ -42,26 +42,27 @@ from cachefs.workers import Workers
 T = TypeVar("T")
 
 _PAGE_ENTRIES = 1000
-"""As many as a NameNode sends at once (dfs.ls.limit), unless the site has changed it."""
+"""The default number of entries that a NameNode sends at once (dfs.ls.limit)."""
 
 _LISTERS_MAX = 32
-"""Threads that may be waiting for a NameNode's listing at one time, those given up included."""
+"""The most threads that wait for a NameNode's listing at a time, including abandoned ones."""
 
 _SLOWEST_BYTES_PER_S = 1 << 20
-"""A body that comes more slowly is given up."""
+"""A read of a slower body times out."""
 
 _NS_PER_MS = 1_000_000
 
 
 def open_hdfs(location: str, options: OriginOptions) -> "HdfsOrigin":
-    """The origin for `HOST:PORT/DIR` or `NAMESERVICE/DIR`; sends no request. Raises
+    """Return the origin for `HOST:PORT/DIR` or `NAMESERVICE/DIR`. Sends no request. Raises
     `UsageError`."""
     target = resolve_target(location, options)
     return HdfsOrigin(target, options)
 
 
 class _Server:
-    """One NameNode: the client for it, made when it is needed, and the threads that call it."""
+    """One NameNode. It owns the client, which it creates at the first use, and the worker threads
+    that call the client."""
 
     def __init__(self, endpoint: str, namenode: NameNode, threads: int) -> None:
         self.address = namenode.address
@@ -84,7 +85,7 @@ class _Server:
         return self._client
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """`function(client, *args)` in a thread. A cancelled caller goes on at once."""
+        """Run `function(client, *args)` in a thread. A cancelled caller does not wait for it."""
         if self._workers is None:
             self._workers = Workers(self._threads, "hdfs")
         return await self._workers.run_abandonable(function, self.client, *args)
@@ -96,7 +97,7 @@ class _Server:
 
 
 class HdfsOrigin(Origin):
-    """One directory of one HDFS."""
+    """The origin for one directory of one HDFS."""
 
     tells_owners = True
 
@@ -106,7 +107,7 @@ class HdfsOrigin(Origin):
         self.counters = OriginCounters()
         self._root = target.root
         self._timeout_s = options.request_timeout_s
-        # With another NameNode to try, less patience with each.
+        # With several NameNodes, each attempt is shorter, so that there is time for another one.
         alone = len(target.namenodes) == 1
         self._attempt_s = options.request_timeout_s if alone else options.connect_timeout_s
         self._servers = [
@@ -117,7 +118,7 @@ class HdfsOrigin(Origin):
         self._listers = threading.BoundedSemaphore(_LISTERS_MAX)
 
     async def check(self) -> None:
-        """One request; see `Origin.check`."""
+        """See `Origin.check`. Costs one request."""
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
             if not (await self._status("")).isdir:
                 raise NotADirError(f"{self.url} is a file, not a directory")
@@ -126,18 +127,18 @@ class HdfsOrigin(Origin):
             raise self._mute(self.url)
 
     async def stat(self, path: str) -> Found:
-        """One request; see `Origin.stat`."""
+        """See `Origin.stat`. Costs one request."""
         full = self._full(path)
         self.counters.heads += 1
         return await self._call(path, _stat, full)
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """One request, and one more per 1,000 entries; the next page is under way while this one
-        is used."""
+        """See `Origin.list_dir`. Costs one request, and one more per 1,000 entries. The next page
+        is in flight while the caller uses this one."""
         return Pages(_Listing(self, path).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """The block locations, the bytes, then the version once more."""
+        """See `Origin.read`. Requests the block locations, the bytes, and finally the version."""
         full = self._full(path)
         self.counters.gets += 1
         self.counters.heads += 1
@@ -158,7 +159,7 @@ class HdfsOrigin(Origin):
         return data
 
     async def aclose(self) -> None:
-        """Drop the connections; what is under way ends unheard."""
+        """Drop the connections. The results of calls in flight are ignored."""
         for server in self._servers:
             server.close()
         await trio.lowlevel.checkpoint()
@@ -167,7 +168,8 @@ class HdfsOrigin(Origin):
         return join(self.url.rstrip("/"), path)
 
     def _full(self, path: str) -> str:
-        """The absolute path. Raises `NotFoundError`, without a request, if none can be so."""
+        """Return the absolute path. Raises `NotFoundError`, without a request, if no such path can
+        exist."""
         if path and not all(is_name(part) for part in path.split("/")):
             raise NotFoundError(f"{self._subject(path)!r} can't be a name")
         return f"{self._root}/{path}" if path else self._root or "/"
@@ -187,10 +189,10 @@ class HdfsOrigin(Origin):
     async def _call(
         self, path: str, function: Callable[..., T], *args: Any, extra_s: float = 0.0
     ) -> T:
-        """`function(client, *args)` with the client of the active NameNode, or of the first other
-        one that answers; that one is active from then on. Raises `OriginError`.
+        """Run `function(client, *args)` with the client of the active NameNode, or of the first
+        other one that answers, which then becomes the active one. Raises `OriginError`.
 
-        `extra_s` is what more than the NameNodes' answers may take."""
+        `extra_s` is additional time for anything besides the NameNodes' answers."""
         failure: OriginError | None = None
         first = self._active
         with trio.move_on_after(self._timeout_s + extra_s):
@@ -204,13 +206,13 @@ class HdfsOrigin(Origin):
                 except trio.TooSlowError:
                     failure = None
                 except trio.Cancelled:
-                    # Somebody with less patience gave up: his next try begins with another one.
+                    # The caller's timeout was shorter. The next call begins with another NameNode.
                     if self._active == index:
                         self._active = (index + 1) % len(self._servers)
                     raise
                 except (KeyboardInterrupt, SystemExit, UsageError):
                     raise
-                except BaseException as error:  # a panic in Rust is no Exception
+                except BaseException as error:  # a Rust panic is no Exception
                     failure = from_hdfs_native(self._subject(path), error)
                     if not is_of_the_namenode(error):
                         break
@@ -219,15 +221,15 @@ class HdfsOrigin(Origin):
         raise failure or self._mute(self._subject(path))
 
     async def start_listing(self, path: str) -> Iterator[FileStatus]:
-        """The iterator over the directory at `path`, from the NameNode that is active now. Raises
-        as `list_dir` does."""
+        """Return the iterator over the directory at `path`, from the NameNode that is active now.
+        Raises as `list_dir`."""
         status = await self._status(path)
         if not status.isdir:
             raise NotADirError(f"{self._subject(path)} is a file, not a directory")
         return self._servers[self._active].client.list_status(self._full(path))
 
     def start_page(self, path: str, statuses: Iterator[FileStatus]) -> Prefetch[list[Entry]]:
-        """Begin to read the next page in a thread."""
+        """Start to read the next page in a thread."""
         if not self._listers.acquire(blocking=False):
             self.counters.errors += 1
             raise self._mute(self._subject(path))
@@ -242,7 +244,7 @@ class HdfsOrigin(Origin):
         return Prefetch(work)
 
     async def finish_page(self, path: str, started: Prefetch[list[Entry]]) -> list[Entry]:
-        """The entries of a page, fewer than `_PAGE_ENTRIES` at the end."""
+        """Wait for a page and return its entries: fewer than `_PAGE_ENTRIES` on the last page."""
         try:
             with trio.fail_after(self._timeout_s):
                 entries = await started.get()
@@ -258,8 +260,8 @@ class HdfsOrigin(Origin):
 
 
 class _Listing:
-    """The state of one `list_dir`. After a failure it begins anew, behind what was given already:
-    a NameNode lists by name."""
+    """The state of one `list_dir`. After a failure it lists again from the beginning and skips the
+    entries that it has already returned, because a NameNode lists in order of names."""
 
     def __init__(self, origin: HdfsOrigin, path: str) -> None:
         self._origin = origin
@@ -269,7 +271,7 @@ class _Listing:
         self._started: Prefetch[list[Entry]] | None = None
 
     async def next_page(self) -> list[Entry] | None:
-        """The entries of the next page that has any, or None at the end."""
+        """Return the entries of the next page that has any, or None at the end."""
         try:
             return await self._next_page()
         except BaseException:
@@ -313,13 +315,13 @@ def _stat(client: Client, full: str) -> Found:
 def _read(
     client: Client, full: str, size: int, offset: int, length: int
 ) -> tuple[bytes | None, Exception | None, FileStatus]:
-    """The bytes, or what went wrong with them, and the file's status afterwards. Raises what the
-    status fails with: so a NameNode that has gone makes the whole fail."""
+    """Return the bytes, or the exception that reading them raised, and the file's status after
+    that. Raises if the status fails, so that `_call` can try another NameNode."""
     data: bytes | None = None
     failure: Exception | None = None
     try:
         reader = client.read(full)
-        if len(reader) == size:  # the library panics at a range past the end
+        if len(reader) == size:  # the library panics if a range exceeds the file
             data = reader.read_range(offset, length)
     except Exception as error:
         failure = error
@@ -334,7 +336,7 @@ def _entries(statuses: Iterator[FileStatus]) -> list[Entry]:
 
 
 def _found(status: FileStatus) -> Found:
-    """Only in a worker thread: names of users are looked up."""
+    """Convert a status. Must run in a worker thread, because it looks up user names."""
     posix = named_posix(status.owner, status.group, status.permission)
     if status.isdir:
         return posix

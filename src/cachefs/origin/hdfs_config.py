@@ -1,4 +1,4 @@
-"""Which NameNodes an `hdfs://` URL means, by the site's own `core-site.xml` and `hdfs-site.xml`."""
+"""Finds the NameNodes of an `hdfs://` URL from the site's `core-site.xml` and `hdfs-site.xml`."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
 
 DEFAULT_PORT = 8020
-"""Of a NameNode's RPC, where a URL names a host and no port."""
+"""The RPC port of a NameNode, for a URL with a host but no port."""
 
 _AUTHORITY = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 _PLAIN_FAILOVER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
@@ -18,7 +18,7 @@ _PLAIN_FAILOVER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverP
 
 @dataclass(frozen=True, slots=True)
 class NameNode:
-    """One NameNode, in the words of hdfs-native: `config` overrides the site's files."""
+    """One NameNode. `config` has properties for hdfs-native that override the site's files."""
 
     address: str
     config: dict[str, str] = field(hash=False)
@@ -26,8 +26,8 @@ class NameNode:
 
 @dataclass(frozen=True, slots=True)
 class HdfsTarget:
-    """`authority` is `host:port` or the name of a nameservice; `root` is the absolute path of the
-    mounted directory, empty for `/`."""
+    """The mounted directory. `authority` is `host:port` or the name of a nameservice. `root` is the
+    absolute path of the directory, empty for `/`."""
 
     authority: str
     root: str
@@ -39,12 +39,13 @@ class HdfsTarget:
 
     @property
     def endpoint(self) -> str:
-        """What hdfs-native connects to."""
+        """The URL to which hdfs-native connects."""
         return f"hdfs://{self.authority}"
 
 
 def resolve_target(location: str, options: OriginOptions) -> HdfsTarget:
-    """From what follows `hdfs://`. An empty authority means `fs.defaultFS`. Raises `UsageError`."""
+    """Return the target for the text after `hdfs://`. An empty authority means `fs.defaultFS`.
+    Raises `UsageError`."""
     authority, _, path = location.partition("/")
     site = read_site()
     if not authority:
@@ -60,8 +61,8 @@ def resolve_target(location: str, options: OriginOptions) -> HdfsTarget:
         authority = f"{authority}:{DEFAULT_PORT}"
     namenodes: tuple[NameNode, ...] = (NameNode(authority, common),)
     if ids:
-        # One client a NameNode: the library has no deadline for a NameNode that says nothing, and
-        # as long as nothing is written it asks the first one first, standby or not, every time.
+        # One client for each NameNode: the library has no timeout for a silent NameNode, and for
+        # reads it always tries the first NameNode first, even if that one is standby.
         namenodes = tuple(
             NameNode(
                 site.get(f"dfs.namenode.rpc-address.{authority}.{name}", name),
@@ -77,7 +78,7 @@ def resolve_target(location: str, options: OriginOptions) -> HdfsTarget:
 
 
 def read_site() -> dict[str, str]:
-    """All properties of the site's files; empty where there are none. Raises `UsageError`."""
+    """Return all properties of the site's files; empty if there are none. Raises `UsageError`."""
     directory = os.environ.get("HADOOP_CONF_DIR")
     if directory is None and "HADOOP_HOME" in os.environ:
         directory = os.path.join(os.environ["HADOOP_HOME"], "etc/hadoop")
@@ -118,8 +119,8 @@ def _namenode_ids(site: dict[str, str], authority: str) -> list[str]:
 
 
 def _client_settings(site: dict[str, str], options: OriginOptions) -> dict[str, str]:
-    """No retries of the library's own, and a silent DataNode gives way to the next replica while
-    there is time left."""
+    """Return settings that disable the library's own retries, and with which it leaves a silent
+    DataNode early enough to try the next replica."""
     settings = {
         "dfs.client.failover.max.attempts": "0",
         "dfs.client.failover.sleep.base.millis": "0",

@@ -1,7 +1,7 @@
-"""What hdfs-native raises, in the words of `cachefs.errors`.
+"""Maps errors of hdfs-native to `cachefs.errors`.
 
-Everything that a NameNode refuses comes as a `RuntimeError` whose text holds the name of a Java
-class and a stack trace of the server; only the name is of use to a user.
+If a NameNode refuses a request, hdfs-native raises a `RuntimeError`. Its text holds the name of a
+Java class and a stack trace of the server; only the name is useful to users.
 """
 
 import re
@@ -21,14 +21,15 @@ _SECURITY = ("SASLError", "GSSAPIError", "NoSASLMechanism")
 
 
 def is_of_the_namenode(error: BaseException) -> bool:
-    """Whether another NameNode may do better: this one is standby, or can't be reached."""
+    """Whether another NameNode may succeed, because this one is standby or unreachable."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return False
     return isinstance(error, OSError) or "StandbyException" in str(error)
 
 
 def from_hdfs_native(subject: str, error: BaseException) -> OriginError:
-    """`subject` is the URL that was worked on; the server's text is not shown."""
+    """Return the exception for `error`. `subject` is the URL of the failed access. The server's
+    stack trace is not shown."""
     if isinstance(error, OriginError):
         return error
     text = str(error)

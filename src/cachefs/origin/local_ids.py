@@ -1,7 +1,7 @@
-"""Owners and groups that an origin knows by name, as ids of this machine.
+"""Converts the names of owners and groups at an origin to ids of this machine.
 
-The name services that know them (LDAP, say) may take their time: only worker threads ask them, and
-what they said is kept for a while.
+Name services such as LDAP may be slow. So only worker threads query them, and the results are
+cached.
 """
 
 import grp
@@ -14,19 +14,21 @@ from cachefs.types import UNKNOWN_ID, Posix
 _KEPT_NAMES = 10_000
 _KEPT_S = 300.0
 _MODE_BITS = 0o1777
-"""No setuid, no setgid: the source's word is not enough for these."""
+"""Without setuid and setgid, for which the source is not trusted."""
 
 
 class NameCache:
-    """What names stand for, asked again after five minutes. May be used by several threads."""
+    """A cache of ids by name; each is looked up again after five minutes. Several threads may use
+    it at once."""
 
     def __init__(self, look_up: Callable[[str], int]) -> None:
-        """`look_up` raises `KeyError` or `ValueError` for what is no name here."""
+        """`look_up` raises `KeyError` or `ValueError` if this machine lacks the name."""
         self._look_up = look_up
         self._known: dict[str, tuple[int, float]] = {}
 
     def id(self, name: str) -> int:
-        """`UNKNOWN_ID` if this machine has no such name and it is no number either. Blocks."""
+        """Return the id of `name`. If this machine lacks the name, return the number it states, or
+        `UNKNOWN_ID`. Blocks."""
         now = time.monotonic()
         found = self._known.get(name)
         if found is not None and now < found[1]:
@@ -52,10 +54,10 @@ _groups = NameCache(lambda name: grp.getgrnam(name).gr_gid)
 
 
 def named_posix(owner: str, group: str, mode: int) -> Posix:
-    """From names; empty ones are unknown. Blocks."""
+    """Return a `Posix` from names; an empty name gives `UNKNOWN_ID`. Blocks."""
     return Posix(_users.id(owner), _groups.id(group), mode & _MODE_BITS)
 
 
 def numbered_posix(uid: int, gid: int, mode: int) -> Posix:
-    """From ids of this machine."""
+    """Return a `Posix` from ids of this machine."""
     return Posix(uid, gid, mode & _MODE_BITS)

@@ -1,10 +1,11 @@
-"""Directories of this machine (`file://`), confined: nothing outside the source is ever opened.
+"""Confined directories of this machine (`file://`): no file outside the source is ever opened.
 
-A daemon that root runs reads with root's rights, but others may write into the source. A symbolic
-link there could lead to files that its owner can't read. So paths are walked one part at a time,
-and the kernel follows no link (O_NOFOLLOW). Where a part is a link, its text is read, and the walk
-begins again with that text in the place of the part, if that is still below the root. Nothing has
-to be checked first and opened later, so a link that is exchanged meanwhile leads nowhere else.
+A daemon that root runs reads with root's rights, but other users may write into the source. A
+symbolic link there could lead to files that the link's owner can't read. So this module opens a
+path one part at a time, and the kernel follows no link (O_NOFOLLOW). If a part is a link, the
+module reads its text, replaces the part by it, and starts again, provided that the new path is
+below the root. There is no check before a later open, so a link that changes meanwhile can't
+escape.
 """
 
 import contextlib
@@ -16,16 +17,16 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 _MOST_TURNS = 100
-"""Links, and groups of `..`, in one path. The kernel itself follows 40 links."""
+"""The most links and groups of `..` in one path. The kernel itself follows 40 links."""
 
 _OPEN_PART = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
-    """fsspec's local files below `root`, for reading. A link is described as what it leads to.
+    """fsspec's local files below `root`, for reading. A link gets the `info` of its target.
 
-    Those that lead out of `root`, nowhere or in a circle count as absent (`FileNotFoundError`).
-    `root` itself may be a link, and may become another one.
+    A link that leads out of `root`, to no file or in a circle counts as absent
+    (`FileNotFoundError`). `root` itself may be a link, and that link may change.
     """
 
     def __init__(self, root: str, **settings: Any) -> None:
@@ -33,7 +34,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         self._top = root.rstrip("/") or "/"
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
-        """See fsspec. `path` is a string; the root, or something below it."""
+        """See fsspec. `path` is a string: the root or a path below it."""
         fd = self._open(path)
         try:
             return _described(path, os.fstat(fd))
@@ -41,7 +42,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
             os.close(fd)
 
     def ls(self, path: Any, detail: bool = False, **kwargs: Any) -> list[Any]:
-        """See fsspec; a link that leads outside comes as neither a file nor a directory."""
+        """See fsspec. A link that leads outside has the type "other"."""
         fd = self._open(path)
         try:
             found = os.fstat(fd)
@@ -56,7 +57,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
     def cat_file(
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
-        """The bytes from `start` to `end`, fewer if the file ends before."""
+        """Return the bytes from `start` to `end`, or fewer if the file ends before `end`."""
         fd = self._open(path)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -79,7 +80,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                     name = f"{path.rstrip('/')}/{entry.name}"
                     try:
                         infos.append(self._child(name, entry.stat(follow_symlinks=False)))
-                    except FileNotFoundError:  # it has gone meanwhile
+                    except FileNotFoundError:  # it has been removed meanwhile
                         continue
         finally:
             os.close(directory)
@@ -92,7 +93,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         return _described(name, found)
 
     def _open(self, path: str) -> int:
-        """A descriptor (O_PATH) of what `path` leads to, which is no link."""
+        """Return a descriptor (O_PATH) of the target of `path`, which is no link. The caller owns
+        the descriptor."""
         below = path.rstrip("/").removeprefix(self._top.rstrip("/"))
         parts = below.split("/")[1:]
         for _ in range(_MOST_TURNS):
@@ -103,9 +105,9 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         raise FileNotFoundError(path)
 
     def _walk(self, parts: Sequence[str]) -> tuple[int | None, int, str]:
-        """As far as there is neither a link nor `..`: the descriptor of the last part, or none, how
-        many parts have been passed, and what the link says that comes next (and counts as
-        passed, too), or `..`."""
+        """Walk down `parts` to the first link or `..`. Return the descriptor of the last part, or
+        None if a link or `..` stopped the walk; the number of parts passed, including the one that
+        stopped it; and the link's text, or `..`. The caller owns the descriptor."""
         fd = os.open(self._top, os.O_PATH | os.O_CLOEXEC)
         try:
             for index, part in enumerate(parts):
@@ -127,9 +129,10 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
     def _turned(
         self, path: str, passed: Sequence[str], target: str, rest: Sequence[str]
     ) -> list[str]:
-        """The parts below the root that stand for a link's `target` and the `rest` behind it. What
-        was `passed` before the link is free of links. Outside the root nothing is looked at: there,
-        the text alone must lead back, by the root's true name or by the one that it was given."""
+        """Return the parts below the root for a link's `target` followed by `rest`. `passed` ends
+        with the link; the parts before it contain no links. This opens nothing outside the root: a
+        path that leaves the root must return to it by its text alone, through the root's real path
+        or the path it was given."""
         top = _parts(os.path.realpath(self._top))
         ahead = _parts(target) + list(rest)
         place = [*top, *passed[:-1]]

@@ -1,4 +1,4 @@
-"""An origin in memory for tests: it mutates, waits and fails on request."""
+"""An origin in memory for tests, which can change objects, delay requests and fail on demand."""
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ _FIRST_MTIME_NS = 1_700_000_000 * _NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
-    """Content that is computed when it is read."""
+    """Content that is computed at each read."""
 
     size: int
     seed: int
@@ -40,10 +40,10 @@ class _Object:
 
 
 class MemoryOrigin(Origin):
-    """Objects by key. `delay_s` is slept (on trio's clock) in every request; `on_read`, if set,
-    is awaited in `read` after the version was checked and before the bytes are taken. Objects are
-    read several together while `reads_many` is set, and a listing shows what fits into one page of
-    the directories below while `shows_trees` is."""
+    """Objects by key. Every request sleeps `delay_s` (on trio's clock). If `on_read` is set, `read`
+    awaits it after it has checked the version and before it copies the bytes. While `reads_many` is
+    set, callers may use `read_many`. While `shows_trees` is set, a listing fills `below` if all
+    keys below the directory fit on one page."""
 
     reads_many = False
     shows_trees = False
@@ -61,16 +61,16 @@ class MemoryOrigin(Origin):
         self._puts = 0
 
     def put(self, path: str, data: bytes, version: str | None = None) -> ObjectMeta:
-        """Create or replace an object; every put has a new mtime, and a new version if none
-        is given."""
+        """Create or replace an object. Every put has a new mtime, and a new version unless
+        `version` is given."""
         return self._store(path, bytes(data), len(data), version)
 
     def put_generated(self, path: str, size: int, seed: int = 0) -> ObjectMeta:
-        """Like `put`, with pseudo-random content that takes no memory; see `expected`."""
+        """Do `put` with pseudo-random content that takes no memory; see `expected`."""
         return self._store(path, _Generated(size, seed), size, None)
 
     def chmod(self, path: str, posix: Posix) -> None:
-        """Give an object or a directory another owner, group and mode; no new version."""
+        """Change owner, group and mode of an object or a directory, without a new version."""
         self.tells_owners = True
         if path in self._objects:
             item = self._objects[path]
@@ -79,16 +79,16 @@ class MemoryOrigin(Origin):
             self._dirs[path] = posix
 
     def delete(self, path: str) -> None:
-        """Remove one object; its directories vanish with their last object."""
+        """Remove one object. A directory disappears with its last object."""
         del self._objects[path]
 
     def delete_tree(self, path: str) -> None:
-        """Remove every object below `path`, and one at `path` itself."""
+        """Remove every object below `path`, and the object at `path` itself."""
         for key in [k for k in self._objects if k == path or k.startswith(path + "/")]:
             del self._objects[key]
 
     def expected(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """What `read` should give now. Sends no request."""
+        """Return the bytes that `read` should return now. Sends no request."""
         found = self._objects[path]
         end = found.meta.size_bytes if length is None else offset + length
         return _slice(found, offset, end)
@@ -98,7 +98,7 @@ class MemoryOrigin(Origin):
         self._failures += [error] * count
 
     async def check(self) -> None:
-        """One request that fails only on demand."""
+        """Send one request, which fails only on demand."""
         self.counters.lists += 1
         await self._request()
 
@@ -130,7 +130,7 @@ class MemoryOrigin(Origin):
         raise NotFoundError(f"{self.url}/{path} does not exist")
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
-        """See `Origin.list_dir`; a listing is a snapshot taken at its first page."""
+        """See `Origin.list_dir`. A listing is a snapshot, taken at its first page."""
         pages: list[list[Entry]] | None = None
 
         async def next_page() -> list[Entry] | None:
@@ -189,7 +189,7 @@ class MemoryOrigin(Origin):
         return found
 
     async def aclose(self) -> None:
-        """Keep everything: tests look at it afterwards."""
+        """Keep all objects and counters, because tests inspect them afterwards."""
         await trio.lowlevel.checkpoint()
 
     async def _request(self) -> None:
@@ -236,7 +236,7 @@ class MemoryOrigin(Origin):
         return resolve_twins(entry for entry in found.values() if entry)
 
     def _below(self, path: str) -> dict[str, list[Entry]]:
-        """The directories below `path`, if all of them have no more keys than a page."""
+        """Return the directories below `path` if all keys below it fit on one page; else none."""
         prefix = path + "/" if path else ""
         keys = [key for key in self._objects if key.startswith(prefix)]
         if len(keys) > self.page_size:

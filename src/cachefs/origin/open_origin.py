@@ -1,7 +1,7 @@
-"""From a URL to an `Origin`.
+"""Opens an `Origin` for a URL.
 
-The libraries behind the origins take up to a second to import, so they are imported here, on
-use: `cachefs --help` does not pay for them.
+The libraries behind the origins take up to a second to import. This module imports them only when
+they are used, so that `cachefs --help` stays fast.
 """
 
 from cachefs.config.source_url import refuse_secrets, shown
@@ -13,11 +13,11 @@ _FSSPEC_PREFIX = "fsspec+"
 
 
 def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
-    """The origin for `url`; sends no request.
+    """Return the origin for `url`. Sends no request.
 
-    `s3://BUCKET[/PREFIX]` and `oss://` open an object store, `hdfs://` a NameNode or a
-    nameservice; any other URL goes to fsspec, and `fsspec+s3://...` forces that. Raises
-    `UsageError` for a URL that nothing can open and for options that contradict each other.
+    `s3://BUCKET[/PREFIX]` and `oss://` open an object store, `hdfs://` opens a NameNode or a
+    nameservice. fsspec opens any other URL; the prefix `fsspec+`, as in `fsspec+s3://...`, forces
+    fsspec. Raises `UsageError` for a URL that can't be opened and for contradicting options.
     """
     options = options or OriginOptions()
     if options.max_downloads < 1:

@@ -1,8 +1,8 @@
-"""Alibaba Cloud OSS: where a bucket is and who asks.
+"""Alibaba Cloud OSS: finds a bucket's endpoint and the credentials.
 
-OSS speaks S3's protocol, so `object_store` does the rest. What differs: requests name the bucket
-in the host and never in the path; one region has a public and an internal endpoint; the
-credentials have variables of their own.
+OSS uses S3's protocol, so `object_store` does the rest. There are three differences: requests name
+the bucket in the host and never in the path; a region has a public and an internal endpoint; the
+credentials have their own environment variables.
 """
 
 import os
@@ -17,7 +17,8 @@ from cachefs.origin.s3_credentials import BotocoreSource, Credentials, Source, e
 _PROVIDER = ".aliyuncs.com"
 _REGION = re.compile(r"^(?:s3\.)?oss-(?!accelerate)([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com$")
 _ANY_REGION = "cn-hangzhou"
-"""For endpoints that tell none. OSS signs by the region and does not hold S3's clients to it."""
+"""The region for an endpoint that names none. Signatures contain the region, but OSS does not check
+it for S3 clients."""
 _VARIABLES = (
     ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET", "OSS_SESSION_TOKEN"),
     (
@@ -29,8 +30,8 @@ _VARIABLES = (
 
 
 def resolve_oss(location: str, options: OriginOptions) -> S3Target:
-    """The target for `BUCKET[/PREFIX]`; asks `OSS_ENDPOINT` and `OSS_REGION` for what `options`
-    leave out. Raises `UsageError`."""
+    """Return the target for `BUCKET[/PREFIX]`. Uses `OSS_ENDPOINT` and `OSS_REGION` for values that
+    `options` lack. Raises `UsageError`."""
     if options.addressing == "path":
         raise UsageError("OSS takes requests with the bucket in the host only: leave out path")
     bucket, prefix = split_location("oss", location)
@@ -57,7 +58,7 @@ def resolve_oss(location: str, options: OriginOptions) -> S3Target:
 
 
 def oss_credentials(options: OriginOptions) -> Credentials:
-    """From `--credentials-dir`, a profile if one is named, or the variables of OSS. Raises
+    """Return credentials from `--credentials-dir`, a named profile, or the variables of OSS. Raises
     `UsageError`."""
     return Credentials(choose_source(options, _default_source))
 

@@ -1,8 +1,8 @@
-"""`--oss-driver ossfs`: OSS through fsspec and Alibaba's own SDK, for what its S3 interface can't.
+"""`--oss-driver ossfs`: OSS through fsspec and Alibaba's own SDK, for cases that OSS's S3 interface
+does not support.
 
-ossfs leaves out what cachefs lives by, so it is mended here: its `info` lists the whole parent
-directory, its listings drop the ETags, its ranges end one byte late, and it can't do without its
-cache of listings.
+This module corrects four properties of ossfs: its `info` lists the whole parent directory, its
+listings drop the ETags, its ranges end one byte late, and it requires its cache of listings.
 """
 
 import threading
@@ -16,7 +16,7 @@ from cachefs.origin.s3_credentials import Credentials
 
 
 def open_ossfs(location: str, options: OriginOptions) -> FsspecOrigin:
-    """The origin for `BUCKET[/PREFIX]`; sends no request. Raises `UsageError`."""
+    """Return the origin for `BUCKET[/PREFIX]`. Sends no request. Raises `UsageError`."""
     target = resolve_oss(location, options)
     credentials = oss_credentials(options)
     try:
@@ -87,7 +87,7 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
             return info if obj.is_prefix() else info | {"ETag": obj.etag}
 
         def _call_oss(self, *args: Any, **kwargs: Any) -> Any:
-            # `resilience` does the other tries; `timeout` bounds each wait.
+            # One try: `resilience` does the retries. `timeout` limits each wait.
             return super()._call_oss(
                 *args, **kwargs | {"retry": 1, "timeout": options.idle_timeout_s}
             )
@@ -100,7 +100,8 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
 
 
 class _LastListing(threading.local):
-    """ossfs puts a listing into its cache and takes it out again in the next line."""
+    """Replaces the cache of ossfs, which stores a listing and reads it back in the next line. It
+    keeps only the last listing of each thread."""
 
     def __setitem__(self, path: str, listing: list[dict[str, Any]]) -> None:
         self._last = listing

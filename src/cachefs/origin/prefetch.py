@@ -1,4 +1,4 @@
-"""A blocking call that is started now and awaited later, or never."""
+"""A blocking call that starts at once and may be awaited later."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """Runs `work` in a thread at once. Dropping the object drops the result.
+    """Starts `work` in a thread at once. If this object is dropped, the result is dropped, too.
 
-    A nursery can't be used here: the call outlives the function that starts it, and may have
-    no one left to wait for it.
+    A nursery does not fit here, because the call outlives the function that starts it, and perhaps
+    no task awaits the result.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -24,7 +24,7 @@ class Prefetch(Generic[T]):
         trio.lowlevel.start_thread_soon(work, self._deliver)
 
     async def get(self) -> T:
-        """The result, or the exception, of `work`."""
+        """Wait for `work`. Return its result, or raise its exception."""
         await self._done.wait()
         assert self._result is not None
         return self._result.unwrap()

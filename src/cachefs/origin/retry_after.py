@@ -1,11 +1,11 @@
-"""The HTTP header Retry-After."""
+"""Parses the HTTP header Retry-After."""
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Seconds from now, from a number or a date; None for anything else."""
+    """Return the seconds from now that a number or a date states; None for anything else."""
     text = (value or "").strip()
     if text.isascii() and text.isdigit():
         return float(text[:9])

@@ -1,7 +1,7 @@
-"""Where a bucket is: endpoint, region and addressing.
+"""Finds a bucket's endpoint, region and addressing style.
 
-botocore's session answers for the environment, the shared files and profiles, so that cachefs
-agrees with every other tool on the machine.
+botocore's session reads the environment, the shared files and profiles, so that cachefs uses the
+same settings as every other tool on the machine.
 """
 
 import os
@@ -25,9 +25,9 @@ _VIRTUAL_ONLY = (".aliyuncs.com",)
 
 @dataclass(frozen=True, slots=True)
 class S3Target:
-    """One prefix of one bucket. `prefix` is empty or ends with a slash; `base_url` is what
-    keys are appended to after a slash; `endpoint` is for messages. `owns_names`: the names of
-    buckets are the provider's own, whatever the endpoint."""
+    """One prefix of one bucket. `prefix` is empty or ends with a slash. A key's URL is `base_url`,
+    a slash and the key. `endpoint` is for messages. `owns_names`: bucket names are unique at this
+    provider, so the endpoint is no part of the identity."""
 
     bucket: str
     prefix: str
@@ -43,7 +43,7 @@ class S3Target:
         return self.subject("").rstrip("/")
 
     def subject(self, path: str) -> str:
-        """What an object or a prefix is called in messages. `path` is below the prefix."""
+        """Return the name of an object or a prefix in messages. `path` is below the prefix."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}{path}"
 
     @property
@@ -56,7 +56,7 @@ class S3Target:
 
 
 def new_session(profile: str | None) -> Any:
-    """A botocore session. Raises `UsageError` for a missing profile or an unreadable file."""
+    """Return a botocore session. Raises `UsageError` for a missing profile or an invalid file."""
     session = botocore.session.Session(profile=profile)
     try:
         session.get_scoped_config()
@@ -65,14 +65,14 @@ def new_session(profile: str | None) -> Any:
         raise UsageError(f"AWS profile {name!r} does not exist: see ~/.aws/config") from None
     except BotoCoreError:
         raise UsageError("the AWS configuration file can't be parsed: see ~/.aws/config") from None
-    # One second and one attempt are the defaults; a config file must not make a mount hang.
+    # These are botocore's defaults. A configuration file must not make a mount hang.
     session.set_config_variable("metadata_service_timeout", 1)
     session.set_config_variable("metadata_service_num_attempts", 1)
     return session
 
 
 def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Target:
-    """The target for `BUCKET[/PREFIX]`. Raises `UsageError`."""
+    """Return the target for `BUCKET[/PREFIX]`. Raises `UsageError`."""
     bucket, prefix = split_location("s3", location)
     region = _region(options, session)
     custom = options.endpoint or _configured_endpoint(session)
@@ -90,7 +90,7 @@ def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Tar
 
 
 def split_location(scheme: str, location: str) -> tuple[str, str]:
-    """Bucket and prefix; the prefix is empty or ends with a slash. Raises `UsageError`."""
+    """Return bucket and prefix; the prefix is empty or ends with a slash. Raises `UsageError`."""
     bucket, _, prefix = location.partition("/")
     prefix = prefix.rstrip("/")
     if not bucket:
@@ -101,7 +101,8 @@ def split_location(scheme: str, location: str) -> tuple[str, str]:
 
 
 def read_ca_file(target: S3Target) -> bytes | None:
-    """The PEM file that AWS_CA_BUNDLE or the configuration names. Raises `UsageError`."""
+    """Return the content of the PEM file that AWS_CA_BUNDLE or the configuration names, or None.
+    Raises `UsageError`."""
     if not target.ca_file:
         return None
     try:
@@ -111,13 +112,14 @@ def read_ca_file(target: S3Target) -> bytes | None:
 
 
 def _region(options: OriginOptions, session: Any) -> str:
-    # botocore itself looks at AWS_DEFAULT_REGION only; every other SDK at AWS_REGION first.
+    # botocore itself reads only AWS_DEFAULT_REGION; every other SDK reads AWS_REGION first.
     configured = session.get_config_variable("region")
     return options.region or os.environ.get("AWS_REGION") or configured or _DEFAULT_REGION
 
 
 def _configured_endpoint(session: Any) -> str | None:
-    """AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, then the configuration file."""
+    """Return the first that is set: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the configuration
+    file. Return None if there is none."""
     provider = ConfiguredEndpointProvider(
         full_config=session.full_config,
         scoped_config=session.get_scoped_config(),
@@ -140,12 +142,12 @@ def _is_virtual(options: OriginOptions, session: Any, endpoint: str, custom: str
 
 
 def base_url_of(endpoint: str, bucket: str, virtual: bool) -> str:
-    """What keys are appended to. Raises `UsageError`, which shows nothing that may be secret."""
+    """Return the URL for `S3Target.base_url`. Raises `UsageError` without any secret in it."""
     scheme, separator, host = endpoint.partition("://")
     if not separator or scheme not in ("http", "https") or not host or set(host) & set("@?#"):
         shown = re.split("[?#]", endpoint.rpartition("@")[2])[0]
         raise UsageError(f"endpoint {shown!r} is no address: write https://HOST[:PORT]")
-    # The wildcard in a TLS certificate covers one label only.
+    # The wildcard in a TLS certificate covers only one label.
     if virtual and not ("." in bucket and scheme == "https"):
         return f"{scheme}://{bucket}.{host}"
     return f"{endpoint}/{bucket}"

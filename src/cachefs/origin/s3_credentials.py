@@ -1,8 +1,8 @@
-"""Who asks: credentials for the signer of listings and for obstore alike.
+"""Credentials for all requests, both those that cachefs signs itself and those of obstore.
 
-They come from one `Source`: botocore's chain (environment, shared files, profiles, container
-and instance roles), a few named variables, or a directory of files. The values themselves stand
-in no message and no `repr`.
+They come from one `Source`: botocore's chain (environment, shared files, profiles, container and
+instance roles), a few named variables, or a directory of files. No message and no `repr` contains
+a secret or a token.
 """
 
 import os
@@ -19,12 +19,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cachefs.errors import AccessDeniedError
 
 _OBSTORE_KEEPS = timedelta(minutes=5)
-"""obstore asks for credentials again (at most every 100 ms) when they end within this time."""
+"""obstore requests credentials again (at most every 100 ms) if they expire within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One set of credentials. `may_change`: ask the source again before long."""
+    """One set of credentials. `may_change`: the source must be queried again soon."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -33,29 +33,29 @@ class Keys:
 
     @property
     def is_sane(self) -> bool:
-        """Whether they fit into headers; libraries quote what doesn't in their errors."""
+        """Whether the values fit into headers. Libraries would quote other values in errors."""
         texts = [self.access_key, self.secret_key, self.token or "none"]
         return all(t and t.isascii() and t.isprintable() and " " not in t for t in texts)
 
 
 class Source(ABC):
-    """Where credentials come from."""
+    """A source of credentials."""
 
     @abstractmethod
     def find(self) -> Keys | None:
-        """The keys as they are now, or None if there are none. May block, in a worker thread.
-
-        Raises `AccessDeniedError` when they can't be loaded.
+        """Return the current keys, or None if there are none. May block, so it must be called in a
+        worker thread. Raises `AccessDeniedError` if the keys can't be loaded.
         """
 
     @property
     @abstractmethod
     def advice(self) -> str:
-        """What to do when there are none, or unusable ones."""
+        """Advice for messages: what the user can do if there are no usable credentials."""
 
 
 class BotocoreSource(Source):
-    """botocore's chain, which renews temporary credentials before they end."""
+    """botocore's chain, which renews temporary credentials before they expire. `_lock` protects the
+    first look-up."""
 
     advice = (
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give a profile, or ask for anonymous "
@@ -85,7 +85,8 @@ class BotocoreSource(Source):
 
 
 class VariableSource(Source):
-    """The first pair of variables that is set: names of id, secret and token."""
+    """Reads the first pair of variables that is set. `names` holds the names of the variables for
+    id, secret and token."""
 
     def __init__(self, names: tuple[tuple[str, str, str], ...], environ: Mapping[str, str]) -> None:
         self._names = names
@@ -105,17 +106,17 @@ class VariableSource(Source):
 
 
 class Credentials:
-    """What an origin signs its requests with. `source` is None for anonymous access."""
+    """The credentials with which an origin signs requests. `source` None means anonymous access."""
 
     def __init__(self, source: Source | None) -> None:
         self.anonymous = source is None
         self._source = source
 
     def current(self) -> ReadOnlyCredentials | None:
-        """The keys in botocore's form, or None for anonymous access.
+        """Return the keys in botocore's form, or None for anonymous access.
 
-        Blocks while a role is looked up or renewed: call it in a worker thread. Raises
-        `AccessDeniedError` when there are none.
+        Blocks while a role is looked up or renewed, so it must be called in a worker thread. Raises
+        `AccessDeniedError` if there are no usable keys.
         """
         if self._source is None:
             return None
@@ -123,7 +124,7 @@ class Credentials:
         return ReadOnlyCredentials(keys.access_key, keys.secret_key, keys.token)
 
     def for_obstore(self) -> dict[str, Any]:
-        """The callback that obstore asks for credentials."""
+        """Return the keys in obstore's form. obstore calls this when it needs credentials."""
         assert self._source is not None
         keys = self._keys(self._source)
         ends = datetime.now(UTC) + _OBSTORE_KEEPS if keys.may_change else None
@@ -148,5 +149,5 @@ class Credentials:
 
 
 def environment(names: tuple[tuple[str, str, str], ...]) -> VariableSource:
-    """Credentials from variables of this process."""
+    """Return a source that reads the environment variables of this process."""
     return VariableSource(names, os.environ)

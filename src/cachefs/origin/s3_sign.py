@@ -1,8 +1,8 @@
 """Signature Version 4 of a plain GET, in 15 us.
 
-botocore's signer takes 150. URLs signed by obstore cost the server more (SeaweedFS 100 us, as it
-parses their queries again and again), and would stand in its log. A test compares signatures with
-botocore's.
+botocore's signer takes 150 us. URLs signed by obstore cost the server more (100 us in SeaweedFS,
+which parses their queries several times), and the server would log them. A test compares the
+signatures with botocore's.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 def signed_headers(
     credentials: ReadOnlyCredentials, region: str, host: str, path: str, now_s: float
 ) -> dict[str, str]:
-    """What to send along with `GET path`; `path` is quoted and has no query."""
+    """Return the headers that sign `GET path`. `path` is quoted and has no query."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
     if credentials.token:
