@@ -112,7 +112,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
 
 def _hadoop_user() -> str | None:
     """Return the user name that Hadoop's own clients send without Kerberos."""
-    with contextlib.suppress(OSError, KeyError):  # a uid without a name
+    with contextlib.suppress(OSError, KeyError):  # the uid may have no name
         return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     return None
 
@@ -162,7 +162,7 @@ def _driver_of(protocol: str) -> str:
 
 
 class FsspecOrigin(Origin):
-    """A directory of an fsspec file system."""
+    """The origin for one directory of an fsspec file system."""
 
     lists_in_one_piece = True
 
@@ -423,7 +423,7 @@ def _http_answer(error: BaseException) -> tuple[int | None, Mapping[str, str]]:
     if isinstance(found, ClientError):
         metadata: dict[str, Any] = found.response.get("ResponseMetadata", {})
         return metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
-    answer = getattr(found, "response", None)  # of requests
+    answer = getattr(found, "response", None)  # only errors of requests have it
     source = found if answer is None else answer
     status = getattr(source, "status_code", getattr(source, "status", None))
     return status, getattr(source, "headers", None) or {}

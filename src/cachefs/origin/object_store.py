@@ -407,7 +407,7 @@ def _open_store(target: S3Target, credentials: Credentials, options: OriginOptio
         "virtual_hosted_style_request": True,
         "region": target.region,
         "client_options": client,
-        # `resilience` retries.
+        # `resilience` does the retries.
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     }
     if credentials.anonymous:
@@ -471,7 +471,7 @@ def _get(
 def _meta_from(found: Any) -> ObjectMeta:
     """Convert obstore's description. Raises `BadDataError` if it has neither an ETag nor a time:
     some servers answer like this for a directory, which is no object."""
-    modified: datetime = found["last_modified"]  # 1970 where there is none
+    modified: datetime = found["last_modified"]  # 1970 if the answer has none
     mtime_ns = whole_seconds(modified)
     size: int = found["size"]
     e_tag: str | None = found.get("e_tag")

@@ -97,7 +97,7 @@ class DirectReader:
                     connection.set_timeout(_LITTLE_S)
                 if not given_up():
                     found[number] = connection.answer(wanted[number])
-            except Exception:  # as above
+            except Exception:  # `ObjectStoreOrigin.read` will report the cause, as above
                 failed = True
             if failed:  # its timeout may have been changed
                 connection.close()

@@ -336,7 +336,7 @@ def _no_listing(prefix: str) -> Iterator[None]:
         TypeError,
         AttributeError,
         OverflowError,
-        LookupError,  # of an encoding
+        LookupError,  # an unknown encoding
     ):
         raise BadDataError(f"the listing of {prefix or '/'} is not valid XML of S3") from None
 
@@ -366,7 +366,7 @@ def _columns_fast(body: bytes) -> _Columns | None:
     object; the counts verify this. It is five times as fast as the XML parser and halves the cost
     of listing a large directory.
     """
-    text = body.decode().replace("&#34;", '"').replace("&quot;", '"')  # around every ETag
+    text = body.decode().replace("&#34;", '"').replace("&quot;", '"')  # every ETag has these
     if not text.rstrip().endswith("</ListBucketResult>") or "<!" in text:
         return None
     rows = text.count("<Contents")

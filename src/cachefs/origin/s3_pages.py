@@ -110,7 +110,7 @@ class PagedListing:
 
     async def next_page(self) -> list[Entry] | None:
         """Return the final entries of the next page that has any, or None at the end."""
-        if not self._next.delimiter:  # the first call
+        if not self._next.delimiter:  # this is the first call
             self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
         while not self._ended:
             entries: list[Entry] = []
