@@ -71,7 +71,7 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
         def _list(self, path: str) -> list[dict[str, Any]]:
             try:
                 found: list[dict[str, Any]] = self._ls_dir(self._strip_protocol(path))
-            except oss2.exceptions.OssError as error:  # from page 2 on, ossfs does not translate
+            except oss2.exceptions.OssError as error:  # ossfs does not translate errors of LIST
                 raise translate_oss_error(error) from None
             return found
 
