@@ -1,1 +1,1 @@
-"""Bytes on disk and nothing else: every layout and every file name. No I/O."""
+"""Layouts of all files on disk, and all file names. This package does no I/O."""

@@ -1,6 +1,8 @@
-"""Rows of the namespace database. Format 2; see docs/formats/namespace.md.
+"""Encode and decode rows of the namespace database, format 2 (docs/formats/namespace.md).
 
-All integers are little-endian in values and big-endian in keys, so that keys sort by number.
+Integers are little-endian in values and big-endian in keys, so that keys sort by number. Times
+are nanoseconds since 1970 (wall clock). Names and versions are bytes of UTF-8; bytes that are not
+valid UTF-8 are kept as surrogate escapes in `str`.
 
 | table    | key                      | value                                              |
 |----------|--------------------------|----------------------------------------------------|
@@ -21,7 +23,8 @@ from typing import NamedTuple
 from cachefs.types import MOST_SIZE_BYTES, NO_POSIX, Posix
 
 BadRecordError = struct.error
-"""What all functions raise here for a record that makes no sense."""
+"""All `unpack_*` functions and `ino_of_key` raise this for a record that they can't decode. The
+`pack_*` functions raise it for a number that doesn't fit its field."""
 
 FORMAT_VERSION = 2
 TABLES = ("inodes", "dirents", "listings", "orphans", "meta")
@@ -38,9 +41,11 @@ assert (_INODE.size, _DIRENT.size, _LISTING.size) == (36, 16, 16)
 
 @dataclass(frozen=True, slots=True)
 class Inode:
-    """One directory, or one version of one object: of a file inode only `posix` ever changes.
+    """One directory, or one version of one object.
 
-    `mtime_ns` of a directory is when its listing last changed. `version` of a directory is "".
+    Only `posix` of a file inode ever changes; another version of the object has another inode.
+    For a directory, `mtime_ns` is when its listing last changed (see `namespace/stamps.py`),
+    `size_bytes` is 0 and `version` is "". The root is its own `parent`.
     """
 
     ino: int
@@ -58,38 +63,46 @@ class Inode:
 
 
 class Dirent(NamedTuple):
-    """What a name stands for, as the origin said at `checked_at_ns` (wall clock)."""
+    """The inode that a name refers to. The request that last confirmed it began at
+    `checked_at_ns` (wall clock)."""
 
     ino: int
     checked_at_ns: int
 
 
 class Listing(NamedTuple):
-    """A complete listing of a directory, begun at `listed_at_ns` (wall clock)."""
+    """A complete listing of a directory: when it began (wall clock), and how many names it had."""
 
     listed_at_ns: int
     entry_count: int
 
 
 def ino_key(ino: int) -> bytes:
+    """Return the 8-byte key of an inode number, used by `inodes`, `listings` and `orphans`."""
     return _INO_KEY.pack(ino)
 
 
 def ino_of_key(key: bytes) -> int:
+    """Return the inode number of a key from `ino_key`. Raises `BadRecordError`."""
     ino: int = _INO_KEY.unpack(key)[0]
     return ino
 
 
 def dirent_key(parent: int, name: bytes) -> bytes:
-    """263 bytes at most (a name has 255): below LMDB's limit of 511."""
+    """Return the key of a name in the directory `parent`.
+
+    It has at most 263 bytes, as a name has at most 255; LMDB's limit is 511.
+    """
     return _INO_KEY.pack(parent) + name
 
 
 def name_of_key(key: bytes) -> bytes:
+    """Return the name in a key from `dirent_key`."""
     return key[_INO_KEY.size :]
 
 
 def pack_inode(inode: Inode) -> bytes:
+    """Return the value of the inode's row in `inodes`."""
     return pack_inode_of(
         inode.kind,
         inode.parent,
@@ -110,14 +123,17 @@ def pack_inode_of(
     version: str,
     posix: tuple[int, int, int],
 ) -> bytes:
-    """`pack_inode` without an `Inode`: for millions of them."""
+    """Do the same as `pack_inode`, without an `Inode` object: faster for millions of rows.
+
+    `posix` is (uid, gid, mode).
+    """
     uid, gid, mode = posix
     head = _INODE.pack(kind, len(name), mode, parent, size_bytes, mtime_ns, uid, gid)
     return head + name + version.encode("utf-8", "surrogateescape")
 
 
 def unpack_inode(ino: int, record: bytes) -> Inode:
-    """Raises `BadRecordError`."""
+    """Decode the row of the inode `ino`. Raises `BadRecordError`."""
     kind, name_length, mode, parent, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
     if size_bytes > MOST_SIZE_BYTES or kind not in _KINDS or name_end > len(record):
@@ -135,8 +151,11 @@ def unpack_inode(ino: int, record: bytes) -> Inode:
 
 
 def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, int, int]:
-    """(kind, name, size in bytes, mtime_ns, version, uid, gid, mode): `unpack_inode` without an
-    `Inode`. Raises `BadRecordError`."""
+    """Return (kind, name, size in bytes, mtime_ns, version, uid, gid, mode).
+
+    Faster than `unpack_inode`, and without its checks of kind, size and name length. Raises
+    `BadRecordError` for a record that is too short.
+    """
     kind, name_length, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
     version = record[name_end:].decode("utf-8", "surrogateescape")
@@ -144,8 +163,10 @@ def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, 
 
 
 def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:
-    """(kind, size in bytes, mtime_ns, uid, gid, mode) alone: all that a directory entry needs.
-    Raises `BadRecordError`."""
+    """Return (kind, size in bytes, mtime_ns, uid, gid, mode): all that a directory entry needs.
+
+    Faster than `unpack_inode`. Raises `BadRecordError`.
+    """
     kind, _, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     if size_bytes > MOST_SIZE_BYTES:
         raise BadRecordError("an inode's")
@@ -153,18 +174,20 @@ def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:
 
 
 def pack_dirent(dirent: Dirent) -> bytes:
+    """Return the value of a row in `dirents`."""
     return _DIRENT.pack(*dirent)
 
 
 def unpack_dirent(record: bytes) -> Dirent:
-    """Raises `BadRecordError`."""
+    """Decode the value of a row in `dirents`. Raises `BadRecordError`."""
     return Dirent(*_DIRENT.unpack(record))
 
 
 def pack_listing(listing: Listing) -> bytes:
+    """Return the value of a row in `listings`."""
     return _LISTING.pack(*listing)
 
 
 def unpack_listing(record: bytes) -> Listing:
-    """Raises `BadRecordError`."""
+    """Decode the value of a row in `listings`. Raises `BadRecordError`."""
     return Listing(*_LISTING.unpack(record))

@@ -1,6 +1,7 @@
-"""Rows of the table that a manifest becomes. Format 1; see docs/formats/manifest.md.
+"""Encode and decode rows of the table built from a manifest, format 1 (docs/formats/manifest.md).
 
-Keys are u64 directory number (big-endian; the root is 0) and name. Values, little-endian:
+A key is the directory's number (u64, big-endian; the root is 0), then the name. Values are
+little-endian:
 
 | kind u8     | then                                                                |
 |-------------|---------------------------------------------------------------------|
@@ -27,25 +28,27 @@ PATH_ROW = bytes([_PATH])
 
 
 class Directory(NamedTuple):
-    """A directory that is implied by a path."""
+    """A directory that exists because a path in the manifest goes through it."""
 
     number: int
 
 
 ManifestRow = Directory | ObjectMeta | None
-"""None is a file of which only the path is known."""
+"""None is a file of which only the path is known: the manifest has no metadata for it."""
 
 
 def row_key(directory: int, name: bytes) -> bytes:
-    """At most 263 bytes."""
+    """Return the key of a name in a directory. It has at most 263 bytes."""
     return _KEY.pack(directory) + name
 
 
 def name_of_row(key: bytes) -> bytes:
+    """Return the name in a key from `row_key`."""
     return key[_KEY.size :]
 
 
 def pack_row(row: ManifestRow) -> bytes:
+    """Return the value of a row."""
     if row is None:
         return PATH_ROW
     if isinstance(row, Directory):
@@ -55,6 +58,7 @@ def pack_row(row: ManifestRow) -> bytes:
 
 
 def unpack_row(value: bytes) -> ManifestRow:
+    """Invert `pack_row`. Raises `struct.error` or `IndexError` for a value that is too short."""
     if value[0] == _PATH:
         return None
     if value[0] == _DIRECTORY:

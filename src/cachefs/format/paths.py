@@ -1,5 +1,5 @@
-"""Every file name inside a cache directory (docs/formats/cache_directory.md). Nothing else
-spells them."""
+"""All file names inside a cache directory (docs/formats/cache_directory.md). No other module
+contains them."""
 
 import re
 from dataclasses import dataclass
@@ -35,20 +35,23 @@ OWN_NAMES = frozenset(
         PROBE_NAME,
     }
 )
-"""Names that an interrupted creation may have left behind."""
+"""All names that cachefs creates in a cache directory. A directory without `cachefs.json` may
+have some of them if its creation was interrupted; any other name there is a foreign file."""
 
 MAX_SLAB_ID = (1 << 31) - 1
-"""A file with a greater number is none of ours: ids are u32 on disk, and there must be a next."""
+"""The greatest slab id. A file with a greater number doesn't belong to cachefs: ids are u32 on
+disk, and the next id must fit, too."""
 
 _SLAB_NAME = re.compile(r"([0-9]{6,10})\.slab")
 
 
 def slab_name(slab_id: int) -> str:
+    """Return the file name of a slab, for example `000042.slab`."""
     return f"{slab_id:06d}.slab"
 
 
 def slab_id_of(name: str) -> int | None:
-    """The inverse of `slab_name`; None for any other name."""
+    """Invert `slab_name`; return None for a name that isn't a slab's."""
     match = _SLAB_NAME.fullmatch(name)
     if match is None or slab_name(int(match[1])) != name or int(match[1]) > MAX_SLAB_ID:
         return None
@@ -57,7 +60,7 @@ def slab_id_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TierPaths:
-    """The files of one cache directory."""
+    """The paths inside the cache directory `root`. Nothing here touches the disk."""
 
     root: Path
 
@@ -83,27 +86,27 @@ class TierPaths:
 
     @property
     def bad_index(self) -> Path:
-        """An index that could not be used, moved out of the way."""
+        """Where an index that could not be used is moved."""
         return self.root / BAD_INDEX_NAME
 
     @property
     def new_index(self) -> Path:
-        """What `cachefs check --repair` builds, until it takes the index's place."""
+        """The index that `cachefs check --repair` builds. It replaces `index` when complete."""
         return self.root / NEW_INDEX_NAME
 
     @property
     def namespace(self) -> Path:
-        """The inode table; in the first cache directory of a mount only."""
+        """The inode table. Only the first cache directory of a mount has one."""
         return self.root / NAMESPACE_NAME
 
     @property
     def jobs(self) -> Path:
-        """Load jobs; beside the namespace."""
+        """The load jobs, in the same cache directory as the namespace."""
         return self.root / JOBS_NAME
 
     @property
     def manifests(self) -> Path:
-        """The view of a manifest; beside the namespace."""
+        """The views of manifests, in the same cache directory as the namespace."""
         return self.root / MANIFEST_NAME
 
     @property
@@ -116,7 +119,8 @@ class TierPaths:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPaths:
-    """The files of the view of one manifest, in `TierPaths.manifests`."""
+    """The paths of one manifest's view. `manifests` is `TierPaths.manifests`; `digest` identifies
+    the manifest."""
 
     manifests: Path
     digest: str
@@ -127,7 +131,7 @@ class ManifestPaths:
 
     @property
     def new(self) -> Path:
-        """What is being built, until it is renamed to `root`."""
+        """The view that is being built. It is renamed to `root` when it is complete."""
         return self.manifests / "new"
 
     @property
@@ -136,9 +140,10 @@ class ManifestPaths:
 
     @property
     def namespace(self) -> Path:
-        """The inode table of this view: that of the whole source is another."""
+        """The inode table of this view. The mount of the whole source has its own table."""
         return self.root / NAMESPACE_NAME
 
     def all_entries(self) -> list[Path]:
-        """Of whatever manifests."""
+        """Return the entries of `manifests`, of all manifests; an empty list if it doesn't
+        exist. Raises `OSError`."""
         return list(self.manifests.iterdir()) if self.manifests.exists() else []

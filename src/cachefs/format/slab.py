@@ -1,12 +1,13 @@
-"""The bytes of a slab file (docs/formats/slab.md), format 2.
+"""Encode and decode slab files, format 2 (docs/formats/slab.md).
 
     0      header, padded with zeros to 4096 bytes
-    4096   slot table: 32 bytes a slot
+    4096   slot table: 32 bytes for each slot
     ...    zeros up to the next multiple of 4096
     data   slots of equal size, each a multiple of 512 bytes, one block in each
 
-All numbers are little-endian. A table entry is a hint, never a proof: only bytes whose xxh3_64
-is the checksum that came with their key are served.
+All numbers are little-endian. A table entry is only a hint, as it may be older than the data in
+its slot. A block is served only if the xxh3_64 of its bytes equals the checksum stored with its
+key.
 """
 
 import struct
@@ -23,18 +24,19 @@ SLAB_FORMAT = 2
 HEADER_BYTES = 4096
 SLOT_ALIGN_BYTES = 512
 FRONT_BYTES = 2 * HEADER_BYTES
-"""Header and table of a slab of whole blocks."""
+"""Size of the header and the table in a slab of whole (1 MiB) blocks."""
 MIN_SLAB_BYTES = 2 << 20
 MAX_SLAB_BYTES = 64 << 20
 HUGE_SLAB_BYTES = 1 << 31
-"""Without `FRONT_BYTES`. Huge ones are for huge caches; the header has 32 bits for the size."""
+"""The greatest slab size for huge caches, without `FRONT_BYTES`. The header has 32 bits for the
+size."""
 
 _HEADER = struct.Struct("<8sHHIIII16s")
-"""magic, format, class, slot bytes, slot count, slab id, slab bytes, tier uuid."""
+"""Magic, format, class, slot bytes, slot count, slab id, slab bytes, tier uuid."""
 _HEADER_CHECKSUM = struct.Struct("<Q")
-"""xxh3_64 of the fields above; follows them."""
+"""The xxh3_64 of the fields of `_HEADER`. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
-"""object id, block index, length (0: never used), checksum."""
+"""Object id, block index, length in bytes (0: never used), checksum."""
 
 assert _HEADER.size == 44
 assert SLOT_ENTRY.size == 32
@@ -49,23 +51,23 @@ def _slot_classes() -> tuple[int, ...]:
 
 
 SLOT_CLASSES = _slot_classes()
-"""Slot size in bytes of every class. Part of the format: never reorder."""
+"""The slot size of each class in bytes. It is part of the format: it must not change."""
 
 assert SLOT_CLASSES[-1] == BLOCK_BYTES
 
 
 def class_of(length: int) -> int:
-    """The class with the smallest slot that holds `length` bytes; 1 <= length <= 1 MiB."""
+    """Return the class with the smallest slot that holds `length` bytes; 1 <= length <= 1 MiB."""
     return bisect_left(SLOT_CLASSES, length)
 
 
 def checksum_of(data: Buffer) -> int:
-    """xxh3_64, with 0 replaced by 1 so that 0 can stand for "not proven"."""
+    """Return the xxh3_64 of `data`, with 0 replaced by 1: a checksum of 0 means "not proven"."""
     return xxhash.xxh3_64_intdigest(data) or 1
 
 
 class SlabLayout(NamedTuple):
-    """Where things are in a slab of one class."""
+    """Sizes and offsets, in bytes, within a slab of one class."""
 
     class_index: int
     slot_bytes: int
@@ -73,12 +75,14 @@ class SlabLayout(NamedTuple):
     data_offset: int
 
     def slot_offset(self, slot: int) -> int:
+        """Return the offset of the slot's data in the file."""
         return self.data_offset + slot * self.slot_bytes
 
 
 @cache
 def slab_layout(class_index: int, slab_bytes: int) -> SlabLayout:
-    """The most slots that fit; the data start at a multiple of 4096."""
+    """Return the layout with the most slots that fit into `slab_bytes`. The data start at a
+    multiple of 4096."""
     slot_bytes = SLOT_CLASSES[class_index]
     count = (slab_bytes - HEADER_BYTES) // (slot_bytes + SLOT_ENTRY.size)
     while True:
@@ -90,11 +94,12 @@ def slab_layout(class_index: int, slab_bytes: int) -> SlabLayout:
 
 
 def table_offset(slot: int) -> int:
+    """Return the offset of the slot's table entry in the file."""
     return HEADER_BYTES + slot * SLOT_ENTRY.size
 
 
 class SlabHeader(NamedTuple):
-    """What the header says about its own slab."""
+    """The fields of a slab's header. The layout follows from class and size."""
 
     slab_id: int
     class_index: int
@@ -103,7 +108,7 @@ class SlabHeader(NamedTuple):
 
 
 def encode_header(header: SlabHeader) -> bytes:
-    """4096 bytes."""
+    """Return the header, padded to 4096 bytes."""
     layout = slab_layout(header.class_index, header.slab_bytes)
     fields = _HEADER.pack(
         SLAB_MAGIC,
@@ -120,7 +125,8 @@ def encode_header(header: SlabHeader) -> bytes:
 
 
 def decode_header(data: bytes) -> SlabHeader | None:
-    """None unless every field is right: a slab with any other header holds nothing of use."""
+    """Decode a header. Return None unless every field is valid: a slab with an invalid header
+    contains no usable data."""
     if len(data) < _HEADER.size + _HEADER_CHECKSUM.size:
         return None
     (checksum,) = _HEADER_CHECKSUM.unpack_from(data, _HEADER.size)
@@ -138,7 +144,8 @@ def decode_header(data: bytes) -> SlabHeader | None:
 
 
 class SlotEntry(NamedTuple):
-    """One row of the slot table. It may be older than the slot's use: see the module docstring."""
+    """One row of the slot table. It may be older than the data in the slot: see the module
+    docstring."""
 
     key: BlockKey
     length: int
@@ -146,11 +153,13 @@ class SlotEntry(NamedTuple):
 
 
 def encode_entry(entry: SlotEntry) -> bytes:
+    """Return the 32 bytes of a row of the slot table."""
     return SLOT_ENTRY.pack(entry.key.object_id, entry.key.block_index, entry.length, entry.checksum)
 
 
 def entry_at(table: bytes | memoryview, slot: int) -> SlotEntry | None:
-    """The entry of `slot`; None if it was never used, or the table is cut off before it."""
+    """Return the entry of `slot`; None if the slot was never used, or if `table` ends before
+    it."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):
         return None

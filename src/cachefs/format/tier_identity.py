@@ -1,4 +1,5 @@
-"""`cachefs.json`: who a cache directory belongs to (docs/formats/cache_directory.md).
+"""Encode and decode `cachefs.json`, which identifies a cache directory and its source
+(docs/formats/cache_directory.md).
 
 The `format` number covers the whole directory: this file, the slabs and the index.
 """
@@ -13,7 +14,10 @@ DIRECTORY_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class TierIdentity:
-    """`source` is `Origin.identity` of the only mount whose blocks the directory may hold."""
+    """The identity of a cache directory: its uuid (16 bytes), its slab size, and `source`.
+
+    `source` is an `Origin.identity`. The directory may contain blocks of this source only.
+    """
 
     uuid: bytes
     slab_bytes: int
@@ -21,6 +25,7 @@ class TierIdentity:
 
 
 def encode_identity(identity: TierIdentity) -> bytes:
+    """Return the content of `cachefs.json`."""
     document = {
         "format": DIRECTORY_FORMAT,
         "uuid": identity.uuid.hex(),
@@ -31,7 +36,11 @@ def encode_identity(identity: TierIdentity) -> bytes:
 
 
 def decode_identity(data: bytes, directory: str) -> TierIdentity:
-    """Raises `CacheDirError` naming `directory` if the format is newer, or the file is damaged."""
+    """Decode the content of `cachefs.json`.
+
+    Raises `CacheDirError`, with the name `directory` in its text, if the format is newer or no
+    longer supported, or if the file is damaged.
+    """
     try:
         document = json.loads(data)
         version = document["format"]
