@@ -1,4 +1,4 @@
-"""LMDB with batched, durable commits off the event loop; the only place that speaks LMDB."""
+"""LMDB with batched, durable commits outside the event loop. No other package uses LMDB."""
 
 from cachefs.db.database import Database, DatabaseSnapshot, Get
 from cachefs.db.environment import DamagedDatabaseError, mark_unreadable

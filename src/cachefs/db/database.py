@@ -1,12 +1,12 @@
-"""An ordered key-value store on LMDB whose writes never touch the event loop's time.
+"""An ordered key-value store on LMDB whose writes take no time on the event loop.
 
-Writes go to a dict and are seen by reads at once. About once a second the dict is handed to a
-worker thread that writes it as one LMDB transaction with fsync: that transaction is the only
-commit point. A crash or a power cut loses what was written since, and nothing else.
+Writes go to a dict, and reads see them at once. About once a second a worker thread writes the
+dict as one LMDB transaction with fsync. This transaction is the only commit point: a crash or a
+power cut loses the writes since then, and nothing else.
 
-Concurrency: all methods run on the loop thread; only `_write` runs elsewhere, which touches
-nothing but the frozen batch and a write transaction of its own, and `warm`, which touches no
-LMDB. Between two awaits a caller sees no change but its own.
+Concurrency: methods run on the loop thread, except three that run in worker threads. `_write`
+uses only the frozen batch and its own write transaction. `_bring` uses only its own read
+transaction. `warm` doesn't use LMDB. Between two awaits a caller sees no changes but its own.
 """
 
 import contextlib
@@ -31,12 +31,13 @@ from cachefs.db.overlay import Changes, Overlay
 log = logging.getLogger(__name__)
 
 WARM_LIMIT_BYTES = 1 << 30
-"""Most that `Database.warm` reads."""
+"""The most bytes that `Database.warm` reads."""
 
 _WARM_STEP_BYTES = 4 << 20
 
 MOST_MAPPED_BYTES = 64 << 20
-"""Of files in memory, libraries (some 25 MiB) included, until `Database.keep_small` acts."""
+"""`Database.keep_small` acts when more bytes of mapped files than this are in the process's memory,
+libraries (some 25 MiB) included."""
 
 _KEEP_SMALL_INTERVAL_S = 1.0
 
@@ -50,14 +51,18 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _MUCH_PENDING = 100_000
-"""Changes."""
+"""Number of changes."""
 
 _JOURNAL_ROW = Struct("<QQ")
-"""A random number, the identity of the database; the number of the last change committed."""
+"""The identity of the database (a random number), and the number of the last committed change."""
 
 
 class Database:
-    """A set of named tables in one directory. See the module docstring for its guarantees."""
+    """A set of named tables in one directory. See the module docstring for its guarantees.
+
+    LMDB errors when a row is read never reach the caller: the row counts as missing, and the
+    database commits nothing any more (see `_meet_damage`).
+    """
 
     def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
         self._env = env
@@ -66,21 +71,21 @@ class Database:
         self._overlays = {name: Overlay() for name in tables}
         self._reader = env.begin()
         self._commit_lock = trio.Lock()
-        # Whatever else hangs, commits find a thread.
+        # Commits have their own threads, so that they never wait for other work that hangs.
         self._threads = trio.CapacityLimiter(2)
         self._fetchers = trio.CapacityLimiter(_FETCHERS)
         self._bringing = threading.Condition()
         self._bringers = 0
         self._is_closed = False
         self.is_cold = False
-        """Some of the file is not in memory, as `keep_warm` last saw it: `bring` rows before they
-        are looked up on the loop."""
+        """Whether some of the file was not in memory when `keep_warm` last checked. If so, call
+        `bring` before looking rows up on the loop."""
         self._failing = False
         self._damage: lmdb.Error | None = None
-        """What LMDB said of a row that could not be reached."""
+        """The first LMDB error for a row that could not be read."""
         self.before_commit: Callable[[], None] = lambda: None
-        """Called on the loop in the same step in which a batch is frozen: what it puts is part
-        of that batch. For rows that would cost too much to put with every change."""
+        """Called on the loop just before a batch is frozen, with no await between: the rows that
+        it puts are part of the batch. For rows that would cost too much to put at every change."""
         self._journal: Journal | None = None
         self._journal_row = ("", b"")
         self._journal_stem = self._data_path.with_name("journal")
@@ -89,10 +94,11 @@ class Database:
 
     @classmethod
     def open(cls, path: str, tables: Sequence[str], map_size_bytes: int) -> "Database":
-        """Open or create. `map_size_bytes` bounds the file, costs address space only.
+        """Open the database in the directory `path`, or create it.
 
-        Raises `DamagedDatabaseError` if it isn't a database, or not a whole one; another
-        `CacheDirError` if the directory can't be written or holds something else.
+        `map_size_bytes` is the greatest size of the file; it costs address space only. Raises
+        `DamagedDatabaseError` if the file is no database or is incomplete, and `CacheDirError` if
+        the directory can't be written or contains something else.
         """
         with explained(path):
             Path(path).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -104,12 +110,13 @@ class Database:
                 raise
 
     def get(self, table: str, key: bytes) -> bytes | None:
+        """Return the value, pending changes included; None if there is no such row."""
         overlay = self._overlays[table]
         if key in overlay.pending:
             return overlay.pending[key]
         if key in overlay.flushing:
             return overlay.flushing[key]
-        try:  # as `_committed`, for speed
+        try:  # the code of `_committed`, repeated for speed
             value: bytes | None = self._reader.get(key, db=self._handles[table])
         except lmdb.Error as error:
             self._meet_damage(error)
@@ -117,18 +124,20 @@ class Database:
         return value
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
+        """Insert or replace a row. The next commit makes it durable."""
         self._overlays[table].write(key, value)
         if self._journal is not None:
             self._journal.note(self._table_numbers[table], key, value)
 
     def put_all(self, table: str, rows: Mapping[bytes, bytes]) -> None:
-        """`put` for many at once, cheaper."""
+        """Do the same as `put` for many rows; this is cheaper."""
         self._overlays[table].write_all(rows)
         if self._journal is not None:
             for key, value in rows.items():
                 self._journal.note(self._table_numbers[table], key, value)
 
     def delete(self, table: str, key: bytes) -> None:
+        """Delete a row, if it exists. The next commit makes this durable."""
         self._overlays[table].write(key, None)
         if self._journal is not None:
             self._journal.note(self._table_numbers[table], key, None)
@@ -136,9 +145,10 @@ class Database:
     def scan(
         self, table: str, prefix: bytes, start: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key has `prefix`, from `start` on, in key order, pending changes included.
+        """Iterate over the rows whose key begins with `prefix` and is not less than `start`.
 
-        The iterator is dead after the next await or write: use it up at once.
+        Rows come in key order; pending changes are included. The iterator is invalid after the
+        next await or write.
         """
         first = max(start or prefix, prefix)
         changes = self._overlays[table].changes_from(first, prefix)
@@ -157,8 +167,8 @@ class Database:
             self._meet_damage(error)
 
     def _meet_damage(self, error: lmdb.Error) -> None:
-        """Rows out of reach count as missing. Nothing is committed any more: the next to open
-        this database will be told that it is damaged."""
+        """Note an unreadable row, which counts as missing. From now on nothing is committed: each
+        commit fails and leaves a mark, and the next `open` raises `DamagedDatabaseError`."""
         if self._damage is None:
             self._damage = error
             log.warning(
@@ -169,33 +179,39 @@ class Database:
             )
 
     def snapshot(self) -> "DatabaseSnapshot":
-        """What the last commit wrote; call `commit` before. It must be closed before the database,
-        and soon: what it sees can't be overwritten, so the file grows meanwhile."""
+        """Return a view of what the last commit wrote; call `commit` first.
+
+        The caller must close it before the database, and soon: LMDB can't reuse the pages that
+        the view sees, so the file grows while it is open.
+        """
         return DatabaseSnapshot(self._env, self._handles)
 
     def read_through(self, table: str) -> None:
-        """Raises `DamagedDatabaseError` if a row of the table can't be reached. For the start:
-        nothing is logged, no mark is left."""
+        """Read all committed rows of the table, to check them at the start.
+
+        Raises `DamagedDatabaseError` if a row can't be read. Logs nothing and leaves no mark.
+        """
         with explained(self._env.path()), self._reader.cursor(db=self._handles[table]) as cursor:
             for _ in cursor.iternext():
                 pass
 
     @property
     def pending_count(self) -> int:
-        """Changes that a crash at this instant would lose."""
+        """The number of changes that a crash at this moment would lose."""
         return sum(len(o.pending) + len(o.flushing) for o in self._overlays.values())
 
     @property
     def is_behind(self) -> bool:
-        """So much is pending, some 30 MB, that who has time waits for a commit. Not while commits
-        fail: that may last."""
+        """Whether so much is pending (some 30 MB) that background work must wait for a commit.
+        False while commits fail, as that may last for a long time."""
         return not self._failing and self.pending_count > _MUCH_PENDING
 
     async def commit(self) -> bool:
-        """Write everything pending at the time of the call, durably.
+        """Write all changes that are pending when this is called, durably. Return whether it
+        succeeded.
 
-        A failure (a full disk) is logged once and the changes stay pending: readers see no
-        difference, only the loss at a crash grows. False then.
+        After a failure (for example a full disk) the changes stay pending. Readers see no
+        difference, but a crash would lose more. Successive failures are logged once.
         """
         async with self._commit_lock:
             if not any(overlay.pending for overlay in self._overlays.values()):
@@ -221,10 +237,11 @@ class Database:
             return committed
 
     def recover(self, table: str, key: bytes, stem: Path | None = None) -> int:
-        """Take over what a process that was killed has left in its journal: see `begin_journal`.
-        Returns how many changes; they are pending now. For the start; blocks for the disk.
+        """Read the changes that a killed process left in its journal (see `begin_journal`), and
+        make them pending. Return their number. Call this at the start; it blocks for the disk.
 
-        The row `key` is the journal's. Its files are `stem` with endings, by default beside LMDB's.
+        The row `key` of `table` has the journal's identity and last number. The journal's files
+        have the path `stem` with endings; by default they are beside LMDB's files.
         """
         self._journal_row = (table, key)
         self._journal_stem = stem or self._journal_stem
@@ -244,10 +261,13 @@ class Database:
         return len(changes)
 
     def begin_journal(self) -> None:
-        """From now on what was changed before a `settle` outlives this process, if not the machine.
-        `recover` must have been called. What it found, and whatever else could not be committed
-        yet, stands in the new journal, too. If nothing was ever committed, the journal begins when
-        something is: until then nobody could tell whose it is."""
+        """Begin a journal: from now on changes made before a `settle` survive the end of this
+        process, but not a power cut. Call `recover` first.
+
+        The new journal begins with all changes that are not yet committed, including those from
+        `recover`. If nothing was ever committed, the journal begins after the first commit: before
+        that, the database on disk has no identity to match the journal with.
+        """
         identity, last_number = _unpack_journalled(self._committed(*self._journal_row))
         self._wants_journal = identity == 0
         if self._wants_journal:
@@ -265,7 +285,7 @@ class Database:
                     yield number, key, value
 
     def kept(self, table: str, key: bytes) -> bytes | None:
-        """The row as the next process finds it if this one is killed now."""
+        """Return the row as the next process finds it if this process is killed now."""
         if self._journal is not None:
             self._journal.settle()
             if self._journal.is_whole:
@@ -281,7 +301,8 @@ class Database:
         return value
 
     def last_key(self, table: str) -> bytes | None:
-        """The greatest key, be it deleted since the last commit; None if there is none."""
+        """Return the greatest key, or None if the table is empty. A key that was deleted since
+        the last commit counts, too."""
         overlay = self._overlays[table]
         keys = [max(changes) for changes in (overlay.pending, overlay.flushing) if changes]
         try:
@@ -293,12 +314,13 @@ class Database:
         return max(keys, default=None)
 
     def settle(self) -> None:
-        """Before anybody is told who may outlive this process. Free without a journal."""
+        """Write the noted changes to the journal. Call this before answering a process that may
+        outlive this one (the kernel). Costs nothing without a journal."""
         if self._journal is not None:
             self._journal.settle()
 
     def _journalled(self) -> tuple[int, int]:
-        """This database's identity, and the number of the last change that was committed."""
+        """Return this database's identity and the number of the last committed change."""
         return _unpack_journalled(self.get(*self._journal_row))
 
     def _put_journalled(self, identity: int, number: int) -> None:
@@ -313,8 +335,8 @@ class Database:
         return number
 
     def _end_commit(self, committed: bool) -> None:
-        # The reader moves on before the overlay shrinks, both without an await between:
-        # no read can miss a change that is on its way from one to the other.
+        # First renew the read transaction, then shrink the overlay, with no await between: no
+        # read can miss a change that moves from the overlay to LMDB.
         self._reader.abort()
         self._reader = self._env.begin()
         for overlay in self._overlays.values():
@@ -335,23 +357,29 @@ class Database:
                         txn.put(key, value, db=handle)
 
     async def commit_loop(self, interval_s: float = 1.0) -> None:
-        """Commit for ever. Cancel it, then `close`."""
+        """Commit every `interval_s` until cancelled. Cancel it before `close`."""
         while True:
             await trio.sleep(interval_s)
             await self.commit()
 
     async def keep_small(self, most_bytes: int = MOST_MAPPED_BYTES) -> None:
-        """Give pages that were read back, for ever, whenever files take more than `most_bytes` of
-        this process's memory. For a database whose look-ups the kernel spares, or which is rarely
-        read as a whole. Cancel it before `close`."""
+        """Unmap the database's pages whenever mapped files take more than `most_bytes` of this
+        process's memory; check once a second until cancelled. Cancel it before `close`.
+
+        Use it for a database that needs few look-ups because the kernel caches the results, or
+        that is rarely read as a whole.
+        """
         while True:
             await trio.sleep(_KEEP_SMALL_INTERVAL_S)
             if mapped_bytes() > most_bytes:
                 await trio.to_thread.run_sync(unmap_pages, self._data_path, limiter=self._threads)
 
     async def keep_warm(self) -> None:
-        """See once a second, for ever, whether the kernel has taken pages of the file out of
-        memory, and read it again, rarely if that is no use. Cancel it before `close`."""
+        """Check once a second, until cancelled, whether the kernel has evicted pages of the file,
+        and if so read the file again. Cancel it before `close`.
+
+        After a read it pauses for 10 s, or for 100 s if pages are still missing then.
+        """
         warm_at = -math.inf
         while True:
             await trio.sleep(_KEEP_WARM_INTERVAL_S)
@@ -362,13 +390,16 @@ class Database:
                 warm_at = trio.current_time() + pause_s
 
     async def look_at_memory(self) -> bool:
-        """Bring `is_cold` up to date, and return it."""
+        """Update `is_cold` and return it."""
         self.is_cold = await self._in_thread(cold_share, self._data_path) > _COLD_SHARE
         return self.is_cold
 
     async def bring(self, look_up: Callable[[Get], object]) -> None:
-        """Call `look_up(get)` in a thread: what it gets is in memory then. `get(table, key)` knows
-        what has been committed. Damage is for those to meet who look up afterwards."""
+        """Call `look_up(get)` in a thread, so that the rows that it gets are in memory afterwards.
+
+        `get(table, key)` sees committed rows only. LMDB errors are ignored here: the look-up on
+        the loop meets them again.
+        """
         await self._in_thread(self._bring, look_up)
 
     def _bring(self, look_up: Callable[[Get], object]) -> None:
@@ -385,7 +416,8 @@ class Database:
                 self._bringing.notify_all()
 
     def _end_bringing(self) -> None:
-        """LMDB must not be closed under a thread that looks something up."""
+        """Wait until no thread uses LMDB, and refuse new ones: closing LMDB under them would
+        crash the process."""
         with self._bringing:
             self._is_closed = True
             self._bringing.wait_for(lambda: not self._bringers)
@@ -396,11 +428,11 @@ class Database:
         )
 
     def warm(self, limit_bytes: int = WARM_LIMIT_BYTES) -> int:
-        """Bring the file into the page cache, so that look-ups on the loop wait for no disk.
+        """Read the file into the page cache, so that look-ups on the loop don't wait for the disk.
 
-        Blocks: for a worker thread. It uses a descriptor of its own, so that the database may be
-        closed, and the thread be abandoned, at any moment. Reads at most `limit_bytes`; returns
-        the bytes read. A file that can't be read is not its business.
+        Reads at most `limit_bytes` and returns the bytes read. Errors are ignored. It blocks, so
+        call it in a worker thread. It uses its own descriptor: the database may be closed, and
+        the thread abandoned, at any time.
         """
         read_bytes = 0
         with contextlib.suppress(OSError), open(self._data_path, "rb", buffering=0) as file:
@@ -414,7 +446,7 @@ class Database:
         return read_bytes
 
     def close(self) -> None:
-        """Commit what is pending and close. Blocks for the fsync; call it after the loop."""
+        """Commit the pending changes and close. Blocks for the fsync; call it after the loop."""
         self.before_commit()
         self._begin_journalled()
         committed = False
@@ -430,7 +462,7 @@ class Database:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close without committing, as a crash would."""
+        """Close without a commit. The pending changes are lost, as in a crash."""
         if self._journal is not None:
             self._journal.close(is_committed=False)
         self._end_bringing()
@@ -439,7 +471,8 @@ class Database:
 
 
 class DatabaseSnapshot:
-    """A view that doesn't change, for one thread at a time, whichever. Blocks for the disk."""
+    """A view of the committed rows that doesn't change. Any thread may use it, but only one at a
+    time. Methods block for the disk."""
 
     def __init__(self, env: lmdb.Environment, handles: dict[str, Any]) -> None:
         self._path = env.path()
@@ -447,11 +480,12 @@ class DatabaseSnapshot:
         self._txn = env.begin()
 
     def count(self, table: str) -> int:
+        """Return the number of rows."""
         rows: int = self._txn.stat(self._handles[table])["entries"]
         return rows
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """Raises `DamagedDatabaseError`."""
+        """Return the value, or None. Raises `DamagedDatabaseError`."""
         try:
             value: bytes | None = self._txn.get(key, db=self._handles[table])
         except lmdb.Error as error:
@@ -459,7 +493,8 @@ class DatabaseSnapshot:
         return value
 
     def scan(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose key has `prefix`, in key order. Raises `DamagedDatabaseError`."""
+        """Iterate over the rows whose key begins with `prefix`, in key order. Raises
+        `DamagedDatabaseError`."""
         with explained(self._path), self._txn.cursor(db=self._handles[table]) as cursor:
             if prefix and not cursor.set_range(prefix):
                 return
@@ -479,7 +514,7 @@ def _unpack_journalled(row: bytes | None) -> tuple[int, int]:
 def _merge(
     stored: Iterator[tuple[bytes, bytes]], changes: list[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Both inputs in key order; where both have a key the change wins."""
+    """Merge two inputs that are in key order. Where both have a key, the change wins."""
     position = 0
     for key, value in stored:
         while position < len(changes) and changes[position][0] < key:

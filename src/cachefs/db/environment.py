@@ -1,4 +1,4 @@
-"""Opening LMDB's files safely, and saying what is wrong with them."""
+"""Open LMDB's files safely, and translate its errors."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,7 +16,8 @@ _STEP_BYTES = 4 << 20
 
 DATA_NAME = "data.mdb"
 MARK_NAME = "damaged"
-"""A file beside LMDB's: a daemon has met damage there, so the next one needn't try."""
+"""A file beside LMDB's files. It means that a daemon found damage there, so `open_env` refuses the
+database."""
 
 _DAMAGE = (
     lmdb.BadDbiError,
@@ -32,13 +33,13 @@ _DAMAGE = (
     lmdb.ProblemError,
     lmdb.VersionMismatchError,
 )
-"""What LMDB says about files that it didn't write, as opposed to a disk that fails."""
+"""LMDB's errors for files with content that LMDB didn't write. A failing disk raises others."""
 
 
 class DamagedDatabaseError(CacheDirError):
-    """The files are not what was written; what can be had of them is not to be trusted.
+    """The files differ from what was written, so no row in them can be trusted.
 
-    `why` is that without the name and the advice, for those who know better what to do.
+    `why` is the reason without the path and the advice, for callers that give their own advice.
     """
 
     def __init__(self, path: str, why: str) -> None:
@@ -47,15 +48,15 @@ class DamagedDatabaseError(CacheDirError):
 
 
 def open_env(path: str, **options: Any) -> lmdb.Environment:
-    """`lmdb.open`, refusing a file that was cut. Raises `lmdb.Error`, `OSError` and
-    `DamagedDatabaseError`.
+    """Do the same as `lmdb.open`, but refuse a file that is marked as damaged or was truncated.
 
-    LMDB reads through a mapping: touching a page behind the end of its file would kill the
-    process (SIGBUS). Opening touches nothing but the two head pages, which it has checked.
+    LMDB reads through a mapping, so an access behind the end of the file would kill the process
+    (SIGBUS). Opening accesses only the two meta pages, which LMDB checks first. Raises
+    `lmdb.Error`, `OSError` and `DamagedDatabaseError`.
     """
     if (Path(path) / MARK_NAME).exists():
         raise DamagedDatabaseError(path, "some of it could not be read")
-    # Look-ups are random: the kernel's read-ahead would only evict others' pages.
+    # Look-ups are random: the kernel's read-ahead would only evict other useful pages.
     env = lmdb.open(path, readahead=False, **options)
     used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     size_bytes = (Path(path) / DATA_NAME).stat().st_size
@@ -66,9 +67,11 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
 
 
 def mark_unreadable(path: Path, on_progress: Callable[[], None] = lambda: None) -> bool:
-    """Read the whole file of the database in that directory, without mapping it. If that is not
-    possible, leave the mark that makes `open_env` refuse it, so that another takes its place. True
-    then. Blocks; `on_progress` is called every few MiB."""
+    """Read the whole file of the database in the directory `path`, without mapping it.
+
+    If that fails, leave the mark that makes `open_env` refuse the database, so that a new one
+    replaces it, and return True. Blocks; calls `on_progress` every 4 MiB.
+    """
     buffer = bytearray(_STEP_BYTES)
     try:
         with open(path / DATA_NAME, "rb", buffering=0) as file:
@@ -86,7 +89,7 @@ def mark_unreadable(path: Path, on_progress: Callable[[], None] = lambda: None) 
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Errors of LMDB and of the system become `CacheDirError`s."""
+    """Convert `lmdb.Error` and `OSError` to `CacheDirError`."""
     try:
         yield
     except lmdb.Error as error:
@@ -96,6 +99,8 @@ def explained(path: str) -> Iterator[None]:
 
 
 def explanation(path: str, error: lmdb.Error) -> CacheDirError:
+    """Return the exception to raise for an LMDB error: `DamagedDatabaseError` if the files are
+    damaged."""
     if isinstance(error, _DAMAGE):
         return DamagedDatabaseError(path, str(error))
     return CacheDirError(f"can't open the database {path}: {error}")

@@ -1,13 +1,13 @@
-"""Changes that this process must not forget although they are not committed yet.
+"""A journal of changes that must survive this process although they are not committed yet.
 
-A mount may outlive its daemon (the relay path): then the kernel knows what it was told in the last
-second before the daemon was killed, and the next daemon must know it, too. So changes are appended
-to a file before anybody is told. Nothing is synced: what was written outlives the process, and a
-power cut, which it may not outlive, ends the mount as well.
+A mount may outlive its daemon (the relay path). The kernel then still caches the answers of the
+last second before the daemon was killed, and the next daemon must give the same answers. So changes
+are appended to a file before the kernel receives an answer that depends on them. Nothing is synced:
+written data survives the process. It may not survive a power cut, but that ends the mount, too.
 
-Changes are numbered, and each commit stores the number of the last one that it holds. There are two
+Changes are numbered, and each commit stores the number of the last change in it. There are two
 files, so that one can be emptied while the other grows. Both belong to one database: its `identity`
-goes into every checksum.
+is the seed of every checksum.
 
 File format: docs/formats/namespace.md.
 """
@@ -24,42 +24,49 @@ from xxhash import xxh3_64_intdigest
 log = logging.getLogger(__name__)
 
 BATCH = Struct("<QIIQ")
-"""Number of the first change, count of changes, their bytes, the xxh3_64 of those (its seed is the
-database's identity)."""
+"""Number of the first change, count of changes, their size in bytes, and the xxh3_64 of these bytes
+(the seed is the database's identity)."""
 CHANGE = Struct("<BHI")
-"""Table, length of the key, length of the value or `DELETED`; then key and value."""
+"""Table, length of the key, length of the value or `DELETED`. Key and value follow."""
 DELETED = 0xFFFFFFFF
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _SETTLE_BYTES = 1 << 20
 _MOST_BYTES = 256 << 20
-"""In a file: only when nothing can be committed. Then changes are no longer noted."""
+"""A file that is larger gets no more changes. It only becomes so large if commits keep failing."""
 
 Change = tuple[int, bytes, bytes | None]
-"""Number of the table, key, value; None deletes."""
+"""Number of the table, key, and value; None deletes the row."""
 
 
 def journal_paths(stem: Path) -> list[Path]:
-    """The files of the journal with this path, less the endings."""
+    """Return the paths of the journal's two files: `stem` with the endings `.0` and `.1`."""
     return [stem.with_name(f"{stem.name}.{number}") for number in range(2)]
 
 
 class Journal:
-    """Used on the loop. Writing takes a few microseconds, on a tmpfs always; elsewhere the kernel
-    may let a writer wait when too much is to be written to a disk."""
+    """The journal of one database, which owns it. It is used on the loop thread only.
+
+    A write takes a few microseconds. On a tmpfs it always does; on a disk the kernel may make the
+    writer wait when too many dirty pages are pending.
+    """
 
     def __init__(
         self, stem: Path, identity: int, last_number: int, changes: Iterable[Change] = ()
     ) -> None:
-        """Begin anew with `changes`, which are not committed and may stand in the files that are
-        there: these are replaced at one stroke. Numbers go on after `last_number`, that of the
-        last change that is committed. Raises `OSError`; the old files are as they were then."""
+        """Begin a new journal with `changes`, which are not committed yet.
+
+        The new files replace the old ones atomically, as these may be the only place where
+        `changes` are stored. Numbers continue after `last_number`, the number of the last
+        committed change. Raises `OSError`; if it does before the rename, the old files are
+        unchanged.
+        """
         self._identity = identity
         self._paths = journal_paths(stem)
         new = stem.with_name(stem.name + ".new")
         self._fds = [os.open(new, _FLAGS, 0o600)]
         self._last_numbers = [0, 0]
-        """Of the last change in each file; 0 for an empty one."""
+        """The number of the last change in each file; 0 for an empty file."""
         self._sizes = [0, 0]
         self._current = 0
         self._number = last_number
@@ -67,8 +74,8 @@ class Journal:
         self._count = 0
         self._is_broken = False
         self._gap_number = 0
-        """Of a change that could not be written, and is not known to be committed; 0: there is
-        none."""
+        """The number of a change that could not be written and may not be committed; 0 if there
+        is none."""
         try:
             for change in changes:
                 self.note(*change)
@@ -84,11 +91,11 @@ class Journal:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that was settled outlives this process."""
+        """Whether all changes before the last `settle` survive the end of this process."""
         return self._gap_number == 0
 
     def note(self, table: int, key: bytes, value: bytes | None) -> None:
-        """One change, to be written by `settle`."""
+        """Buffer one change until `settle` writes it; None deletes the row."""
         if self._is_broken:
             return
         self._buffer += CHANGE.pack(table, len(key), DELETED if value is None else len(value))
@@ -100,7 +107,8 @@ class Journal:
             self.settle()
 
     def settle(self) -> None:
-        """What has been noted outlives this process from now on."""
+        """Write the buffered changes, so that they survive the end of this process. A failure is
+        logged, and `is_whole` is False then."""
         if not self._count:
             return
         buffer, count = self._buffer, self._count
@@ -128,13 +136,15 @@ class Journal:
         self._sizes[current] += written
 
     def _break(self) -> None:
-        """Until the next commit. The number that is left out tells that some are missing."""
+        """Stop noting changes until the next commit. One number is left out, so that a reader of
+        the journal detects that changes are missing."""
         self._is_broken = True
         self._number += 1
         self._gap_number = self._number
 
     def begin_commit(self) -> int:
-        """Everything that was changed is about to be committed. The number to store with it."""
+        """Call this just before all pending changes are committed. Return the number to store in
+        the same commit."""
         self.settle()
         self._is_broken = False
         if not self._sizes[1 - self._current]:
@@ -142,7 +152,8 @@ class Journal:
         return self._number
 
     def end_commit(self, number: int) -> None:
-        """It has succeeded."""
+        """Call this when the commit with this number has succeeded. Empties the files whose
+        changes are all committed."""
         if number >= self._gap_number:
             self._gap_number = 0
         for index, fd in enumerate(self._fds):
@@ -151,7 +162,7 @@ class Journal:
                 self._sizes[index] = 0
 
     def close(self, is_committed: bool) -> None:
-        """The files go if there is nothing in them that isn't committed."""
+        """Close the files, and delete them if all their changes are committed."""
         for path, fd in zip(self._paths, self._fds, strict=True):
             os.close(fd)
             if is_committed:
@@ -159,8 +170,10 @@ class Journal:
 
 
 def read_journal(stem: Path, identity: int, after: int) -> list[Change]:
-    """The changes that a dead process has left, from number `after` + 1 on, in order; as far as
-    they are whole. Raises `OSError`."""
+    """Return the changes that an earlier process left, from number `after` + 1 on, in order.
+
+    Stops at the first damaged batch of a file and at the first missing number. Raises `OSError`.
+    """
     batches: list[tuple[int, list[Change]]] = []
     for path in journal_paths(stem):
         try:

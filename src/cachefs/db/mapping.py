@@ -1,9 +1,9 @@
-"""How much of LMDB's file stands in this process's memory.
+"""Measure and reduce how much of LMDB's file is in this process's memory.
 
-LMDB reads through a mapping, and every page that was ever looked at counts as the process's
-(RssFile) until the kernel wants it back, although it is nothing but page cache: a walk over a
-million names would look like 200 MB that the daemon has eaten. Here pages are given back. They stay
-in the page cache, and are mapped again, many at a time, by the next look-up.
+LMDB reads through a mapping. Every page that was read counts as the process's memory (RssFile)
+until the kernel reclaims it, although it is only page cache: after a walk over a million names the
+daemon would seem to use 200 MB more. This module unmaps such pages. They stay in the page cache,
+and the next look-up maps them again, many at a time.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def mapped_bytes() -> int:
-    """Of all files that are mapped into this process, libraries included, what stands in memory."""
+    """Return the bytes of mapped files, libraries included, in this process's memory (RssFile); 0
+    if that can't be read."""
     with contextlib.suppress(OSError):
         for line in (_PROC / "status").read_text().splitlines():
             if line.startswith("RssFile:"):
@@ -32,16 +33,16 @@ def mapped_bytes() -> int:
 
 
 def unmap_pages(file: Path) -> None:
-    """Give the pages of a shared, read-only mapping of `file` back. Nothing is lost: they can be
-    had again from the page cache. Blocks for some 10 ms per 100 MB."""
+    """Unmap the pages of all shared, read-only mappings of `file`. No data is lost: the pages stay
+    in the page cache. Blocks for some 10 ms per 100 MB."""
     with contextlib.suppress(OSError):
         for start, end in _mappings(file):
             _libc.madvise(start, end - start, _MADV_DONTNEED)
 
 
 def cold_share(file: Path) -> float:
-    """How much of `file`, which is mapped, is not in the page cache, from 0 to 1. Blocks for some
-    10 ms per 10 GB."""
+    """Return the share of the mapped `file`, from 0 to 1, that is not in the page cache. Blocks
+    for some 10 ms per 10 GB."""
     pages = cold = 0
     with contextlib.suppress(OSError):
         size_bytes = file.stat().st_size
@@ -55,7 +56,7 @@ def cold_share(file: Path) -> float:
 
 
 def _mappings(file: Path) -> Iterator[tuple[int, int]]:
-    """First address and end of what is shared and read-only. Raises `OSError`."""
+    """Yield start and end address of each shared, read-only mapping of `file`. Raises `OSError`."""
     wanted = os.path.realpath(file)
     for line in (_PROC / "maps").read_text(errors="surrogateescape").splitlines():
         addresses, access, *_ = line.split()

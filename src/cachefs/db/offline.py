@@ -1,4 +1,4 @@
-"""Databases that no daemon has open: reading one without a trace, and building one anew."""
+"""Read a database that no daemon has open without changing it, and build a new one."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,16 @@ import lmdb
 from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
 
 _BUILD_ROWS = 100_000
-"""Rows a transaction of a database that is built anew: bounds the memory, nothing else."""
+"""Rows in each transaction of `DatabaseBuilder`. Its only purpose is to bound the memory."""
 
 
 class DatabaseReader:
-    """The committed rows of a database that no process has open. Writes nothing, not even a
-    lock file. Every method raises `DamagedDatabaseError` for rows that can't be reached."""
+    """The committed rows of a database that no process has open. It writes nothing, not even a
+    lock file. Every method raises `DamagedDatabaseError` for rows that can't be read."""
 
     def __init__(self, path: Path, tables: Sequence[str]) -> None:
-        """A table that isn't there counts as empty. Raises `CacheDirError`."""
+        """Open the database in the directory `path`. A table that doesn't exist counts as empty.
+        Raises `CacheDirError`."""
         self._path = path
         with explained(str(path)):
             self._env = open_env(str(path), max_dbs=len(tables), readonly=True, lock=False)
@@ -36,6 +37,7 @@ class DatabaseReader:
             return None
 
     def get(self, table: str, key: bytes) -> bytes | None:
+        """Return the value; None if there is no such row."""
         handle = self._handles[table]
         if handle is None:
             return None
@@ -46,7 +48,7 @@ class DatabaseReader:
         return value
 
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """All rows in key order."""
+        """Iterate over all rows in key order."""
         handle = self._handles[table]
         if handle is None:
             return
@@ -59,10 +61,11 @@ class DatabaseReader:
 
 
 class DatabaseBuilder:
-    """A database written from nothing, fast: it is of use only after `finish`."""
+    """Writes a new database fast, without syncs. The database is usable only after `finish`."""
 
     def __init__(self, path: Path, tables: Sequence[str], map_size_bytes: int) -> None:
-        """`path` must not exist. Raises `CacheDirError`, as all methods do."""
+        """Create the database in the new directory `path`, which must not exist. This and all
+        methods raise `CacheDirError`."""
         self._path = str(path)
         self._rows = 0
         with explained(self._path):
@@ -80,6 +83,7 @@ class DatabaseBuilder:
         self._open = True
 
     def get(self, table: str, key: bytes) -> bytes | None:
+        """Return the value; None if there is no such row."""
         try:
             value: bytes | None = self._txn.get(key, db=self._handles[table])
         except lmdb.Error as error:
@@ -87,7 +91,8 @@ class DatabaseBuilder:
         return value
 
     def put(self, table: str, key: bytes, value: bytes, overwrite: bool = False) -> bool:
-        """False, and no change, if the key is there already and is not to be overwritten."""
+        """Insert a row. If the key exists already, replace its value only with `overwrite`; else
+        return False and change nothing."""
         self._rows += 1
         try:
             if self._rows % _BUILD_ROWS == 0:
@@ -99,7 +104,7 @@ class DatabaseBuilder:
             raise explanation(self._path, error) from error
 
     def finish(self) -> None:
-        """Everything is on disk when this returns."""
+        """Commit, sync and close: all rows are on disk when this returns."""
         with explained(self._path):
             self._txn.commit()
             self._env.sync(True)
@@ -107,7 +112,7 @@ class DatabaseBuilder:
         self._open = False
 
     def abandon(self) -> None:
-        """Close it unfinished. No harm after `finish`."""
+        """Close the database unfinished. Does nothing after `finish`."""
         if self._open:
             self._txn.abort()
             self._env.close()
@@ -115,14 +120,14 @@ class DatabaseBuilder:
 
 
 def replace_database(new: Path, path: Path) -> None:
-    """Put the finished database `new` in the place of that at `path`, which nobody has open.
+    """Replace the database at `path`, which no process has open, by the finished one at `new`.
 
-    One rename of one file: a crash leaves the old database or the new one. `new` is gone
-    afterwards. Raises `OSError`.
+    This is one rename of one file, so a crash leaves the old database or the new one. Removes the
+    directory `new`. Raises `OSError`.
     """
     path.mkdir(mode=0o700, exist_ok=True)
     (new / DATA_NAME).replace(path / DATA_NAME)
-    (path / MARK_NAME).unlink(missing_ok=True)  # meant the old one
+    (path / MARK_NAME).unlink(missing_ok=True)  # was for the old one
     for directory in (path, path.parent):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -133,6 +138,6 @@ def replace_database(new: Path, path: Path) -> None:
 
 
 def database_exists(path: Path) -> bool:
-    """Whether there is anything to open; an empty file is as good as none."""
+    """Return whether there is a database at `path`. An empty file counts as none."""
     data = path / DATA_NAME
     return data.exists() and data.stat().st_size > 0

@@ -1,14 +1,18 @@
-"""Changes to a table that LMDB doesn't hold yet."""
+"""Changes to a table that are not in LMDB yet."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
 
 Changes = dict[bytes, bytes | None]
-"""Key to new value; None deletes."""
+"""From key to new value; None deletes the row."""
 
 
 class Overlay:
-    """Those of one table: `pending` ones win over `flushing`."""
+    """The uncommitted changes of one table.
+
+    A commit in progress writes `flushing`; later changes go to `pending`. Where both have a key,
+    `pending` wins.
+    """
 
     __slots__ = ("_new_keys", "_sorted_keys", "flushing", "pending")
 
@@ -16,26 +20,29 @@ class Overlay:
         self.pending: Changes = {}
         self.flushing: Changes = {}
         self._sorted_keys: list[bytes] | None = None
-        """Of both, but for the new ones; None until somebody scans."""
+        """The keys of both in order, without `_new_keys`; None until the first scan."""
         self._new_keys: list[bytes] = []
 
     def write(self, key: bytes, value: bytes | None) -> None:
+        """Add one change; None deletes the row."""
         if self._sorted_keys is not None and key not in self.pending and key not in self.flushing:
             self._new_keys.append(key)
         self.pending[key] = value
 
     def write_all(self, changes: Mapping[bytes, bytes]) -> None:
+        """Do the same as `write` for many rows."""
         if self._sorted_keys is not None:
             known, flushing = self.pending, self.flushing
             self._new_keys += [key for key in changes if key not in known and key not in flushing]
         self.pending.update(changes)
 
     def freeze(self) -> Changes:
+        """Begin a commit: return the changes to write. The caller must not change them."""
         self.flushing, self.pending = self.pending, {}
         return self.flushing
 
     def thaw(self, committed: bool) -> None:
-        """End of a commit. What could not be committed is pending again, below newer changes."""
+        """End a commit. Changes that were not committed are pending again, but newer ones win."""
         if not committed:
             self.pending = self.flushing | self.pending
         self.flushing = {}
@@ -43,8 +50,8 @@ class Overlay:
         self._new_keys = []
 
     def _keys(self) -> list[bytes]:
-        """In order. Most scans follow upon writes near the greatest key, so only the keys from
-        the least new one on are sorted again."""
+        """Return all keys in order. Most writes before a scan are near the greatest key, so only
+        the keys from the least new key on are sorted again."""
         if self._sorted_keys is None:
             self._sorted_keys = sorted(self.pending.keys() | self.flushing.keys())
         elif self._new_keys:
@@ -55,7 +62,7 @@ class Overlay:
         return self._sorted_keys
 
     def changes_from(self, start: bytes, prefix: bytes) -> list[tuple[bytes, bytes | None]]:
-        """Changes with keys >= start that have the prefix, in key order."""
+        """Return the changes whose key is >= `start` and begins with `prefix`, in key order."""
         keys = self._keys()
         found = []
         for position in range(bisect_left(keys, start), len(keys)):

@@ -1,5 +1,6 @@
-"""Run as a process of its own: read every row of a database, and say by the exit code if it can
-be done. A page that was damaged may lead LMDB out of its file, which kills the process.
+"""Read every row of a database in a separate process; its exit code tells whether that succeeded.
+
+A damaged page may make LMDB read beyond its file, which kills the process.
 
     python -m cachefs.db.read_through PATH TABLE...
 """
@@ -16,7 +17,7 @@ _DAMAGED = 3
 
 
 def refuse_unreadable(path: Path, tables: Sequence[str]) -> None:
-    """Raises `DamagedDatabaseError` if not all of the database can be read."""
+    """Raises `DamagedDatabaseError` if some row of the database can't be read. Blocks."""
     command = [sys.executable, "-m", __name__, str(path), *tables]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode < 0:
