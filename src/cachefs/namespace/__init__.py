@@ -1,1 +1,1 @@
-"""Names to inodes: what exists, since when that is known, and how its bytes are read."""
+"""Maps names to inodes: which names exist, how old that information is, and how files are read."""

@@ -1,7 +1,7 @@
 """Wall-clock time and ages.
 
-Ages are kept over restarts, so they are wall-clock; a time stamp from the future (the clock was
-set back) counts as expired long ago, never as fresh for longer than a TTL.
+Ages must survive restarts, so they use the wall clock. A time stamp from the future means that the
+clock was set back: it counts as expired long ago, so that nothing is fresh for longer than a TTL.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """`now` returns wall-clock nanoseconds; tests give their own."""
+    """The clock of a mount. `now` returns wall-clock nanoseconds; tests pass their own."""
 
     __slots__ = ("now_ns",)
 
@@ -18,7 +18,10 @@ class Clock:
         self.now_ns = now
 
     def remaining_ns(self, since_ns: int, ttl_ns: float) -> float:
-        """How much of the TTL is left for something known since then; <= 0 when expired, by how
-        much; `-inf` if nobody can tell."""
+        """Return the nanoseconds until information from `since_ns` expires.
+
+        The result is <= 0 if it has expired (negative: that long ago), and `-inf` if `since_ns`
+        is in the future.
+        """
         age_ns = self.now_ns() - since_ns
         return ttl_ns - age_ns if age_ns >= 0 else -math.inf

@@ -1,7 +1,7 @@
-"""Directories that were seen whole while one above them was listed, and not asked for yet.
+"""Complete directories that the listing of a directory above them has shown, kept for later use.
 
-Importing a Python package looks into hundreds of directories of a few names each, one after the
-other. Where the origin shows a tree in one request, their listings need none of their own.
+Importing a Python package reads hundreds of directories of a few names each, one after the other.
+Where the origin shows a whole tree in one request, these directories need no request of their own.
 """
 
 from collections import OrderedDict
@@ -11,20 +11,23 @@ from cachefs.namespace.clock import Clock
 from cachefs.types import Entry
 
 _NAMES = 20_000
-"""Names kept, about 8 MB; those seen first go first."""
+"""The most names kept, about 8 MB. The directories that were seen first are dropped first."""
 _DIRECTORY_COST = 4
-"""What a directory counts for beside its names."""
+"""What a directory counts for in `_NAMES`, besides its own names."""
 
 
 class Seen(NamedTuple):
-    """All entries of a directory, as a listing saw them that began at `as_of_ns`."""
+    """All entries of a directory, from a listing that began at `as_of_ns`."""
 
     as_of_ns: int
     entries: list[Entry]
 
 
 class Foreseen:
-    """By path. All of it is believed for `for_ns` and dropped when a look-up knows better."""
+    """The foreseen directories by path, owned by `Listings`.
+
+    Each is valid for `for_ns`. It is dropped earlier if a look-up finds that it has changed.
+    """
 
     def __init__(self, clock: Clock, for_ns: float) -> None:
         self._clock = clock
@@ -36,7 +39,7 @@ class Foreseen:
         return bool(self._seen)
 
     def add(self, directories: dict[str, list[Entry]], as_of_ns: int) -> None:
-        """What a listing begun at `as_of_ns` has shown of the directories below."""
+        """Add the directories that a listing which began at `as_of_ns` has shown below its own."""
         for path, entries in directories.items():
             known = self._seen.get(path)
             if known is None or known.as_of_ns < as_of_ns:
@@ -47,12 +50,12 @@ class Foreseen:
             self.drop(next(iter(self._seen)))
 
     def knows(self, path: str) -> bool:
-        """Whether the directory can be listed from here."""
+        """Return whether the directory can be listed from here."""
         seen = self._seen.get(path)
         return seen is not None and self._is_fresh(seen)
 
     def take(self, path: str, since_ns: int) -> Seen | None:
-        """What was seen of the directory at `since_ns` or later. It is needed but once."""
+        """Remove and return the directory's entries, if they were seen at `since_ns` or later."""
         seen = self._seen.get(path)
         if seen is None or seen.as_of_ns < since_ns or not self._is_fresh(seen):
             return None
@@ -60,7 +63,7 @@ class Foreseen:
         return seen
 
     def drop(self, path: str) -> None:
-        """Something there has changed since, or it is listed anew."""
+        """Drop the directory's entries: it has changed since, or is listed again."""
         seen = self._seen.pop(path, None)
         if seen is not None:
             self._names -= len(seen.entries) + _DIRECTORY_COST

@@ -1,16 +1,17 @@
-"""The inode table: which inode each name stands for, persistently.
+"""The persistent inode table: it maps each name to an inode.
 
 Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
   so size, bytes and cached blocks of two versions can't mix. Owner, group and mode change in place.
-- Inode numbers are never used twice in the life of a cache directory: the kernel may still have
-  the bytes of the first file. None is handed out before the next process is sure to know of it.
-- A name is bound by the newest observation only: an answer whose request began before the
-  look-up or the complete listing that last saw the name (or its absence) is ignored. So nothing
-  seen is older than `checked_at_ns`, or the row of the listing, says. Time stamps from the
-  future (the clock was set back) count for nothing.
-- A record outlives its name (an open file goes on reading its version); records without a name
-  are `orphans` and go at the next start, when no kernel refers to them.
+- An inode number is never used twice in the life of a cache directory, because the kernel may
+  still cache the bytes of the first file. A number is used only after its reservation is stored
+  where the next process finds it.
+- Only the newest observation binds a name. An answer is ignored if its request began before the
+  look-up or the complete listing that last saw the name (or its absence). So an answer is never
+  older than `checked_at_ns`, or the listing's row, says. Time stamps from the future (the clock
+  was set back) are ignored.
+- A record outlives its name, so that an open file can still read its version. Records without a
+  name are `orphans`. They are deleted at the next start, when no kernel refers to them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -47,26 +48,33 @@ from cachefs.types import NO_POSIX, Found, ObjectMeta
 ROOT_INO = 1
 
 FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
-"""Name, whether it is a directory, size, mtime_ns, version, (uid, gid, mode), when it was seen."""
+"""Name, whether it is a directory, size in bytes, mtime_ns, version, (uid, gid, mode), and when it
+was observed (wall clock, ns)."""
 
 _MOST_INO = (1 << 48) - (1 << 32)
-"""The relay has no room for larger ones (docs/formats/relay_table.md)."""
+"""The limit of inode numbers: the relay's table has no room for larger ones
+(docs/formats/relay_table.md)."""
 _ORPHANS_PER_START = 100_000
 _YEAR_2025_S = 1_735_689_600
 _LAST_START = 3 << 46
-"""However wrong the clock runs, numbers must not run out: they have 48 bits."""
+"""The greatest first number that the clock can lead to. Numbers have 48 bits, and a clock that is
+wrong must not use them up."""
 _INO_RESERVE = 1 << 24
-"""More than can be handed out during the slowest commit; inode numbers have 48 bits."""
+"""Numbers in each reservation: more than can be used during the slowest commit. Inode numbers have
+48 bits."""
 
 
 class NoPathError(ObjectChangedError, LookupError):
-    """Of an inode whose directories are not known any more, or lie in each other (in a damaged
-    table)."""
+    """The inode has no path: a directory above it is no longer in the table, or (in a damaged
+    table) the directories form a cycle."""
 
 
 class InodeTable:
-    """All methods are synchronous and atomic: none awaits. A row that makes no sense counts as
-    missing."""
+    """The inode table of one mount, owned by its `Namespace`.
+
+    All methods except `bring` are synchronous, and so atomic on the loop thread. A row that can't
+    be decoded counts as missing.
+    """
 
     def __init__(
         self,
@@ -78,22 +86,26 @@ class InodeTable:
         journal: Path | None = None,
         is_successor: bool = False,
     ) -> None:
-        """Take over `db`, creating the root if it is new. `on_unbound(parent, name)` is called
-        whenever a name stops standing for its inode, `on_changed(ino)` when an inode has another
-        owner, group or mode; they must not call back.
+        """Use `db`; create the root if the database is new.
 
-        Raises `CacheDirError` if it was written in another format or for another source.
+        `on_unbound(parent, name)` is called whenever a name no longer refers to its inode, and
+        `on_changed(ino)` when an inode gets another owner, group or mode. Both must not call back
+        into the table. `journal` and `is_successor`: see `Namespace`.
+
+        Raises `CacheDirError` if `db` has another format, belongs to another source, or has no
+        unused inode numbers (which means damage).
         """
         self._db = db
         self._on_unbound = on_unbound
         self._on_changed = on_changed
         self._clock = clock
         self.found_count = 0
-        """Names first bound by a look-up."""
+        """The number of times that a look-up gave a name a new inode."""
         self.unbound_count = 0
+        """The number of times that a name lost its inode."""
         self.on_orphaned: list[Callable[[int], None]] = []
-        """Told of every inode that loses its name, while it is still bound or no longer; they must
-        not call back."""
+        """Called with every inode that loses its name. The name may still be in the table then.
+        They must not call back into the table."""
         self._check_meta(identity)
         db.recover("meta", b"journal", journal)
         last_key = db.last_key("inodes")
@@ -108,12 +120,12 @@ class InodeTable:
                 "the directory namespace of the cache directory: its names are asked for anew"
             )
         if is_successor:
-            # The database may be another one than the last process had, as that is damaged, or its
-            # disk gone; this is above all numbers that a mount has given out by now.
+            # The last process may have had another database, which is damaged or whose disk is
+            # gone. This number is above all numbers that any mount has used by now.
             self._next_ino = max(self._next_ino, min(_number_of_now(clock.now_ns()), _LAST_START))
         self._reserved_to = self._next_ino
         self._kept_to = 0
-        """Numbers below it may be handed out: their reservation is known to outlive us."""
+        """Numbers below this may be used: their reservation survives the end of this process."""
         self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         root = self.get(ROOT_INO)
@@ -135,6 +147,7 @@ class InodeTable:
     # -- reading -------------------------------------------------------------------------------
 
     def get(self, ino: int) -> Inode | None:
+        """Return the inode; None if there is no such row."""
         record = self._db.get("inodes", ino_key(ino))
         try:
             return None if record is None else unpack_inode(ino, record)
@@ -142,7 +155,7 @@ class InodeTable:
             return None
 
     def stat(self, ino: int) -> tuple[int, int, int, int, int, int] | None:
-        """(kind, size in bytes, mtime_ns, uid, gid, mode): a cheaper `get`."""
+        """Return (kind, size in bytes, mtime_ns, uid, gid, mode). This is cheaper than `get`."""
         record = self._db.get("inodes", ino_key(ino))
         try:
             return None if record is None else unpack_stat(record)
@@ -151,11 +164,11 @@ class InodeTable:
 
     @property
     def is_cold(self) -> bool:
-        """See `Database.is_cold`: `bring` what is about to be looked up."""
+        """See `Database.is_cold`. If it is true, call `bring` before a look-up."""
         return self._db.is_cold
 
     async def bring(self, ino: int, name: bytes | None = None) -> None:
-        """Have the rows of an inode in memory, and those of a name in it."""
+        """Read the rows of an inode, and those of a name in it, into memory (in a thread)."""
 
         def look_up(get: Get) -> None:
             inos = [ino]
@@ -169,6 +182,7 @@ class InodeTable:
         await self._db.bring(look_up)
 
     def dirent(self, parent: int, name: bytes) -> Dirent | None:
+        """Return the inode number that the name refers to; None if it refers to nothing."""
         record = self._db.get("dirents", dirent_key(parent, name))
         try:
             return None if record is None else unpack_dirent(record)
@@ -176,7 +190,8 @@ class InodeTable:
             return None
 
     def dirents(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, Dirent]]:
-        """In name order, names greater than `after` only. Dead after the next await or write."""
+        """Iterate over the directory's names greater than `after`, in order. The iterator is
+        invalid after the next await or write."""
         start = None if after is None else dirent_key(parent, after) + b"\0"
         for key, record in self._db.scan("dirents", ino_key(parent), start):
             try:
@@ -186,6 +201,7 @@ class InodeTable:
             yield name_of_key(key), dirent
 
     def listing(self, ino: int) -> Listing | None:
+        """Return the directory's last complete listing; None if there was none."""
         record = self._db.get("listings", ino_key(ino))
         try:
             return None if record is None else unpack_listing(record)
@@ -193,7 +209,7 @@ class InodeTable:
             return None
 
     def path(self, inode: Inode) -> str:
-        """Path below the mounted prefix, `""` for the root. Raises `NoPathError`."""
+        """Return the path below the mounted prefix, `""` for the root. Raises `NoPathError`."""
         below: dict[int, Inode] = {}
         while (path := self._dir_paths.get(inode.ino)) is None:
             below[inode.ino] = inode
@@ -214,9 +230,13 @@ class InodeTable:
     def bind(
         self, parent: int, name: bytes, meta: Found, observed_ns: int
     ) -> tuple[int | None, bool]:
-        """The name stands for this object version or directory, as observed by a look-up begun at
-        `observed_ns`. Returns the inode number and whether it is new to the name; no number if a
-        listing that began later has shown that the name is gone."""
+        """Bind the name to this object version or directory, which a look-up that began at
+        `observed_ns` has found.
+
+        Return the inode number, and whether the name got a new inode. The number is None if a
+        listing that began later didn't show the name. Raises `CacheDirError` if the name needs a
+        new number and none can be reserved; so do all `bind...` methods.
+        """
         if self._is_newer(self._listed_at_ns(parent), observed_ns):
             current = self.dirent(parent, name)
             return (None if current is None else current.ino), False
@@ -229,19 +249,20 @@ class InodeTable:
         return 0 if listing is None else listing.listed_at_ns
 
     def _is_newer(self, known_ns: int, observed_ns: int) -> bool:
-        """Whether what was known at `known_ns` makes the observation worthless. A time stamp
-        from the future never does: the clock was set back since."""
+        """Return whether information from `known_ns` is newer than the observation. A time stamp
+        from the future never is: the clock was set back after it."""
         return known_ns > observed_ns and known_ns <= self._clock.now_ns()
 
     def bind_listed(
         self, parent: int, name: bytes, meta: Found, observed_ns: int
     ) -> tuple[int, bool]:
-        """Like `bind`, but an unchanged entry costs no write: the listing's own row, put by
-        `finish_listing`, says when all of them were checked."""
+        """Do the same as `bind` for an entry of a listing. An unchanged entry costs no write: the
+        listing's row, which `finish_listing` puts, has the time at which all were checked."""
         return self._bind(parent, name, meta, observed_ns, note_check=False)
 
     def bind_first(self, parent: int, rows: Iterable[FirstName]) -> list[int]:
-        """Bind names that the caller has just seen to stand for nothing; their inodes."""
+        """Bind names that refer to nothing so far; the caller has just checked this, without an
+        await since. Return the new inode numbers, in the order of `rows`."""
         inodes: dict[bytes, bytes] = {}
         dirents: dict[bytes, bytes] = {}
         inos = []
@@ -263,8 +284,8 @@ class InodeTable:
     def bind_known(
         self, parent: int, name: bytes, meta: Found, observed_ns: int
     ) -> tuple[int, bool]:
-        """Like `bind`, as somebody else observed it at `observed_ns`; the caller has seen that no
-        listing of the directory is newer."""
+        """Do the same as `bind` for what another node observed at `observed_ns`. The caller has
+        checked that no listing of the directory is newer."""
         return self._bind(parent, name, meta, observed_ns, note_check=True)
 
     def _bind(
@@ -294,7 +315,7 @@ class InodeTable:
         return ino, True
 
     def note_root(self, found: Found) -> None:
-        """Owner, group and mode of the root: no listing tells them."""
+        """Set owner, group and mode of the root, which no listing shows."""
         root = self.get(ROOT_INO)
         if root is not None and not isinstance(found, ObjectMeta):
             self._note_posix(root, found)
@@ -306,14 +327,14 @@ class InodeTable:
             self._on_changed(inode.ino)
 
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
-        """The name stands for nothing, as observed by a look-up begun at `observed_ns`.
-        Returns whether it stood for something before."""
+        """Unbind the name: a look-up that began at `observed_ns` found that it doesn't exist.
+        Return whether this removed a binding."""
         if self._is_newer(self._listed_at_ns(parent), observed_ns):
             return False
         return self.unbind_unlisted(parent, name, observed_ns)
 
     def unbind_unlisted(self, parent: int, name: bytes, observed_ns: int) -> bool:
-        """The same, as observed by a listing."""
+        """Do the same as `unbind` after a listing that began at `observed_ns`."""
         current = self.dirent(parent, name)
         if current is None or self._is_newer(current.checked_at_ns, observed_ns):
             return False
@@ -322,11 +343,13 @@ class InodeTable:
         return True
 
     def finish_listing(self, ino: int, listing: Listing) -> None:
-        """Every name of the directory that is still bound was checked at `listed_at_ns`."""
+        """Note that every name which is still bound in the directory was checked at
+        `listed_at_ns`."""
         self._db.put("listings", ino_key(ino), pack_listing(listing))
 
     def touch(self, ino: int, now_ns: int) -> None:
-        """The directory's entries changed: move its mtime on, always forwards."""
+        """Set the directory's mtime to `now_ns`, or 1 ns later than it was if that is greater: it
+        always grows."""
         inode = self.get(ino)
         if inode is not None:
             self._put(replace(inode, mtime_ns=max(now_ns, inode.mtime_ns + 1)))
@@ -344,7 +367,7 @@ class InodeTable:
 
     @property
     def next_ino(self) -> int:
-        """What is bound anew from now on has this number, or a greater one."""
+        """Names that get a new inode from now on get this number or a greater one."""
         return self._next_ino
 
     def _unbound(self, parent: int, name: bytes, ino: int) -> None:
@@ -358,15 +381,16 @@ class InodeTable:
         self._db.put("orphans", ino_key(ino), b"")
 
     def _reserve(self) -> None:
-        # A crash must not make a number be handed out twice, so the stored counter runs ahead:
-        # the caller commits once after construction, and later reservations are made, and by
-        # the regular commits stored, half a reserve before they are needed. `_allocate` looks
-        # whether that has succeeded.
+        # A number must not be used twice after a crash, so the stored counter runs ahead. The
+        # caller commits once after construction. Each later reservation is made half a reserve
+        # before it is needed, and the regular commits store it. `_allocate` checks that this has
+        # succeeded.
         self._reserved_to += _INO_RESERVE
         self._db.put("meta", b"next_ino", self._reserved_to.to_bytes(8, "big"))
 
     def _allocate(self) -> int:
-        """Raises `CacheDirError`, and changes nothing, while no number can be reserved."""
+        """Return a new inode number. While none can be reserved, raises `CacheDirError` and
+        changes nothing."""
         ino = self._next_ino
         if ino >= self._kept_to:
             self._kept_to = _reserved_to(self._db.kept("meta", b"next_ino"))
@@ -381,17 +405,17 @@ class InodeTable:
         return ino
 
     def purge_orphans(self) -> int:
-        """Delete records that lost their name before the mount began, and all below them.
+        """Delete the records that lost their name before the mount began, and all records below.
 
-        Only to be called while no kernel knows an inode of ours. Returns how many went; at most
-        100,000 (about a second), the rest waits for the next start.
+        Call this only while no kernel refers to an inode of this table. Return the number of
+        deleted records. It is at most 100,000 (about a second); the next start deletes the rest.
         """
         doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"") if len(key) == 8]
         purged = 0
         while doomed and purged < _ORPHANS_PER_START:
             ino = doomed.pop()
             if ino == ROOT_INO:
-                continue  # only of a damaged table: the root never loses its name
+                continue  # only in a damaged table: the root never loses its name
             key = ino_key(ino)
             children = list(self._db.scan("dirents", key))
             for child_key, record in children:
@@ -415,7 +439,7 @@ def _is_same(inode: Inode, meta: Found) -> bool:
 
 
 def _number_of_now(now_ns: int) -> int:
-    """More than 260,000 numbers for each second since 2025."""
+    """Return an inode number that grows by 2^18 (more than 260,000) per second since 2025."""
     return max(0, now_ns // 1_000_000_000 - _YEAR_2025_S) << 18
 
 
@@ -424,6 +448,6 @@ def _reserved_to(row: bytes | None) -> int:
 
 
 def join(parent: str, name: bytes) -> str:
-    """The path of a name below a directory's path."""
+    """Return the path of a name in the directory with the path `parent`."""
     text = name.decode("utf-8", "surrogateescape")
     return f"{parent}/{text}" if parent else text

@@ -1,7 +1,7 @@
-"""Listing a directory from the origin: its pages are bound in the inode table, and shown.
+"""Lists a directory from the origin, binds its pages in the inode table, and shows them to readers.
 
-When all pages have come, names that were not among them are unbound, and the directory's row in the
-table says that it is complete.
+After the last page, names that were on no page are unbound, and the directory's row in the table
+notes the complete listing.
 """
 
 import logging
@@ -26,28 +26,33 @@ from cachefs.types import Entry
 log = logging.getLogger(__name__)
 
 _BIND_CHUNK = 50
-"""Entries of a page taken in without letting the loop run: some 1 ms."""
+"""Entries of a page that are bound between two checkpoints: some 1 ms."""
 _SWEEP_CHUNK = 500
-"""Names looked through after a listing without letting the loop run: some 1 ms."""
+"""Names that are checked after a listing between two checkpoints: some 1 ms."""
 
 
 _PAGES_AGAIN = 100
-"""So many pages that bring no new name make it certain that a listing never ends."""
+"""After so many successive pages without a new name, the listing would never end: it fails."""
 _BEHIND_S = 0.05
+"""How often background listings check whether the database has caught up."""
 
 
 class TooLongError(Exception):
-    """A probe has cost what it may for now. The listing can go on from there."""
+    """A probe has reached its `max_pages`. The listing can continue from there."""
 
 
 @dataclass(slots=True)
 class Begun:
-    """A listing as far as it has come, and what the table said as it began."""
+    """The progress of one listing, and the state of the table when it began.
+
+    `was_known`: the directory had a complete listing. `knew_names`: it had names. The other
+    `..._before` are the table's counters and the directory's mtime at that time.
+    """
 
     snapshot: Snapshot
     pages: AsyncIterator[list[Entry]]
     below: dict[str, list[Entry]]
-    """Directories further below that were seen whole on the way."""
+    """Complete directories further below that the listing has shown, by path."""
     was_known: bool
     knew_names: bool
     found_before: int
@@ -56,14 +61,15 @@ class Begun:
     seen: set[bytes] = field(default_factory=set)
     page_count: int = 0
     pages_again: int = 0
-    """Pages one after the other that have brought no new name."""
+    """The number of successive pages without a new name."""
     page: list[Entry] | None = None
-    """The next one, if it has come already."""
+    """The next page, if it has been received but not bound."""
     changed: bool = False
+    """Whether names of the directory have changed."""
 
 
 class Lister:
-    """Of one mount."""
+    """Runs the listings of one mount; owned by `Listings`."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class Lister:
         on_new: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
         """`give_way` is awaited between two pieces of work for which no request waits.
-        `on_new(parent, name)` is told of each name that a listing was the first to show."""
+        `on_new(parent, name)` is called for each name that gets a new inode from a listing."""
         self._on_new = on_new
         self._table = table
         self._origin = origin
@@ -84,7 +90,8 @@ class Lister:
         self._give_way = give_way
 
     def begin(self, directory: Inode, snapshot: Snapshot, seen: Seen | None = None) -> Begun:
-        """Sends nothing yet, and nothing later if all of it was `seen`."""
+        """Return a listing that is ready to run. This sends no request. If `seen` is given, all
+        entries come from it, and `run` sends no LIST either."""
         table, ino = self._table, directory.ino
         below: dict[str, list[Entry]] = {}
         if seen is None:
@@ -106,14 +113,15 @@ class Lister:
         )
 
     async def run(self, ino: int, listing: Begun) -> None:
-        """All of it, or the rest of it. Raises `OriginError`, and `TooLongError` where the
-        snapshot's `max_pages` are reached."""
+        """Run the listing, or the rest of it. Raises `OriginError`, and `TooLongError` when it
+        reaches the snapshot's `max_pages`."""
         snapshot = listing.snapshot
         if ino == ROOT_INO and not listing.page_count:
             await self.observe_root()
         try:
             await self._take_pages(ino, listing)
-            # The first listing of a large directory need not look through all of it again.
+            # After the first listing of a large directory no sweep is needed: the table has no
+            # other names.
             if listing.knew_names or self._table.found_count != listing.found_before:
                 listing.changed |= await self._sweep(ino, snapshot.as_of_ns, listing.seen)
             is_whole = self.mtime_ns(ino) == listing.mtime_before_ns
@@ -121,7 +129,7 @@ class Lister:
             self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
         finally:
             # What a failed listing has found is shown, too. Names that the first complete listing
-            # adds are no change: nobody was shown a whole directory before.
+            # adds are no change: no reader has seen the whole directory before.
             was_shown = listing.was_known or self._table.unbound_count != listing.unbound_before
             if listing.changed and was_shown:
                 self._stamps.touch(ino)
@@ -134,7 +142,7 @@ class Lister:
             page = listing.page or await self._next_page(ino, listing.pages)
             if page is None:
                 return
-            most = snapshot.max_pages  # a reader may have joined while the page came
+            most = snapshot.max_pages  # read it now: a reader may have joined during the await
             listing.page = page
             if most is not None and listing.page_count >= most:
                 raise TooLongError
@@ -152,20 +160,20 @@ class Lister:
             snapshot.wake()
 
     async def _let_others(self, snapshot: Snapshot) -> None:
-        """Between two pieces. A disk that takes its time holds up jobs, so that what they find
-        does not pile up in memory, but no request of the kernel."""
+        """Let other tasks run between two pieces of work. While commits are behind, jobs wait here
+        so that their changes don't fill the memory; requests of the kernel don't wait."""
         await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()
         while self._table.is_behind and not snapshot.is_awaited:  # noqa: ASYNC110 - no event
             await trio.sleep(_BEHIND_S)
 
     def mtime_ns(self, ino: int) -> int:
-        """The directory's, or 0 if it is gone."""
+        """Return the directory's mtime, or 0 if its inode doesn't exist."""
         stat = self._table.stat(ino)
         return 0 if stat is None else stat[2]
 
     async def observe_root(self) -> None:
-        """Ask for the owner and the mode of the root, which no listing tells, if there are such.
-        Raises `OriginError`."""
+        """Get owner and mode of the root, which no listing shows, if the origin has them. Raises
+        `OriginError`."""
         if self._origin.tells_owners:
             with self._outage.asking():
                 self._table.note_root(await self._origin.stat(""))
@@ -184,7 +192,7 @@ class Lister:
         for text, meta in entries:
             name = text.encode("utf-8", "surrogateescape")
             if name in listing.seen:
-                continue  # twice in the listing; it is shown as it came first
+                continue  # twice in the listing: only the first entry counts
             child, is_new = self._table.bind_listed(ino, name, meta, snapshot.as_of_ns)
             listing.changed |= is_new
             if is_new:
@@ -193,8 +201,9 @@ class Lister:
             snapshot.append(name, child)
 
     async def _sweep(self, ino: int, began_ns: int, seen: set[bytes]) -> bool:
-        """Unbind what the listing didn't show, but for names that a look-up has found since it
-        began, also between two pieces. Not cancelled half-way: the caller notes what has changed.
+        """Unbind the names that the listing didn't show, except names that a look-up has found
+        since it began. Return whether there were any. It can't be cancelled half-way, so that the
+        caller always notes the change.
         """
         changed = False
         after: bytes | None = None

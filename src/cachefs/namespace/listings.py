@@ -1,11 +1,11 @@
-"""Directory listings: one at a time per directory, streamed to readers, kept for a TTL.
+"""Directory listings: one at a time per directory, streamed to readers, and kept for a TTL.
 
-A listing fills a `Snapshot` page by page while it binds names in the inode table. When it has
-ended well, names that it didn't show are unbound and its row in the table says that the
-directory is complete; from then on, until the TTL ends, absent names need no request.
+A listing fills a `Snapshot` page by page while it binds names in the inode table. When it succeeds,
+names that it didn't show are unbound, and its row in the table notes that the directory is
+complete. From then on, until the TTL ends, look-ups of absent names need no request.
 
-During an outage of the origin a directory that was ever listed completely is shown as it is
-known; a listing that fails goes on with the names that are known and have not come.
+During an outage of the origin, a directory that was ever listed completely is shown from the table.
+A listing that fails in an outage continues with the known names that it has not shown yet.
 """
 
 import logging
@@ -33,26 +33,32 @@ from cachefs.origin.base import Origin
 log = logging.getLogger(__name__)
 
 _KEPT_NAMES = 500_000
-"""Names kept in finished snapshots, about 25 MB; the least recently read go first."""
+"""The most names kept in finished snapshots, about 25 MB. The least recently read are dropped
+first."""
 _KEPT_OF_ONE = 8
-"""Snapshots kept of one directory, for readers who are in the middle of an older one."""
+"""The most snapshots kept of one directory, for readers that are in the middle of an older one."""
 _SNAPSHOT_COST = 16
-"""What an empty snapshot counts for, in names."""
+"""What a snapshot counts for in `_KEPT_NAMES`, besides its own names."""
 _FILL_CHUNK = 2_000
 """Entries read from the table between two checkpoints: about 2 ms."""
 _GENERATION_BITS = 30
-"""The position in a directory has 31 bits for it: the kernel takes positions to be signed."""
+"""Bits of a generation. A position in a directory has 31 bits for it, because the kernel treats
+positions as signed."""
 _PAUSED = 16
-"""Probes kept that may go on."""
+"""The most paused probes kept."""
 _PAUSED_NS = 30 * NS
-"""For how long one may: what it has seen is as old as its beginning."""
+"""How long after its beginning a paused probe may continue: its first names are that old."""
 _FORESEEN_NS = 60 * NS
-"""For how long a listing may be taken from what one above it has shown. It is as old as that one,
-and its TTL runs from then."""
+"""How long a directory may be listed from what a listing above it has shown. Such a listing counts
+as begun when the one above began, and its TTL runs from then."""
 
 
 class Listings:
-    """Every snapshot of the mount, running and finished."""
+    """All snapshots of a mount, running and finished; owned by its `Namespace`.
+
+    At most one listing of a directory runs at a time. Except where a method is async, its changes
+    are atomic on the loop thread.
+    """
 
     def __init__(
         self,
@@ -76,32 +82,33 @@ class Listings:
         self._lister = Lister(table, origin, outage, stamps, give_way, on_new)
         self._running: dict[int, Snapshot] = {}
         self._stale: dict[int, Snapshot] = {}
-        """Filled from the table during an outage, beside a listing that may be running."""
+        """Snapshots that are being filled from the table during an outage. A listing of the same
+        directory may run at the same time."""
         self._paused: OrderedDict[int, Begun] = OrderedDict()
-        """Probes that gave up, and go on from there if more is wanted soon."""
+        """Probes that reached their `max_pages`. They continue if more pages are needed soon."""
         self._foreseen = Foreseen(clock, min(_FORESEEN_NS, list_ttl_ns))
         self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
         self._generations: dict[int, list[int]] = {}
-        """Of the kept snapshots of each directory, the newest last."""
+        """The generations of each directory's kept snapshots, the newest last."""
         self._kept_names = 0
-        # A reader may go on with a position that he got from the daemon before this one.
+        # Random, as a reader may continue at a position that it got from the previous daemon.
         self._next_generation = random.getrandbits(_GENERATION_BITS)
 
     def set_ttl(self, list_ttl_ns: float) -> None:
-        """From now on."""
+        """Change the TTL, also of what is kept."""
         self._list_ttl_ns = list_ttl_ns
         self._foreseen.for_ns = min(_FORESEEN_NS, list_ttl_ns)
 
     def remaining_ns(self, ino: int) -> float | None:
-        """How much longer the directory's complete listing is fresh; <= 0 if it has expired, None
-        if there was none."""
+        """Return the nanoseconds until the directory's complete listing expires: <= 0 if it has
+        expired, None if there was none."""
         listing = self._table.listing(ino)
         if listing is None:
             return None
         return self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
 
     def open(self, directory: Inode) -> Snapshot:
-        """The snapshot for a reader who begins now: running, kept or newly begun."""
+        """Return the snapshot for a reader that begins now: running, kept or newly begun."""
         ino = directory.ino
         listing = self._table.listing(ino)
         if listing is not None and self._outage.is_on and self._may_show(ino, listing):
@@ -116,7 +123,8 @@ class Listings:
         return self._begin(directory, listing if fresh else None).joined()
 
     async def open_since(self, directory: Inode, since_ns: int) -> Snapshot:
-        """The same for a job that wants a listing which was begun at `since_ns` or later."""
+        """Do the same as `open` for a job that needs a listing which began at `since_ns` or later.
+        Waits for an older listing that is running."""
         ino = directory.ino
         while True:
             running = self._running.get(ino)
@@ -132,20 +140,23 @@ class Listings:
         return self._begin(directory, None, since_ns).joined_by_job()
 
     def note_change(self, ino: int) -> None:
-        """A name has changed outside a listing: what readers were shown is no longer right."""
+        """Note that a look-up has changed a name: the names that readers were shown are no longer
+        correct."""
         under_way = ino in self._running or ino in self._paused
         if under_way or self._table.listing(ino) is not None:
             self._stamps.touch(ino)
 
     def note_absence(self, ino: int) -> None:
-        """A look-up found that a name is gone, which a probe may have seen before."""
+        """Note that a look-up found a name absent. A probe or a listing above may have seen the
+        name before, so their results are dropped."""
         self._paused.pop(ino, None)
         directory = self._table.get(ino) if self._foreseen else None
         if directory is not None:
             self._foreseen.drop(self._table.path(directory))
 
     def _may_show(self, ino: int, listing: Listing) -> bool:
-        """Whether it stands in for one that can't be had, and notes it if it is stale."""
+        """Return whether this listing may be shown during an outage. If it is stale, note that it
+        is shown."""
         remaining_ns = self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
         if remaining_ns > 0:
             return True
@@ -156,7 +167,8 @@ class Listings:
         return True
 
     def _kept_of(self, directory: Inode, listing: Listing) -> Snapshot | None:
-        """The finished snapshot of this listing, if no look-up has found another name since."""
+        """Return the finished snapshot of this listing; None if it isn't kept, or if look-ups have
+        changed names since."""
         generations = self._generations.get(directory.ino, [0])
         key = (directory.ino, generations[-1])
         kept = self._kept.get(key)
@@ -168,29 +180,29 @@ class Listings:
         return kept
 
     def resume(self, directory: Inode, generation: int) -> Snapshot:
-        """The snapshot that a reader began with, by its generation. If that is gone (dozens of
-        larger directories were read since) the current one continues at the same position."""
+        """Return the snapshot with this generation, with which a reader began. If it is no longer
+        kept (dozens of larger directories were read since), return the current one: the reader
+        continues in it at the same position."""
         for under_way in (self._running, self._stale):
             snapshot = under_way.get(directory.ino)
             if snapshot is not None and snapshot.generation == generation:
                 return snapshot
         kept = self._kept.get((directory.ino, generation))
         if kept is None:
-            # He may miss a name. The kernel, which keeps what he reads, shall not keep this.
+            # This reader may miss a name, so the kernel must not cache the result.
             self._stamps.not_to_be_kept(directory.ino)
             return self.open(self._table.get(directory.ino) or directory)
         self._kept.move_to_end((directory.ino, generation))
         return kept
 
     def refresh(self, directory: Inode) -> None:
-        """List the directory again in the background, unless that is under way."""
+        """List the directory again in the background, unless a listing is running."""
         if directory.ino not in self._running:
             self._begin(directory, None)
 
     def probe(self, directory: Inode, max_pages: int) -> None:
-        """List the directory in the background, but pause after `max_pages` pages, those of an
-        earlier probe included, unless a reader has joined. The names seen are known then all the
-        same."""
+        """List the directory in the background, but pause after `max_pages` pages unless a reader
+        has joined. Pages of an earlier probe count. The names on these pages are bound."""
         if directory.ino not in self._running:
             self._begin(directory, None).max_pages = max_pages
 
@@ -199,8 +211,8 @@ class Listings:
         await self._lister.observe_root()
 
     async def end_of_probe(self, ino: int, patience_s: float) -> bool:
-        """Wait for a probe of one page, if one is under way, or what it would find is known.
-        False if there was none."""
+        """Wait at most `patience_s` for a one-page probe, if one is running. If the listing is
+        foreseen, begin such a probe. Return False if there is none."""
         if self._foreseen and ino not in self._running:
             directory = self._table.get(ino)
             if directory is not None and self._foreseen.knows(self._table.path(directory)):
@@ -214,13 +226,16 @@ class Listings:
         return True
 
     async def _has_left(self, ino: int, snapshot: Snapshot) -> None:
-        """Wait until it is no longer running: it has ended, or it is a probe that has paused."""
+        """Wait until the snapshot is no longer running: it has ended, or its probe has paused."""
         while self._running.get(ino) is snapshot:
             await snapshot.progress()
 
     def _begin(self, directory: Inode, fresh: Listing | None, since_ns: int = 0) -> Snapshot:
-        """From what the table knows if that is `fresh`; else from the origin, and not from what a
-        probe has found, or a listing above has shown, before `since_ns`."""
+        """Begin a snapshot: from the table if a `fresh` listing is given, else from the origin.
+
+        From the origin it may continue a paused probe or use a foreseen listing, if these began
+        at `since_ns` or later.
+        """
         ino = directory.ino
         begun = self._paused.pop(ino, None)
         if fresh is not None:
@@ -237,7 +252,7 @@ class Listings:
         return snapshot
 
     def _seen(self, directory: Inode, since_ns: int) -> Seen | None:
-        """What a listing above has shown of it, unless it was listed itself since then."""
+        """Take the foreseen entries of the directory, unless it was listed itself since then."""
         listing = self._table.listing(directory.ino)
         if listing is not None:
             since_ns = max(since_ns, listing.listed_at_ns + 1)
@@ -263,8 +278,8 @@ class Listings:
     async def _run(
         self, ino: int, snapshot: Snapshot, under_way: dict[int, Snapshot], begun: Begun | None
     ) -> None:
-        """Fill the snapshot, from the origin if that has `begun`, else from the table. Until it
-        has ended it stands in `under_way`."""
+        """Fill the snapshot, from the origin if `begun` is given, else from the table. When this
+        ends, it removes the snapshot from `under_way`."""
         try:
             if begun is None:
                 await self._fill(ino, snapshot)
@@ -278,7 +293,7 @@ class Listings:
         except CachefsError as error:
             snapshot.end(error)
         except Exception:
-            # A bug here costs this directory's readers an error, not everybody the mount.
+            # A bug here gives an error to this directory's readers, but must not end the mount.
             log.exception("bug while listing inode %d", ino)
             snapshot.end(OriginError("internal error; see the log"))
         finally:
@@ -307,8 +322,9 @@ class Listings:
             await self._fill(ino, snapshot)
 
     async def _fill(self, ino: int, snapshot: Snapshot) -> None:
-        """From the table, in name order: positions in it are names, so changes between two
-        chunks neither repeat nor skip an entry. What the snapshot has already is left out."""
+        """Append the table's names in order, except those that the snapshot already has. Each
+        chunk continues after the last name, so changes between two chunks neither repeat nor skip
+        an entry."""
         snapshot.mtime_ns = None if len(snapshot) else self._lister.mtime_ns(ino)
         had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
         after: bytes | None = None

@@ -1,9 +1,9 @@
 """The tree that a mount shows: look-ups, attributes and directory reading.
 
-What the origin said is believed for a TTL and then asked again, never forgotten: an unchanged
-version keeps its inode and its cached bytes. The kernel is given only what remains of a TTL, so
-that no change stays unseen for longer than one TTL. While the origin can't be asked, what was
-known goes on being shown (`outage.py`).
+An answer of the origin is valid for a TTL. After that the origin is asked again, but the old answer
+is kept: an unchanged version keeps its inode and its cached bytes. The kernel receives only the
+rest of a TTL, so that no change stays unseen for longer than one TTL. While the origin is
+unreachable, the last known answers are shown (`outage.py`).
 """
 
 import logging
@@ -40,21 +40,21 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 _NEGATIVES = 100_000
-"""Names remembered to be absent, about 20 MB; the oldest go first."""
+"""The most absent names kept, about 20 MB. The oldest are dropped first."""
 _LIST_PAGE_ENTRIES = 1_000
 _HEADS_PER_LIST = 8
-"""What a LIST of a page may cost in HEADs. S3 charges 12.5 times as much; a page answers up to
-1,000 of them."""
+"""The number of HEADs after which a LIST of one page is worth its price. S3 charges 12.5 times as
+much for a LIST as for a HEAD; one page answers up to 1,000 HEADs."""
 _HEAD_COUNTS = 100_000
 _PROBE_S = 0.5
-"""How long a look-up waits for a page that may answer it: a HEAD takes some 0.05."""
+"""How many seconds a look-up waits for a page that may answer it. A HEAD takes some 0.05 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ttls:
-    """How long answers of the origin are believed, in seconds; `inf` is for ever.
+    """For how many seconds answers of the origin are valid; `inf` means for ever.
 
-    `stale_if_error_s` is for how much longer they are shown while the origin can't be asked.
+    `stale_if_error_s` is for how many more seconds they are shown while the origin is unreachable.
     """
 
     attr_s: float
@@ -65,7 +65,7 @@ class Ttls:
 
 
 class _Asking:
-    """One question to the origin that several look-ups may wait for."""
+    """One request to the origin that several look-ups may wait for."""
 
     __slots__ = ("done", "error", "inode")
 
@@ -76,17 +76,19 @@ class _Asking:
 
 
 class LookUpReads(Protocol):
-    """Who decides whether a look-up brings the file's bytes along."""
+    """Decides whether a look-up also fetches the file's bytes, and receives them."""
 
     def may_bring(self) -> bool:
-        """Whether the next look-up of an unknown name asks for the bytes, too."""
+        """Return whether the next look-up of an unknown name also asks for the bytes."""
 
     def note_look_up(self, inode: Inode, ref: ObjectRef | None, data: Buffer | None) -> None:
-        """A name was asked for and is this inode; `ref` and `data` are a whole file's."""
+        """Note that an unknown name was looked up and is this file. `ref` and `data` (all bytes of
+        the file) are given if the look-up fetched the bytes, too."""
 
 
 class Namespace:
-    """See the module docstring. Runs on the loop thread; only methods marked async await."""
+    """The names of one mount; see the module docstring. It runs on the loop thread. Methods that
+    aren't async are atomic."""
 
     def __init__(
         self,
@@ -102,15 +104,17 @@ class Namespace:
         reads: LookUpReads | None = None,
         is_successor: bool = False,
     ) -> None:
-        """`on_unbound(parent, name)` is told whenever a name stops standing for its inode, and
-        `on_changed(ino)` when an inode has another owner, group or mode, so that the kernel can
-        be told; they must not call back. `journal` is where what was told to the kernel is kept
-        (see `outlive`), less an ending; by default beside the database. A tmpfs is best.
-        `give_way` is awaited between two pieces of work for which no request of the kernel waits.
-        `reads` decides whether look-ups bring the bytes of files along. `is_successor`: the kernel
-        knows inode numbers that another process has given out.
+        """Set up the names in `db`.
 
-        Raises `CacheDirError` when the database is of another format or another source."""
+        `on_unbound(parent, name)` is called whenever a name no longer refers to its inode, and
+        `on_changed(ino)` when the kernel must ask for an inode's attributes again. They inform the
+        kernel, and must not call back. `journal` is the path, without endings, of the journal of
+        answers to the kernel (see `outlive`); by default it is beside the database. A tmpfs is
+        best. `give_way` is awaited between two pieces of work for which no request of the kernel
+        waits. `reads` decides whether look-ups also fetch files' bytes. `is_successor` means that
+        the kernel has inode numbers from an earlier process.
+
+        Raises `CacheDirError` if the database has another format or belongs to another source."""
         self._db = db
         self._clock = clock or Clock()
         self.table = InodeTable(
@@ -138,14 +142,14 @@ class Namespace:
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._told_absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-        """Names of which the kernel was told that they do not exist; it believes that for a TTL."""
+        """Names that the kernel caches as absent, for a TTL; `_note_new` invalidates them."""
         self._on_unbound = on_unbound
         self._heads_since_listing: dict[int, int] = {}
 
     @property
     def ttls(self) -> Ttls:
-        """How long answers are believed; can be changed. What the kernel was told before holds for
-        as long as it was told."""
+        """How long answers are valid. It can be changed, but answers that the kernel has received
+        keep the TTL that they came with."""
         return self._ttls
 
     @ttls.setter
@@ -158,11 +162,12 @@ class Namespace:
     # -- attributes ----------------------------------------------------------------------------
 
     async def observe_root(self) -> None:
-        """Learn who owns the root, before anybody is let in. Raises `OriginError`."""
+        """Get owner and mode of the root, before the mount serves requests. Raises
+        `OriginError`."""
         await self._listings.observe_root()
 
     def now_ns(self) -> int:
-        """The clock by which everything here is dated."""
+        """Return the time, in ns, of the clock that all time stamps here come from."""
         return self._clock.now_ns()
 
     @property
@@ -170,22 +175,23 @@ class Namespace:
         return self._clock
 
     def outlive(self) -> None:
-        """The kernel will outlive this process: it keeps whole directories, and what it has been
-        told after `settle` is known to the next process. To be called when what was found at the
-        start has been committed."""
+        """Prepare for a kernel that outlives this process (the relay path) and caches whole
+        directories. From now on the next process gets all changes made before a `settle`. Call
+        this when the rows from the start are committed."""
         self.stamps.are_shown = True
         self._db.begin_journal()
 
     def settle(self) -> None:
-        """To be called before the kernel is told of names and attributes."""
+        """Call this before the kernel receives names and attributes: see `Database.settle`."""
         self._db.settle()
 
     def begin_outage(self, error: OriginUnavailableError) -> None:
-        """The origin is away already, with this: nobody need wait to find out."""
+        """Begin an outage with this error, as the origin is already unreachable: requests then
+        don't wait for their own error."""
         self._outage.begin(error)
 
     def inode(self, ino: int) -> Inode:
-        """Raises `ObjectChangedError` for a number whose record is gone (ESTALE)."""
+        """Return the inode. Raises `ObjectChangedError` (ESTALE) if its record is gone."""
         inode = self.table.get(ino)
         if inode is None:
             raise ObjectChangedError(f"inode {ino} no longer exists")
@@ -196,36 +202,38 @@ class Namespace:
         return self._ttls.attr_s
 
     def directory_mtime(self, ino: int, mtime_ns: int) -> tuple[int, float]:
-        """What a directory of this mtime is shown with (see `stamps.py`), and for how many seconds
-        its attributes may be believed."""
+        """Return the mtime, in ns, to show for a directory with the given one (see `stamps.py`),
+        and for how many seconds the kernel may cache its attributes."""
         shown_ns, for_ns = self.stamps.of(ino, mtime_ns)
         return shown_ns, min(self._ttls.attr_s, for_ns / NS)
 
     @property
     def stale_state(self) -> StaleState:
-        """Whether, and since when, stale answers are given for want of an origin."""
+        """Whether, and since when, stale answers are given because the origin is unreachable."""
         return self._outage.state
 
     def object_ref(self, inode: Inode) -> ObjectRef:
-        """What the cache needs to read this file version."""
+        """Return what the cache needs to read this file version. Raises `NoPathError`."""
         path = self.table.path(inode)
         meta = ObjectMeta(inode.size_bytes, inode.mtime_ns, inode.version)
         return ObjectRef(object_id(self._origin.identity, path, inode.version), path, meta)
 
     def source_url(self, inode: Inode) -> str:
+        """Return the URL of the object or directory at the origin. Raises `NoPathError`."""
         path = self.table.path(inode)
         return f"{self._origin.url.rstrip('/')}/{path}" if path else self._origin.url
 
     def unshown_in(self, directory: Inode) -> int:
-        """Keys of a directory that can't be shown as names, if it was listed since the start."""
+        """Return how many keys of the directory can't be shown as names, as the last listing since
+        the start counted them; 0 if there was none."""
         return self._origin.counters.unshown.get(self.table.path(directory), 0)
 
     # -- look-ups ------------------------------------------------------------------------------
 
     async def lookup(self, parent: int, name: bytes) -> tuple[Inode, float]:
-        """The inode of a name and for how many seconds the kernel may believe it.
+        """Return the inode of a name, and for how many seconds the kernel may cache it.
 
-        Raises `NotFoundError` (see `negative_ttl_s`) or what the origin raised.
+        Raises `NotFoundError` (see `negative_ttl_s`), or the origin's error.
         """
         if self.table.is_cold:
             await self.table.bring(parent, name)
@@ -243,15 +251,18 @@ class Namespace:
             if known is None:
                 raise
             return known
-        # A listing may have bound the name anew since: then nobody may believe this for long.
+        # If a listing has bound the name to another inode since, the kernel must not cache this.
         dirent = self.table.dirent(parent, name)
         if dirent is None or dirent.ino != inode.ino:
             return inode, 0.0
         return inode, self.entry_ttl_s(parent, name)
 
     async def lookup_since(self, parent: int, name: bytes, since_ns: int) -> Inode:
-        """The inode of a name as the origin has said at `since_ns` or later. Raises as `lookup`;
-        `OriginUnavailableError` in an outage, whatever is known."""
+        """Return the inode of a name, from an answer of the origin at `since_ns` or later.
+
+        Raises the same errors as `lookup`. In an outage it raises `OriginUnavailableError` even if
+        an older answer is known.
+        """
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             listing = self.table.listing(parent)
@@ -261,7 +272,8 @@ class Namespace:
         return await self._ask(parent, name)
 
     def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
-        """The answer, if what is known is fresh. Raises `NotFoundError` for known absence."""
+        """Return the answer if a fresh one is known. Raises `NotFoundError` if the name is known
+        to be absent."""
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             remaining_ns = self._dirent_remaining_ns(parent, dirent)
@@ -274,8 +286,11 @@ class Namespace:
         return None
 
     def _stale(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
-        """The answer for an outage, if something is known that may still be shown. Raises
-        `NotFoundError` for known absence: a stale listing is shown, and must not be belied."""
+        """Return the answer for an outage, if one is known that may still be shown.
+
+        Raises `NotFoundError` if the name is known to be absent: look-ups must agree with the
+        stale listing, which is shown, too.
+        """
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             inode = self.table.get(dirent.ino)
@@ -295,7 +310,7 @@ class Namespace:
         return min(STALE_TTL_S, ttl_s)
 
     def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
-        """Less than 0 for how long it has expired."""
+        """Return the ns until the dirent expires; negative if it has expired."""
         remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._ttls.entry_s * NS)
         if remaining_ns > 0:
             return remaining_ns
@@ -306,7 +321,8 @@ class Namespace:
         return max(remaining_ns, listed_ns)
 
     def _absence_remaining_ns(self, parent: int, name: bytes) -> float | None:
-        """The same for a name that stands for nothing; None if it may never have been asked."""
+        """Return the ns until a name's absence expires; negative if it has expired. None if no
+        look-up or listing has found it absent, as far as is known."""
         since_ns = self._negatives.get((parent, name))
         listed_ns = self._listings.remaining_ns(parent)
         if since_ns is None and listed_ns is None:
@@ -319,19 +335,20 @@ class Namespace:
         return remaining_ns
 
     def absent_at_ns(self, parent: int, name: bytes) -> int:
-        """When a look-up last found that there is no such name; 0 if none did."""
+        """Return when a look-up last found that there is no such name (ns); 0 if none did."""
         return self._negatives.get((parent, name), 0)
 
     def entry_ttl_s(self, parent: int, name: bytes) -> float:
-        """For how many seconds more the name stands for its inode; 0 if that must be asked."""
+        """Return for how many more seconds the name's inode is valid; 0 if the origin must be
+        asked."""
         dirent = self.table.dirent(parent, name)
         if dirent is None:
             return 0.0
         return max(0.0, self._dirent_remaining_ns(parent, dirent) / NS)
 
     def snapshot_ttl_s(self, snapshot: Snapshot) -> float:
-        """For how many seconds more the kernel may believe the names that a snapshot gives by
-        `listed_ino`."""
+        """Return for how many more seconds the kernel may cache the names of a snapshot with the
+        inodes from `listed_ino`."""
         remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._ttls.entry_s * NS)
         return self._shown_s(remaining_ns, self._ttls.entry_s)
 
@@ -343,10 +360,10 @@ class Namespace:
         return 0.0
 
     def listed_ino(self, parent: int, name: bytes, ino: int, snapshot: Snapshot) -> int | None:
-        """What the name of a snapshot's entry stands for now; None if for nothing any more.
+        """Return the inode that the name of a snapshot's entry refers to now; None if to nothing.
 
-        The kernel believes directory entries as it believes look-ups, so it must never be given
-        an inode that has been replaced since the snapshot was taken.
+        The kernel caches directory entries like look-ups, so it must never receive an inode that
+        was replaced after the snapshot was taken.
         """
         if snapshot.unbound_count == self.table.unbound_count:
             return ino
@@ -354,7 +371,8 @@ class Namespace:
         return None if dirent is None else dirent.ino
 
     def negative_ttl_s(self, parent: int, name: bytes) -> float:
-        """For how many seconds more the name is taken not to exist; 0 if it may exist."""
+        """Return for how many more seconds the kernel may cache that the name doesn't exist; 0 if
+        it may exist. The caller passes this to the kernel, so the name is noted as cached there."""
         if self.table.dirent(parent, name) is not None:
             return 0.0
         remaining_ns = self._absence_remaining_ns(parent, name)
@@ -366,14 +384,15 @@ class Namespace:
         return self._shown_s(remaining_ns, self._ttls.negative_s)
 
     def _note_new(self, parent: int, name: bytes) -> None:
-        """A listing shows the name for the first time: the kernel must not believe any longer that
-        it does not exist."""
+        """Note that a listing shows a new name: if the kernel caches it as absent, invalidate
+        that."""
         if (parent, name) in self._told_absent:
             del self._told_absent[parent, name]
             self._on_unbound(parent, name)
 
     async def _ask(self, parent: int, name: bytes) -> Inode:
-        """Ask the origin, once for all who want to know, and whoever of them gives up."""
+        """Ask the origin for a name. Concurrent look-ups share one request, which continues even
+        if some of them are cancelled."""
         key = (parent, name)
         asking = self._asking.get(key)
         if asking is None:
@@ -391,10 +410,10 @@ class Namespace:
         except CachefsError as error:
             asking.error = error
         except Exception:
-            # A bug here costs those who ask an error, not everybody the mount.
+            # A bug here gives an error to the waiting look-ups, but must not end the mount.
             log.exception("bug while looking up %r in inode %d", key[1], key[0])
         finally:
-            # Whatever ended this, nobody may wait for ever.
+            # However this ended, no look-up may wait for ever.
             if asking.inode is None and asking.error is None:
                 asking.error = CachefsError("the look-up was broken off")
             del self._asking[key]
@@ -406,7 +425,7 @@ class Namespace:
             raise NotADirError("not a directory")
         self._list_if_cheaper(directory)
         observed_ns = self._clock.now_ns()
-        # A known name is asked for again when its TTL has ended: its bytes are here already.
+        # A known name is looked up again because its TTL has ended. Its bytes are mostly cached.
         is_unknown = self.table.dirent(parent, name) is None
         try:
             with self._outage.asking():
@@ -431,7 +450,7 @@ class Namespace:
     async def _ask_origin(
         self, directory: Inode, name: bytes, is_unknown: bool
     ) -> tuple[Found, Buffer | None]:
-        """What a name stands for, and a small file's bytes if the look-up brings them along."""
+        """Return what the name is, and the bytes of a small file if the look-up fetched them."""
         path = join(self.table.path(directory), name)
         log.debug("%r: the origin is asked what it is", path)
         if is_unknown and self._reads is not None and self._reads.may_bring():
@@ -447,12 +466,11 @@ class Namespace:
             self._negatives.popitem(last=False)
 
     def _list_if_cheaper(self, directory: Inode) -> None:
-        """Names are asked one by one as they are needed; once a directory has cost as much in
-        that way as listing it, list it.
+        """List the directory if HEADs of single names have cost as much as a listing of it.
 
-        How long a new directory's listing is, nobody knows: after 8 look-ups one page is tried,
-        after 32 three more, and so on. So those who read whole directories by name soon need no
-        HEADs, and those who pick a few files out of huge ones pay about an eighth in LISTs on top.
+        The length of a new directory's listing is unknown: after 8 look-ups one page is listed,
+        after 32 three more, and so on. So a reader of whole directories soon needs no HEADs, and a
+        reader of a few files in huge directories pays for about one LIST more per 8 HEADs.
         """
         if self._origin.lists_by_stat:
             return
@@ -469,9 +487,12 @@ class Namespace:
             self._listings.probe(directory, asked // _HEADS_PER_LIST)
 
     def _list_if_absent(self, directory: Inode) -> None:
-        """Finding that a name is absent costs a LIST, too. Whoever looks for one such name often
-        goes on to others (Python, for each suffix that a module may have): after the first one in
-        a directory a page is tried, which mostly is all of it."""
+        """List one page of the directory after the first absent name in it.
+
+        To find that a name is absent costs a LIST, too. A reader often looks for several absent
+        names (Python tries each suffix that a module may have), and one page is mostly the whole
+        directory.
+        """
         ino = directory.ino
         asked = self._heads_since_listing.get(ino, 0)
         if self._origin.lists_by_stat or asked >= _HEADS_PER_LIST:
@@ -483,21 +504,25 @@ class Namespace:
     # -- directories ---------------------------------------------------------------------------
 
     def open_directory(self, ino: int) -> Snapshot:
-        """The entries of the directory as a reader who begins now sees them."""
+        """Return the entries of the directory for a reader that begins now. Raises
+        `NotADirError` or `ObjectChangedError`."""
         return self._listings.open(self._directory(ino))
 
     async def listed_since(self, ino: int, since_ns: int) -> Snapshot:
-        """All entries of the directory, listed at `since_ns` or later. Raises what the listing
-        failed with; `OriginUnavailableError` in an outage, whatever is known."""
+        """Return all entries of the directory, listed at `since_ns` or later.
+
+        Raises the listing's error. In an outage it raises `OriginUnavailableError` even if an
+        older listing is known.
+        """
         snapshot = await self._listings.open_since(self._directory(ino), since_ns)
         await snapshot.wait_for_end()
         if snapshot.error is None and snapshot.as_of_ns < since_ns:
             raise OriginUnavailableError("the origin does not answer")
-        await snapshot.has(len(snapshot))  # raises what ended it
+        await snapshot.has(len(snapshot))  # raises the error of a failed listing
         return snapshot
 
     def resume_directory(self, ino: int, generation: int) -> Snapshot:
-        """The snapshot that this reader began with."""
+        """Return the snapshot with which a reader began: see `Listings.resume`."""
         return self._listings.resume(self._directory(ino), generation)
 
     def _directory(self, ino: int) -> Inode:
@@ -507,8 +532,11 @@ class Namespace:
         return inode
 
     async def note_object_changed(self, inode: Inode) -> None:
-        """A read found that the origin has another version now: find out which before the
-        reader hears of it, so that its next open gets that one and doesn't wait for a TTL."""
+        """Look the file up again after a read found that the origin has another version.
+
+        The caller awaits this before the reader gets its error. The reader's next open then gets
+        the new version, without waiting for a TTL.
+        """
         dirent = self.table.dirent(inode.parent, inode.name)
         if dirent is not None and dirent.ino == inode.ino:
             with suppress(CachefsError):

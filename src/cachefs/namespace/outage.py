@@ -1,10 +1,10 @@
-"""Whether the origin can be asked, and what may be shown for as long as it can't.
+"""Whether the origin is reachable, and which stale answers may be shown while it isn't.
 
-A failed request starts an *outage*. While it lasts, whoever has a stale answer is given that at
-once, so that not every look-up waits for a deadline of its own; who has none asks all the same.
-One task asks the origin for a sign of life about once a second. The outage ends with the first
-answer to anything, but not within a second of its beginning: an origin that answers some requests
-and not others would make its readers wait for each that fails.
+A failed request starts an *outage*. During an outage a request with a stale answer gets that at
+once, so that it doesn't wait for its own deadline. A request without one still goes to the origin.
+One task probes the origin about once a second. The outage ends with the first answer to any
+request, but lasts at least a second: otherwise, with an origin that answers only some requests,
+readers would wait for each request that fails.
 """
 
 import logging
@@ -25,15 +25,16 @@ log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
 STALE_TTL_S = 1.0
-"""For how long the kernel may believe a stale answer: the end of an outage is seen soon."""
+"""How long the kernel may cache a stale answer. It is short, so that readers notice the end of an
+outage soon."""
 _PAUSE_S = 1.0
 _PROBE_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StaleState:
-    """`is_stale` while an outage lasts in which something stale has been shown, since
-    `since_ns` (wall clock). `answer_count` is how often, since the start of the mount."""
+    """`is_stale`: an outage lasts, and stale answers were given, the first at `since_ns` (wall
+    clock). `answer_count` is the number of stale answers since the start of the mount."""
 
     is_stale: bool
     since_ns: int | None
@@ -41,13 +42,13 @@ class StaleState:
 
 
 class Outage:
-    """The present outage, if there is one. Runs on the loop thread."""
+    """The present outage, if there is one. One mount has one `Outage`, on the loop thread."""
 
     def __init__(
         self, origin: Origin, nursery: trio.Nursery, clock: Clock, stale_if_error_s: float
     ) -> None:
-        """Answers may be shown for `stale_if_error_s` beyond their TTLs, `inf` for ever; with 0
-        there are no outages, and every error is handed on."""
+        """Answers may be shown for `stale_if_error_s` after their TTL; `inf` means for ever. With
+        0 there are no outages, and readers get every error."""
         self._origin = origin
         self._nursery = nursery
         self._clock = clock
@@ -58,26 +59,27 @@ class Outage:
         self._reason = ""
         self.is_on = False
         self.changed_at_ns = clock.now_ns()
-        """When an outage last began or ended; who was here before this daemon doesn't count."""
+        """When an outage last began or ended; at first, when this daemon started."""
 
     @property
     def state(self) -> StaleState:
+        """Whether stale answers are being given: for statistics."""
         since_ns = self._stale_since_ns
         return StaleState(since_ns is not None, since_ns, self._answer_count)
 
     def may_show(self, remaining_ns: float) -> bool:
-        """Whether an answer may be shown during an outage of whose TTL this much is left (less
-        than nothing: so long ago it ended)."""
+        """Return whether an answer may be shown during an outage. `remaining_ns` is the time until
+        its TTL expires; negative if it has expired."""
         if math.isinf(self._stale_if_error_ns):
             return True
         return remaining_ns + self._stale_if_error_ns > 0 < self._stale_if_error_ns
 
     def set_patience(self, stale_if_error_s: float) -> None:
-        """From now on."""
+        """Change `stale_if_error_s`."""
         self._stale_if_error_ns = stale_if_error_s * NS
 
     def note_shown(self) -> None:
-        """A stale answer has been given to somebody."""
+        """Count a stale answer. The first one in an outage is logged."""
         self._answer_count += 1
         if self.is_on and self._stale_since_ns is None:
             self._stale_since_ns = self._clock.now_ns()
@@ -89,7 +91,7 @@ class Outage:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Around each request to the origin: notes whether it was answered."""
+        """Enclose each request to the origin: notes whether it was answered."""
         try:
             yield
         except OriginUnavailableError as error:
@@ -101,7 +103,8 @@ class Outage:
         self._answered = True
 
     def begin(self, error: OriginUnavailableError) -> None:
-        """A request has failed with this; without `stale_if_error_s` that begins nothing."""
+        """Note that a request has failed with `error`. This begins an outage, except with a
+        `stale_if_error_s` of 0."""
         self._answered = False
         self._reason = str(error)
         if not self.is_on and self._stale_if_error_ns > 0:
@@ -112,7 +115,7 @@ class Outage:
     async def _wait_for_end(self) -> None:
         is_over = False
         while not is_over:
-            # Hundreds of nodes lose their origin at the same moment: spread their questions.
+            # Hundreds of nodes may lose their origin at the same moment: spread their probes.
             await trio.sleep(_PAUSE_S * random.uniform(1.0, 1.5))
             is_over = self._answered or await self._probe()
         self.is_on = False
@@ -126,7 +129,7 @@ class Outage:
             self._stale_since_ns = None
 
     async def _probe(self) -> bool:
-        """Whether the origin has answered, this or something else meanwhile."""
+        """Probe the origin. Return whether it has answered this or, meanwhile, another request."""
         try:
             with trio.fail_after(_PROBE_DEADLINE_S):
                 await self._origin.check()

@@ -1,12 +1,12 @@
-"""Reading file versions: ranges to blocks, and what to fetch before it is asked for.
+"""Reads file versions: maps byte ranges to blocks, and decides about read-ahead.
 
 A reader belongs to an inode, not to an open file: the kernel's page cache makes one stream of
-requests out of many openers, and on some data paths there is no open at all. Several streams in
-one file (workers reading different parts) are told apart by where they stand.
+requests from many open files, and some data paths have no open at all. Several streams in one file
+(workers that read different parts) are distinguished by their positions.
 
 Read-ahead: a stream that enters block after block gets a window that doubles up to
-`readahead_bytes`, fetched in extents of up to 8 MiB. Random reads never start one: they fetch the
-blocks that they touch. Small files have one block and need none of this.
+`readahead_bytes` and is fetched in extents of up to 8 MiB. Random reads never start a window: they
+fetch only the blocks that they touch. Small files have one block and need no read-ahead.
 """
 
 import logging
@@ -32,25 +32,27 @@ _TOLD_AGAIN_S = 60.0
 _EXTENT_BLOCKS = 8
 _STREAMS = 4
 _READERS = 16_384
-"""Readers kept, under 1 KiB each. One that comes back later is made anew in some 10 us."""
+"""The most readers kept, under 1 KiB each. A dropped reader can be made again in some 10 us."""
 
 
 class _Stream:
-    """A run of consecutive blocks: `head` was entered last, up to `ahead` (exclusive) is asked
-    for, `run` blocks were entered in order."""
+    """A run of consecutive blocks: `head` is the last block entered, the blocks before `ahead` are
+    already requested, `run` blocks were entered in order, and `window` is the read-ahead in
+    blocks."""
 
     __slots__ = ("ahead", "head", "run", "window")
 
     def __init__(self, head: int) -> None:
         self.head = head
         self.ahead = head + 1
-        # The first block of a file is rarely entered by chance: one more makes a sequence.
+        # A random read rarely hits the first block of a file, so that block counts as the first of
+        # a sequence: one more block starts read-ahead.
         self.run = 1 if head == 0 else 0
         self.window = 1
 
 
 class FileReader:
-    """The reading state of one file version."""
+    """The read state of one file version, owned by `Readers`."""
 
     __slots__ = ("_cache", "_streams", "inode", "is_new", "max_window", "ref")
 
@@ -59,12 +61,13 @@ class FileReader:
         self.max_window = max_window
         self._streams: list[_Stream] = []
         self.is_new = True
-        """Nobody has waited for its first byte yet."""
+        """Whether no `Readers.read` has asked for its first byte yet."""
         self.inode = inode
         self.ref = ref
 
     def read_now(self, offset: int, size: int) -> Buffer | None:
-        """The bytes if they are cached, in one block and in memory; None to call `read`.
+        """Return the bytes if they are cached, in memory, and in one block. Return None if the
+        caller must call `read`.
 
         The buffer is valid until the next await or call.
         """
@@ -82,10 +85,10 @@ class FileReader:
         return self._cache.read_now(BlockKey(self.ref.object_id, block), start, size)
 
     async def read(self, offset: int, size: int) -> Buffer:
-        """Up to `size` bytes at `offset`, less only at the end of the file, for which `read_now`
-        has just said None.
+        """Return `size` bytes from `offset`, fewer only at the end of the file. Call this only
+        after `read_now` has returned None for the same range.
 
-        Raises what the origin raised; `ObjectChangedError` if this version can't be had.
+        Raises the origin's error, or `ObjectChangedError` if the origin has another version.
         """
         end = min(offset + size, self.ref.meta.size_bytes)
         block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
@@ -97,13 +100,14 @@ class FileReader:
             length = min(end - offset, BLOCK_BYTES - start)
             cached = self._cache.read_now(BlockKey(self.ref.object_id, block), start, length)
             if cached is not None:
-                pieces.append(bytes(cached))  # its buffer is used again by the next call
+                pieces.append(bytes(cached))  # copied: the next call reuses the buffer
             else:
                 pieces.append(await self._cache.read(self.ref, block, start, length))
             offset += length
         return b"".join(pieces)
 
     def _advance(self, block: int) -> None:
+        """Note that a request enters `block`, and fetch ahead if its stream is sequential."""
         stream = self._stream_of(block)
         if block <= stream.head:
             return
@@ -118,8 +122,8 @@ class FileReader:
             self._fetch_ahead(stream)
 
     def _stream_of(self, block: int) -> _Stream:
-        """The stream that this block continues (requests arrive slightly out of order), else a
-        new one in place of the one least recently used."""
+        """Return the stream that this block continues (requests arrive slightly out of order),
+        else a new one, which replaces the least recently used."""
         for index, stream in enumerate(self._streams):
             if stream.head - 2 <= block <= stream.head + 1:
                 if index:
@@ -132,7 +136,7 @@ class FileReader:
         return stream
 
     def _fetch_ahead(self, stream: _Stream) -> None:
-        """Ask for what is missing between `ahead` and the end of the window, in few GETs."""
+        """Fetch the missing blocks from `ahead` to the end of the window, in few GETs."""
         end = min(stream.head + 1 + stream.window, self.ref.block_count)
         first = stream.ahead
         while first < end:
@@ -155,7 +159,7 @@ class FileReader:
 
 
 class Readers:
-    """The readers of a mount by inode number; the oldest go first."""
+    """The readers of a mount by inode number. When there are too many, the oldest are dropped."""
 
     def __init__(
         self,
@@ -164,9 +168,8 @@ class Readers:
         readahead_bytes: int,
         on_first_read: Callable[[Inode], None] = lambda inode: None,
     ) -> None:
-        """`on_first_read(inode)` is told of each file that somebody begins to read for the first
-        time, or whose first byte somebody waits for again; it must not call back and must not
-        wait."""
+        """`on_first_read(inode)` is called when a file is read for the first time, and each later
+        time that `read` asks for its first byte. It must not call back, and must not wait."""
         self._on_first_read = on_first_read
         self._namespace = namespace
         self._cache = cache
@@ -177,7 +180,7 @@ class Readers:
 
     @property
     def readahead(self) -> int:
-        """Most bytes to read ahead; can be changed."""
+        """The most bytes to read ahead; it can be changed."""
         return self._max_window * BLOCK_BYTES
 
     @readahead.setter
@@ -187,7 +190,8 @@ class Readers:
             reader.max_window = self._max_window
 
     def get(self, ino: int) -> FileReader:
-        """Raises `ObjectChangedError` when the inode's record is gone."""
+        """Return the reader of this inode, or make one. Raises `ObjectChangedError` if the inode's
+        record is gone."""
         reader = self._readers.get(ino)
         if reader is None:
             inode = self._namespace.inode(ino)
@@ -199,14 +203,14 @@ class Readers:
         return reader
 
     def forget(self, ino: int) -> None:
-        """Who reads this file next is told of as if it were the first time."""
+        """Drop the reader. The next read of this file counts as the first."""
         self._readers.pop(ino, None)
 
     async def read(self, reader: FileReader, offset: int, size: int) -> Buffer:
-        """`FileReader.read`; an object that turns out to be replaced or gone is looked up again
-        at once, so that the next open sees what is there now.
+        """Do the same as `FileReader.read`. If the object turns out to be replaced or gone, look it
+        up again at once, so that the next open gets the present version.
 
-        Raises `ObjectChangedError` for both: this version existed, and can't be had any more.
+        Raises `ObjectChangedError` in both cases: this version is no longer available.
         """
         if offset == 0:
             if not reader.is_new:
@@ -220,7 +224,8 @@ class Readers:
             raise ObjectChangedError(str(error)) from error
 
     def _tell_stale(self, error: CachefsError) -> None:
-        """The kernel has the old size by now, so the new version can't be given in its place."""
+        """Log a read that gets ESTALE, at most once a minute. The kernel has the old size already,
+        so it can't get the new version's bytes instead."""
         self._stale_reads += 1
         if trio.current_time() - self._told_at_s >= _TOLD_AGAIN_S:
             self._told_at_s = trio.current_time()

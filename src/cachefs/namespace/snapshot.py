@@ -1,7 +1,7 @@
 """The entries of one directory in a fixed order, readable while they still arrive.
 
-A directory is read by position (`getdents` after `getdents`), so what has been handed out must
-keep its place whatever happens to the directory meanwhile. A snapshot only grows, then ends.
+A directory is read by position (`getdents` after `getdents`), so an entry must keep its position
+while the directory changes. A snapshot only grows, then ends.
 """
 
 from array import array
@@ -12,7 +12,8 @@ from cachefs.errors import CachefsError
 
 
 class Snapshot:
-    """Names and inode numbers, about 20 bytes an entry beside the names themselves."""
+    """Names and inode numbers of one directory; owned by `Listings`. An entry takes about 20 bytes
+    besides its name."""
 
     __slots__ = (
         "_ends",
@@ -31,18 +32,19 @@ class Snapshot:
     )
 
     def __init__(self, generation: int, as_of_ns: int, unbound_count: int) -> None:
-        """`as_of_ns` is when the listing behind it began; `unbound_count` is the table's: while
-        that stands, every name here still stands for its inode."""
+        """`as_of_ns` is when the listing began. `unbound_count` is the table's count at this time:
+        while the table still has the same count, every name here refers to its inode."""
         self.generation = generation
         self.max_pages: int | None = None
-        """How many pages the listing may cost before it is given up; None once it has readers."""
+        """The most pages that the listing may take before it pauses; None if there is no limit, as
+        always when it has readers."""
         self.has_readers = False
         self.is_awaited = False
-        """A request of the kernel waits for it."""
+        """Whether a request of the kernel waits for it."""
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
         self.mtime_ns: int | None = None
-        """The directory's, while its names are these; None if they aren't, or may not be."""
+        """The directory's mtime for which its names are these; None if the names may differ."""
         self.ended = False
         self.error: CachefsError | None = None
         self._names = bytearray()
@@ -54,32 +56,35 @@ class Snapshot:
         return len(self._inos)
 
     def joined(self) -> "Snapshot":
-        """Note that it has a reader, for a request of the kernel."""
+        """Note that a request of the kernel reads it. Return the snapshot."""
         self.is_awaited = True
         return self.joined_by_job()
 
     def joined_by_job(self) -> "Snapshot":
-        """Note that it has a reader who has time."""
+        """Note that a job reads it, which may wait longer. Return the snapshot."""
         self.max_pages = None
         self.has_readers = True
         return self
 
     def append(self, name: bytes, ino: int) -> None:
+        """Add an entry. Call `wake` afterwards."""
         self._names += name
         self._ends.append(len(self._names))
         self._inos.append(ino)
 
     def entry(self, position: int) -> tuple[bytes, int]:
+        """Return name and inode number of the entry at `position`, which must exist."""
         start = self._ends[position - 1] if position else 0
         return bytes(self._names[start : self._ends[position]]), self._inos[position]
 
     def wake(self) -> None:
-        """Tell those who wait that entries have come."""
+        """Wake the waiting readers, as entries have been appended."""
         self._progress.set()
         self._progress = trio.Event()
 
     def end(self, error: CachefsError | None = None) -> None:
-        """Nothing more comes: the directory is complete, or its listing failed."""
+        """Note that no more entries follow: the directory is complete, or its listing failed with
+        `error`."""
         self.ended = True
         self.error = error
         self.wake()
@@ -89,13 +94,14 @@ class Snapshot:
         await self._progress.wait()
 
     async def wait_for_end(self) -> None:
+        """Wait until `end` was called, also with an error."""
         while not self.ended:
             await self._progress.wait()
 
     async def has(self, position: int) -> bool:
-        """Wait until the entry is there (True) or will never be (False).
+        """Wait until the entry at `position` has arrived; return False if it will never arrive.
 
-        Raises the error of a failed listing, to every reader a fresh copy of its own.
+        Raises the error of a failed listing. Each reader gets its own copy of it.
         """
         while position >= len(self._inos):
             if self.error is not None:

@@ -1,23 +1,24 @@
-"""The mtime that a directory is shown with.
+"""The mtime that the mount shows for a directory.
 
-Where no OPENDIR is sent (the relay path) the kernel keeps whole directories, and asks for one
-again only when its mtime has changed. So there the mtime is a validator: it is never shown again
-for other names than those that were read under it.
+On the relay path the kernel sends no OPENDIR: it caches whole directories, and reads one again only
+when its mtime has changed. So there the mtime is a validator: when the kernel has read names under
+an mtime, the directory is never shown with this mtime and other names.
 
-- While a listing is fresh, it is the inode's mtime, which moves when the names do.
-- While it is stale, it is a *stamp*: it changes once per list TTL for as long as nobody lists, and
-  whenever an outage begins or ends. So the kernel asks again, and what was shown for want of an
-  origin doesn't stay.
+- While the listing is fresh, the inode's mtime is shown. It changes when the names change.
+- While the listing is stale, a *stamp* is shown. It changes once per list TTL until the directory
+  is listed, and whenever an outage begins or ends. So the kernel reads the directory again, and
+  doesn't cache for long what was shown in an outage.
 - A listing that finds nothing new makes the stamp the inode's mtime: what the kernel has just read
-  under it is good for as long as the listing is.
-- If there was no stamp, as the listing before was still fresh, the mtime moves by a nanosecond:
-  when its time is over the kernel shall read the directory, which renews all that it knows of the
-  names in it, rather than look up each name that has expired.
-- A first listing that only adds names moves nothing: nobody has read a whole directory before.
+  under the stamp is valid as long as the listing is.
+- If there was no stamp, because the listing before was still fresh, the mtime grows by 1 ns. So
+  after expiry the kernel reads the directory, which renews all its cached names, and doesn't look
+  up each expired name.
+- A first listing that only adds names doesn't change the mtime: no reader has seen the whole
+  directory before.
 
-The kernel must not believe an mtime for longer than what it reads under it is good, so each comes
-with the time until then. What is read later is listed later, and so good for longer, unless a
-listing that has begun already is joined.
+The kernel must not cache an mtime for longer than the names that it reads under it are valid, so
+each mtime has a time limit. Names that are read later are listed later, so they are valid for
+longer, except when the reader joins a listing that has already begun.
 """
 
 import math
@@ -29,7 +30,8 @@ from cachefs.namespace.outage import NS, STALE_TTL_S, Outage
 
 
 class Stamps:
-    """All methods are synchronous. Nothing but the inode's own mtime is shown until `are_shown`."""
+    """The stamps of one mount, owned by its `Namespace`. All methods are synchronous. While
+    `are_shown` is False, the inode's own mtime is always shown."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Stamps:
         outage: Outage,
         on_changed: Callable[[int], None],
     ) -> None:
-        """`on_changed(ino)` shall make the kernel ask for attributes again."""
+        """`on_changed(ino)` must make the kernel ask for the inode's attributes again."""
         self._table = table
         self._clock = clock
         self.list_ttl_ns = list_ttl_ns
@@ -47,19 +49,19 @@ class Stamps:
         self._on_changed = on_changed
         self.are_shown = False
         self._under_way: dict[int, int] = {}
-        """Since when directories are being listed."""
+        """When the running listing of each directory began (ns)."""
 
     def begin(self, ino: int, as_of_ns: int) -> None:
-        """A listing has begun."""
+        """Note that a listing which began at `as_of_ns` is running."""
         self._under_way[ino] = as_of_ns
 
     def end(self, ino: int) -> None:
-        """It has ended, in whatever way."""
+        """Note that the listing has ended, successfully or not."""
         self._under_way.pop(ino, None)
 
     def of(self, ino: int, mtime_ns: int) -> tuple[int, float]:
-        """The mtime that a directory with this mtime is shown with, and for how many ns it may be
-        believed."""
+        """Return the mtime (ns) to show for a directory whose inode has `mtime_ns`, and for how
+        many ns the kernel may cache it."""
         if not self.are_shown or math.isinf(self.list_ttl_ns):
             return mtime_ns, math.inf
         now_ns = self._clock.now_ns()
@@ -71,7 +73,7 @@ class Stamps:
 
     def _of(self, ino: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
         listing = self._table.listing(ino)
-        # A directory of which no listing is known may have been listed before a crash.
+        # A directory without a known listing may have been listed before a crash.
         since_ns = mtime_ns if listing is None else listing.listed_at_ns
         age_ns = now_ns - since_ns
         if 0 <= age_ns < self.list_ttl_ns:
@@ -82,10 +84,10 @@ class Stamps:
         ttl_ns = int(self.list_ttl_ns)
         if ttl_ns <= 0:
             return max(now_ns, mtime_ns + 1), 0.0
-        # From the future: the clock was set back, and nobody knows for how long it is stale.
+        # If it is in the future, the clock was set back, and the staleness is unknown.
         since_ns = since_ns if since_ns <= now_ns else 0
         periods, past_ns = divmod(now_ns - since_ns, ttl_ns)
-        # The mtime may be ahead of the clock, too, and the stamp must change all the same.
+        # The mtime may be ahead of the clock, too. The stamp must still change in each period.
         stamp_ns = max(since_ns + periods * ttl_ns, mtime_ns + periods)
         if self._outage.changed_at_ns <= now_ns:
             stamp_ns = max(stamp_ns, self._outage.changed_at_ns)
@@ -93,15 +95,17 @@ class Stamps:
         return stamp_ns, min(left_ns, STALE_TTL_S * NS) if self._outage.is_on else left_ns
 
     def touch(self, ino: int) -> None:
-        """The directory's names are others than were ever shown: so is its mtime."""
+        """Give the directory a new mtime, greater than any shown before, as its names have
+        changed."""
         inode = self._table.get(ino)
         if inode is not None:
             shown_ns, _ = self.of(ino, inode.mtime_ns)
             self._table.touch(ino, max(self._clock.now_ns(), shown_ns + 1))
 
     def renew(self, ino: int) -> None:
-        """The directory has been listed, and its row is about to be put: it goes on being shown
-        with the stamp that it is shown with now."""
+        """Call this after a listing, just before its row is put. Makes the stamp that is shown now
+        the inode's mtime; without a stamp, the mtime of a directory that was listed before grows
+        by 1 ns."""
         inode = self._table.get(ino)
         if inode is None or not self.are_shown or math.isinf(self.list_ttl_ns):
             return
@@ -112,14 +116,14 @@ class Stamps:
             self._table.touch(ino, inode.mtime_ns + 1)
 
     def forget(self, ino: int) -> None:
-        """The kernel is about to read what it may not keep for as long as it believes the mtime:
-        it shall ask for that again next time."""
+        """Make the kernel ask for the mtime again at the next use: it is about to read names that
+        are valid for less time than the mtime that it caches."""
         if self.are_shown:
             self._on_changed(ino)
 
     def not_to_be_kept(self, ino: int) -> None:
-        """The kernel is reading what shall not be shown to the next reader: he shall find another
-        mtime."""
+        """Give the directory a new mtime, so that the kernel doesn't show to the next reader what
+        it is reading now."""
         if self.are_shown:
             self.touch(ino)
             self._on_changed(ino)

@@ -1,8 +1,8 @@
-"""What a namespace knows, in pieces that another node's can take over. See docs/CONTROL.md.
+"""Export a namespace's metadata in pieces, and import pieces from another node (docs/CONTROL.md).
 
-A piece is a run of names of one directory, in the order of their bytes; the pieces of a directory
-follow each other, and come after the piece that names the directory. Everything keeps the time at
-which the origin said it, so that on the other node it is as old as it is here.
+A piece is a run of names of one directory, in the order of their bytes. The pieces of a directory
+follow each other, after the piece with the directory's own name. All metadata keep the time at
+which the origin was asked, so that they expire on the other node when they expire here.
 """
 
 import struct
@@ -38,14 +38,14 @@ from cachefs.types import (
 
 _PIECE_ENTRIES = 1_000
 _ENTRIES_PER_TURN = 250
-"""Bound without letting the loop run: some 5 us each, 10 if names are known there."""
+"""Entries bound between two checkpoints: some 5 us each, 10 us if the directory had names before."""
 _MOST_PENDING = 100_000
-"""Changes that wait for a commit: bounds the memory."""
+"""The most changes that wait for a commit. This bounds the memory."""
 
 
 class KnownEntry(NamedTuple):
-    """One name, as it is sent. `listed_at_ns` and `entry_count` are of a directory that is known
-    completely, else None."""
+    """One name, as it is sent. `listed_at_ns` and `entry_count` are set for a directory that is
+    completely known, else None."""
 
     name: str
     is_dir: bool
@@ -61,9 +61,11 @@ class KnownEntry(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Entries of the directory `path` whose names come after `after` ("" for the first piece).
-    With `is_last` there are no more. `listed_at_ns` is None if there may be names that nobody
-    knows."""
+    """Entries of the directory `path` that follow the name `after` ("" for the first piece).
+
+    `is_last` means that no more follow. `listed_at_ns` is None if the directory may have more
+    names than are known.
+    """
 
     path: str
     after: str
@@ -76,14 +78,15 @@ class Piece(NamedTuple):
 
 
 def known_root(snapshot: DatabaseSnapshot) -> KnownEntry | None:
-    """The root, by the name ""."""
+    """Return the root as an entry with the name ""; None if the database is empty. Raises
+    `BadRecordError` and `DamagedDatabaseError`."""
     record = snapshot.get("inodes", ino_key(ROOT_INO))
     return None if record is None else _entry(snapshot, ROOT_INO, record, 0)
 
 
 def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
-    """All that is known, directory by directory. Names that are no UTF-8 are left out, and their
-    directories count as not listed. Blocks for the disk."""
+    """Yield all known names, directory by directory. Names that are not valid UTF-8 are left out,
+    and their directories count as not listed. Blocks for the disk."""
     root = known_root(snapshot)
     directories = [] if root is None else [(ROOT_INO, "", root.listed_at_ns)]
     while directories:
@@ -110,7 +113,7 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
                 below.append((dirent.ino, name_below, entry.listed_at_ns))
         if entries or listed_at_ns is not None:
             yield Piece(path, after, True, listed_at_ns, entries)
-        # In the order in which the other node will have numbered them: that spares it sorting.
+        # The other node numbers directories in this order: it then needs less sorting.
         directories += reversed(below)
 
 
@@ -148,8 +151,8 @@ def _is_text(name: bytes) -> bool:
 
 
 class Takeover:
-    """Takes pieces into the inode table; their entries may be lists. What is known better already
-    stays."""
+    """Imports pieces into the inode table. Entries may be lists (from JSON) instead of tuples. What
+    the table has from a newer observation stays."""
 
     def __init__(self, namespace: Namespace, db: Database) -> None:
         self._namespace = namespace
@@ -157,11 +160,11 @@ class Takeover:
         self._db = db
         self._clock = namespace.clock
         self._fresh: dict[int, int] = {}
-        """Directories that a piece has brought, and whose last piece hasn't come: they had no
-        names before. How many they have by now."""
+        """Directories that a piece has created, until their last piece is imported, and how many
+        names each has so far. They had no names before, so nothing in them must be unbound."""
 
     async def take_root(self, posix: Posix) -> None:
-        """Who owns the root. Raises `UsageError`."""
+        """Set owner and mode of the root. Raises `UsageError` for invalid values."""
         try:
             if not (0 <= posix.mode <= MOST_MODE or posix.mode == UNKNOWN_MODE):
                 raise UsageError(f"the root can't have the mode {posix.mode!r}")
@@ -171,10 +174,11 @@ class Takeover:
         await trio.lowlevel.checkpoint()
 
     async def take(self, piece: Piece) -> int:
-        """How many names it has bound anew. Raises `UsageError` for nonsense.
+        """Import a piece, and return how many names got a new inode. Raises `UsageError` for
+        invalid values.
 
-        A directory counts as listed with its last piece only. Names that are known here and not
-        to a newer listing are unbound.
+        A directory counts as listed after its last piece. If the piece's listing is newer than
+        what is known here, names that it doesn't have are unbound.
         """
         if not (is_encodable(piece.path) and is_encodable(piece.after)):
             raise UsageError(f"{piece.path!r} is no path: half a character can't be in one")
@@ -182,7 +186,7 @@ class Takeover:
         if ino is None:
             return 0
         if piece.listed_at_ns is not None and piece.listed_at_ns > self._clock.now_ns():
-            piece = piece._replace(listed_at_ns=None)  # a clock runs wrong, here or there
+            piece = piece._replace(listed_at_ns=None)  # one node's clock is wrong
         bound = 0
         for start in range(0, len(piece.entries), _ENTRIES_PER_TURN):
             entries = piece.entries[start : start + _ENTRIES_PER_TURN]
@@ -197,7 +201,7 @@ class Takeover:
         return bound
 
     def _directory(self, path: str) -> int | None:
-        """None if there is no such directory any more, as far as is known here."""
+        """Return the directory's inode number; None if no such directory is known here."""
         ino = ROOT_INO
         for name in path.split("/") if path else ():
             dirent = self._table.dirent(ino, name.encode("utf-8", "surrogateescape"))
@@ -210,7 +214,8 @@ class Takeover:
     def _bind(
         self, ino: int, entries: list[KnownEntry], after: str, listed_at_ns: int | None
     ) -> int:
-        """Atomic: no await between the look at what is known and the writes."""
+        """Bind some entries, which follow the name `after`. Return how many names got a new inode.
+        There must be no await between the check of what is known and the writes."""
         known_ns = self._known_ns(ino)
         previous = first = after.encode("utf-8", "surrogateescape")
         rows: list[FirstName] = []
@@ -245,7 +250,7 @@ class Takeover:
         return bound
 
     def _bind_rows(self, ino: int, after: bytes, rows: list[FirstName]) -> int:
-        """How many are new to their names."""
+        """Bind the rows, and return how many names got a new inode."""
         if next(self._table.dirents(ino, after or None), None) is None:
             inos = self._table.bind_first(ino, rows)
             self._fresh |= {child: 0 for child, row in zip(inos, rows, strict=True) if row[1]}
@@ -278,7 +283,8 @@ class Takeover:
     def _sweep(
         self, ino: int, after: bytes, upto: bytes | None, seen: set[bytes], listed_at_ns: int
     ) -> bool:
-        """Unbind the names between the two that were not seen."""
+        """Unbind the names after `after`, up to `upto` (None: to the end), that are not in `seen`.
+        Return whether there were any."""
         gone = []
         for name, _ in self._table.dirents(ino, after or None):
             if upto is not None and name > upto:
@@ -288,7 +294,8 @@ class Takeover:
         return any([self._table.unbind_unlisted(ino, name, listed_at_ns) for name in gone])
 
     def _known_ns(self, ino: int) -> int:
-        """When the directory was listed from here; a time from the future counts for nothing."""
+        """Return when the directory was listed as known here (ns); 0 if never, or if that time is
+        in the future."""
         listing = self._table.listing(ino)
         if listing is None or listing.listed_at_ns > self._clock.now_ns():
             return 0

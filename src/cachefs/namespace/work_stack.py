@@ -1,4 +1,4 @@
-"""Working through directories, several at a time, while more of them turn up."""
+"""Process a stack of items, several at a time, while processing adds more of them."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -11,8 +11,10 @@ _AT_A_TIME = 8
 
 
 async def work_off(stack: list[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Call `work` for each item of `stack`, also for those that it adds meanwhile; the latest
-    first, so that a wide tree needs little memory."""
+    """Call `work` for each item of `stack`, including those that `work` adds; up to 8 at a time.
+
+    The latest item comes first, so that a wide tree needs little memory.
+    """
     busy = 0
     changed = trio.Event()
 
