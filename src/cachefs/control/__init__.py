@@ -1,1 +1,1 @@
-"""How other processes ask a daemon about itself: one Unix socket per mount."""
+"""How other processes query and control a daemon: one Unix socket per mount, and metrics on TCP."""

@@ -1,7 +1,8 @@
-"""The routes of the control socket: what a client may ask, by name. docs/CONTROL.md explains each.
+"""The routes of the control socket. docs/CONTROL.md explains each.
 
-A new one is a line here and an entry in the daemon's table of handlers. The first part of a path
-is the version; what a route of one version takes and answers only ever grows.
+A new route needs a line here and an entry in the daemon's table of handlers. The first part of a
+path is the version. Within a version a route may get new arguments and new fields in its answers,
+but loses none.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -11,7 +12,8 @@ from cachefs.errors import CacheDirError, CachefsError
 
 
 class Route(NamedTuple):
-    """GET only looks, and its arguments are texts. POST changes something; its are JSON."""
+    """A route of the control socket. A GET changes nothing, and its arguments are strings (the
+    query). A POST has JSON arguments (the body), and may change something."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -23,9 +25,9 @@ class Route(NamedTuple):
 Lines = AsyncGenerator[Mapping[str, object], None]
 
 Handler = Callable[[dict[str, Any]], Awaitable[Mapping[str, object]] | Lines]
-"""From the arguments of a request to a mapping that JSON can hold, or an async generator of many,
-which is closed when the client leaves. What it raises is told to the client: the text of a
-`CachefsError`; anything else is logged too."""
+"""Answers a request: gets its arguments, and returns a mapping that JSON can represent, or an async
+generator of many. The generator is closed when the client disconnects. The client receives the text
+of an error that this raises; an error other than `CachefsError` is logged, too."""
 
 
 INDEX = Route("GET", "/v1")
@@ -58,7 +60,7 @@ METADATA_IMPORT = Route("POST", "/v1/metadata/import")
 
 
 class UnknownError(CachefsError):
-    """What the arguments name is not there: a job, a tier. Answered with 404."""
+    """The job or tier that the arguments name doesn't exist. The answer has the status 404."""
 
 
 class NoSuchTierError(UnknownError, CacheDirError):

@@ -1,10 +1,10 @@
-"""Asking the origin now what else would be believed until its TTL ends.
+"""Asks the origin now for names that would otherwise stay valid until their TTL ends.
 
-Directories are listed and files looked up anew. A file that is another version now has another
-inode; of one that is gone, or was replaced, the blocks are dropped, and the kernel is told to ask
-for the name again. Directories of which nothing is known are left alone: there is nothing to mend.
+Directories are listed again, and files are looked up again. A file with a new version gets a new
+inode. If a file is gone or was replaced, its blocks are dropped, and the kernel must ask for the
+name again. Directories without known names are skipped, as nothing in them can be stale.
 
-New inodes are told from old ones by their number: it is greater than any that was there before.
+A new inode is recognized by its number, which is greater than all numbers before.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +29,7 @@ _What = TypeVar("_What")
 
 @dataclass(slots=True)
 class Refreshed:
-    """What has been found, in names; and what was dropped of what is gone."""
+    """The numbers of names by what was found, of listed directories, and of dropped blocks."""
 
     checked: int = 0
     changed: int = 0
@@ -41,7 +41,8 @@ class Refreshed:
 
 
 class Refresher:
-    """One run. `forget_entry(parent, name)` and `forget_attributes(ino)` tell the kernel."""
+    """One run of a refresh. `forget_entry(parent, name)` and `forget_attributes(ino)` invalidate
+    what the kernel caches."""
 
     def __init__(
         self,
@@ -51,10 +52,10 @@ class Refresher:
         forget_attributes: Callable[[int], None],
         wait: bool,
     ) -> None:
-        """With `wait` an origin that doesn't answer is waited for; without it is an error."""
+        """With `wait`, `run` waits for an origin that doesn't answer; without, that is an error."""
         self.found = Refreshed()
         self.failures: list[tuple[int, str]] = []
-        """Numbers of paths, and what went wrong."""
+        """Each failure: the number of its path in the arguments, and the text of the error."""
         self._tree = tree
         self._namespace = tree.namespace
         self._table = tree.namespace.table
@@ -66,14 +67,14 @@ class Refresher:
         self._first_new = self._table.next_ino
         self._orphans: list[int] = []
         self._fresh_count = 0
-        """Names that stand for something else than before, or for something at last."""
+        """The number of names with a new inode: they are new, or refer to another version."""
         self._listed: set[int] = set()
         self._named: set[tuple[int, bytes]] = set()
         self._directories: list[tuple[int, int]] = []
-        """To be listed; each with the number of the path that led there."""
+        """The directories to list, each with the number of the path that led to it."""
 
     async def run(self, paths: Sequence[str]) -> None:
-        """Ask about all of them. What can't be had is told in `failures`."""
+        """Refresh all paths. Errors of single paths go to `failures`."""
         self._table.on_orphaned.append(self._note_orphan)
         try:
             for number, path in enumerate(paths):
@@ -114,7 +115,7 @@ class Refresher:
             inode = await self._namespace.lookup_since(parent, name, self._since_ns)
         except NotFoundError:
             if was_known:
-                return  # it is gone, and among the orphans
+                return  # it is gone now, and `_drop_orphans` counts it
             raise NotFoundError(NO_SUCH_FILE) from None
         self.found.checked += 1
         self._forget_attributes(parent)
@@ -125,7 +126,7 @@ class Refresher:
 
     def _note_fresh(self, parent: int, name: bytes) -> None:
         self._fresh_count += 1
-        self._forget_entry(parent, name)  # it may be known as absent
+        self._forget_entry(parent, name)  # the kernel may cache it as absent
 
     async def _list_and_note(self, item: tuple[int, int]) -> None:
         ino, number = item
@@ -149,7 +150,8 @@ class Refresher:
                 self._note_fresh(ino, name)
             elif self._is_known_directory(child):
                 self._directories.append((child, number))
-        # Also if nothing is new: others may have found it before the kernel did.
+        # Also if nothing is new: other requests may have found a change that the kernel hasn't
+        # seen yet.
         self._forget_attributes(ino)
 
     def _is_known_directory(self, ino: int) -> bool:
@@ -166,8 +168,8 @@ class Refresher:
             return f"inode {ino}"
 
     async def _drop_orphans(self) -> None:
-        """Count what lost its name, and drop what nobody can find any more; also of those that
-        others have found out about meanwhile."""
+        """Count the inodes that lost their names, and drop the blocks that no name leads to any
+        more. This includes inodes that other requests have unbound meanwhile."""
         parents = set()
         for ino in self._orphans:
             orphan = self._table.get(ino)

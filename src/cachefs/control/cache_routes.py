@@ -1,8 +1,8 @@
-"""What of the mount is cached, and steering it: info, usage, evict, pin, unpin, refresh.
+"""Routes that show and control what is cached: info, usage, evict, pin, unpin, refresh.
 
-All take `paths`, relative to the mount's root ("" is the root), and answer with a stream. Its lines
-name a path by its `number` among them; what can't be done for one path is a line with a `failure`,
-and the others go on.
+All routes take `paths`, relative to the mount's root ("" is the root), and answer with a stream.
+Its lines identify a path by its `number` in `paths`, from 0. An error for one path is a line with a
+`failure`; the other paths continue.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -29,7 +29,7 @@ _DRAIN_S = 5.0
 
 
 class CacheRoutes:
-    """`forget_entry` and `forget_attributes` tell the kernel."""
+    """The handlers of one mount. `forget_entry` and `forget_attributes`: see `Refresher`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CacheRoutes:
         self._tree = CacheTree(namespace, cache)
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route. They raise `CachefsError`s."""
+        """Return the handlers by route. They raise `CachefsError`s."""
         return {
             api.CACHE_INFO: self.info,
             api.CACHE_USAGE: self.usage,
@@ -58,7 +58,7 @@ class CacheRoutes:
     # -- looking -------------------------------------------------------------------------------
 
     async def info(self, arguments: dict[str, Any]) -> Lines:
-        """A line for each path."""
+        """Yield a line for each path: what it is, and how much of it is cached."""
         for number, path in enumerate(_paths(arguments)):
             try:
                 yield {"number": number, **await self._info(path)}
@@ -83,7 +83,7 @@ class CacheRoutes:
         return answer
 
     async def _sum(self, inode: Inode) -> tuple[Usage, list[str]]:
-        """And why some names may be missing."""
+        """Return the sums over a file or a tree, and the reasons why some names may be missing."""
         if not inode.is_dir:
             return await self._tree.usage_of([inode]), []
         usage, failures = Usage(), []
@@ -99,8 +99,8 @@ class CacheRoutes:
         return self._namespace.table.path(self._namespace.inode(ino)) or "/"
 
     def _checked_at(self, inode: Inode) -> float | None:
-        """When the origin last said that the name stands for this; for a directory, when it was
-        listed."""
+        """Return when the origin last confirmed this file's name, or when this directory was
+        listed, in seconds since the epoch; None for a directory that was never listed."""
         table = self._namespace.table
         if inode.is_dir:
             listing = table.listing(inode.ino)
@@ -112,8 +112,8 @@ class CacheRoutes:
         return known_ns / NS
 
     async def usage(self, arguments: dict[str, Any]) -> Lines:
-        """A line for every file that is named, and for every directory at or below those that are,
-        as far as `depth` (none: no end). `path` is relative to the named one."""
+        """Yield a line for each file in `paths`, and for each directory at or below those in
+        `paths`, down to `depth` levels (none: no limit). `path` is relative to the given path."""
         depth = arguments.get("depth")
         if depth is not None and (not isinstance(depth, int) or depth < 0):
             raise UsageError(f"depth is a number from 0 on, not {depth!r}")
@@ -144,11 +144,11 @@ class CacheRoutes:
                 if depth is None or (below.count("/") + 1 if below else 0) <= depth:
                     yield {"path": below, **asdict(line.usage)}
 
-    # -- steering ------------------------------------------------------------------------------
+    # -- changing ------------------------------------------------------------------------------
 
     async def evict(self, arguments: dict[str, Any]) -> Lines:
-        """Drop what is cached of the paths; with `force` also what is pinned, with `dry_run`
-        nothing. The last line has the sums."""
+        """Drop the cached blocks of the paths; with `force` also pinned ones. With `dry_run` only
+        count them. The last line has the sums."""
         force, dry_run = _flag(arguments, "force"), _flag(arguments, "dry_run")
         objects = self._cache.objects
 
@@ -159,14 +159,14 @@ class CacheRoutes:
             yield line
 
     async def unpin(self, arguments: dict[str, Any]) -> Lines:
-        """Let the files be evicted like all others. The last line has the sums."""
+        """Unpin the files: they can be evicted again. The last line has the sums."""
         async for line in self._on_all(arguments, self._cache.objects.unkeep):
             yield line
 
     async def _on_all(
         self, arguments: dict[str, Any], act: Callable[[list[ObjectRef]], Any]
     ) -> Lines:
-        """On what is known of the paths; nothing is listed for it."""
+        """Call `act` for all known files at or below the paths. This lists no directory."""
         sums = Dropped()
         files = 0
         for number, path in enumerate(_paths(arguments)):
@@ -182,9 +182,9 @@ class CacheRoutes:
         yield {"files": files, **_sizes(asdict(sums))}
 
     async def pin(self, arguments: dict[str, Any]) -> Lines:
-        """Keep what is cached of the paths from being evicted. The last line has the sums.
+        """Pin the cached blocks of the paths: they are not evicted. The last line has the sums.
 
-        Raises `CacheDirError`, and pins nothing, if a tier's limit is too low for it.
+        Raises `CacheDirError`, and pins nothing, if they exceed a tier's pin limit.
         """
         paths = _paths(arguments)
         found: dict[int, Inode] = {}
@@ -194,7 +194,7 @@ class CacheRoutes:
             except CachefsError as error:
                 yield {"number": number, "failure": str(error)}
         with trio.move_on_after(_DRAIN_S):
-            await self._cache.drain()  # what was read just now counts
+            await self._cache.drain()  # blocks that were read just now must count, too
         await self._refuse_too_much(found)
         sums = {"files": 0, "size_bytes": 0, "pinned_bytes": 0, "refused_bytes": 0}
         for number, inode in found.items():
@@ -230,8 +230,8 @@ class CacheRoutes:
                 )
 
     async def refresh(self, arguments: dict[str, Any]) -> Lines:
-        """Ask the origin about the paths now; with `wait` until it answers. The last line has the
-        sums."""
+        """Ask the origin for the paths now; with `wait`, retry until it answers. The last line has
+        the sums."""
         paths = _paths(arguments)
         refresher = Refresher(
             self._tree,
@@ -247,7 +247,7 @@ class CacheRoutes:
 
 
 def _sizes(sums: Mapping[str, object]) -> dict[str, object]:
-    """With the words that users know."""
+    """Rename the fields for users: the code's "kept" is their "pinned"."""
     return {name.replace("kept", "pinned"): value for name, value in sums.items()}
 
 

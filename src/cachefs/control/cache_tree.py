@@ -1,7 +1,7 @@
-"""What names lead to in the cache: single files, and all that is known below a directory.
+"""Maps names to files in the cache: single files, and all known files below a directory.
 
-Names are taken from the namespace, which asks the origin only for what it doesn't know. All of it
-goes in batches, between which the loop runs: a tree may have millions of files.
+The names come from the namespace, which asks the origin only for unknown ones. A tree may have
+millions of files, so all work is done in batches with checkpoints between them.
 """
 
 from array import array
@@ -20,12 +20,12 @@ from cachefs.types import ObjectRef
 NO_SUCH_FILE = "no such file or directory"
 
 _BATCH_NAMES = 128
-"""Looked at without letting the loop run: some 15 us each."""
+"""Names handled between two checkpoints: some 15 us each."""
 
 
 @dataclass(slots=True)
 class TierUsage:
-    """What one tier holds of some files."""
+    """How much of some files one tier has cached."""
 
     medium: str
     blocks: int = 0
@@ -35,24 +35,24 @@ class TierUsage:
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over some files. `cached_bytes` counts each block once, `tiers` (by path, fastest
-    first) each copy."""
+    """Sums over some files. `cached_bytes` counts each block once. `tiers` (by path, fastest
+    first) counts each copy."""
 
     files: int = 0
     directories: int = 0
     size_bytes: int = 0
     blocks: int = 0
     cached_files: int = 0
-    """Those of which every byte is cached."""
+    """The number of files that are cached completely."""
     cached_bytes: int = 0
     cached_blocks: int = 0
     pinned_bytes: int = 0
     unshown_keys: int = 0
-    """What the origin has there that can't be shown as names."""
+    """The number of the origin's keys there that can't be shown as names."""
     tiers: dict[str, TierUsage] = field(default_factory=dict)
 
     def add(self, other: "Usage") -> None:
-        """Count those files too."""
+        """Add the sums over other files."""
         for name in (
             "files",
             "directories",
@@ -74,19 +74,19 @@ class Usage:
 
 @dataclass(slots=True)
 class _Directory:
-    """One on the way from the top to where the sum is being made."""
+    """One directory on the stack from the top to the directory that is being counted."""
 
     ino: int
     depth: int
     usage: Usage
     below: "array[int] | None" = None
-    """Its directories that are still to come; None before it was looked at."""
+    """Its subdirectories that are not yet counted; None before it was read."""
     failure: CachefsError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUsage:
-    """`failure` is why some of its names may be missing."""
+    """The sums over a directory. `failure` is the reason why some of its names may be missing."""
 
     ino: int
     usage: Usage
@@ -101,7 +101,7 @@ class CacheTree:
         self._objects = cache.objects
 
     async def find(self, parts: Sequence[bytes]) -> Inode:
-        """What a path below the mountpoint stands for, as a look-up through the kernel would have
+        """Return the inode of a path below the mountpoint, as a look-up through the kernel finds
         it. Raises `CachefsError`."""
         inode = self.namespace.inode(ROOT_INO)
         for name in parts:
@@ -116,8 +116,11 @@ class CacheTree:
     async def refs(
         self, top: Inode, list_unknown: bool = False
     ) -> AsyncGenerator[list[ObjectRef], None]:
-        """The file, or all files below the directory, in batches. With `list_unknown`
-        directories that were never listed are; without, only known names count."""
+        """Yield the file, or all files below the directory, in batches.
+
+        With `list_unknown`, directories that were never listed are listed first. Without, only
+        known names count.
+        """
         if not top.is_dir:
             yield [self.namespace.object_ref(top)]
             return
@@ -135,8 +138,8 @@ class CacheTree:
                         yield [self.namespace.object_ref(inode) for inode in files]
 
     async def usage(self, top: Inode) -> AsyncGenerator[DirectoryUsage, None]:
-        """The sums of every directory at or below `top`, each after those below it, the last is
-        that of `top`. Directories that were never listed are listed."""
+        """Yield the sums of each directory at or below `top`. A directory follows its
+        subdirectories, so `top` comes last. Directories that were never listed are listed."""
         stack = [_Directory(top.ino, 0, Usage())]
         while stack:
             here = stack[-1]
@@ -152,7 +155,7 @@ class CacheTree:
             yield DirectoryUsage(here.ino, here.usage, here.failure)
 
     async def _count(self, here: _Directory) -> None:
-        """The directory's own files, and which directories it has."""
+        """Count the directory's own files, and collect its subdirectories."""
         assert here.below is not None
         here.usage.directories += 1
         try:
@@ -167,10 +170,10 @@ class CacheTree:
                 files = [inode for inode in batch if not inode.is_dir]
                 here.below.extend(inode.ino for inode in batch if inode.is_dir)
                 here.usage.add(await self.usage_of(files))
-        here.below.reverse()  # the last one comes first
+        here.below.reverse()  # `usage` takes them from the end
 
     async def usage_of(self, files: Sequence[Inode]) -> Usage:
-        """The sums over these files."""
+        """Return the sums over these files."""
         usage = Usage()
         for inode in files:
             ref = self.namespace.object_ref(inode)
@@ -190,14 +193,14 @@ class CacheTree:
         return usage
 
     async def _list(self, ino: int) -> None:
-        """Unless it was listed before. Raises what the listing failed with."""
+        """List the directory unless it was ever listed completely. Raises the listing's error."""
         if self.namespace.table.listing(ino) is None:
             snapshot = self.namespace.open_directory(ino)
             await snapshot.wait_for_end()
             await snapshot.has(len(snapshot))
 
     async def _names(self, ino: int) -> AsyncGenerator[list[Inode], None]:
-        """What the known names of a directory stand for."""
+        """Yield the inodes of the directory's known names, in batches."""
         table = self.namespace.table
         after: bytes | None = None
         while True:
@@ -219,7 +222,8 @@ class CacheTree:
 
 
 def parts_of(path: str) -> list[bytes]:
-    """Raises `UsageError`."""
+    """Split a path below the mountpoint into names. Raises `UsageError` for a path with `..`, a
+    zero byte, or characters that can't be encoded."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
         raise UsageError(f"{path!r}: no .. and no zero bytes in paths, please")

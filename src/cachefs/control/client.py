@@ -1,7 +1,7 @@
-"""The other side of the control socket: asking a daemon.
+"""The client's side of the control socket: sends requests to a daemon.
 
-With the standard library's client: importing httpx costs more time than all else that a command
-such as `cachefs status` does.
+It uses the standard library's client, because importing httpx takes more time than everything else
+that a command such as `cachefs status` does.
 """
 
 import http.client
@@ -22,7 +22,8 @@ from cachefs.mounts.runtime import read_entry
 TIMEOUT_S = 2.0
 
 SILENCE_S = 30.0
-"""A stream has a line, if only a blank one, every few seconds."""
+"""How long a client waits for a stream's next line. The daemon sends at least a blank line every
+few seconds."""
 
 _LOOK_S = 0.05
 
@@ -36,11 +37,12 @@ def ask(
     arguments: Mapping[str, object] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """What the daemon that listens on `path` answers; to `api.STATUS` a `report.StatusReport`.
+    """Return the answer of the daemon that listens on `path`; for `api.STATUS` this is a
+    `report.StatusReport`.
 
-    Takes no longer than `timeout_s`. Raises `CachefsError` if nobody answers in that time, not
-    with a JSON object, or with an error, whose text it then has. Where a supervisor starts another
-    daemon, that one is waited for, within the time.
+    Takes at most `timeout_s`. Within this time it also waits for a daemon that a supervisor is
+    starting. Raises `CachefsError` if no daemon answers in this time, if the answer is no JSON
+    object, or if the answer is an error (with its text).
     """
     deadline = time.monotonic() + timeout_s
     reply = bytearray()
@@ -59,11 +61,11 @@ def stream(
     arguments: Mapping[str, object] | None = None,
     silence_s: float = SILENCE_S,
 ) -> Iterator[dict[str, Any]]:
-    """What the daemon answers, object by object, to a route whose answer is a stream. Closing the
-    iterator ends what the daemon does for it.
+    """Yield the answer to a route that answers with a stream, object by object. Closing the
+    iterator ends the daemon's work for it.
 
-    Raises `CachefsError` as `ask` does, also when the daemon ends in the middle, or is silent for
-    `silence_s`.
+    Raises `CachefsError` as `ask` does, also if the daemon ends before the stream does, or sends
+    nothing for `silence_s`.
     """
     with _explained(path, silence_s), _opened(path, route, arguments, silence_s) as (_, answer):
         line = b""
@@ -78,7 +80,7 @@ def stream(
 def _opened(
     path: Path, route: Route, arguments: Mapping[str, object] | None, timeout_s: float
 ) -> Iterator[tuple[socket.socket, http.client.HTTPResponse]]:
-    """The connection, and the answer, of which only the head has been read."""
+    """Send the request. Return the connection, and the answer with only its head read."""
     given = arguments or {}
     target, body = route.path, None
     if route.method == "POST":
@@ -94,7 +96,8 @@ def _opened(
 
 
 def _connected(path: Path, timeout_s: float) -> socket.socket:
-    """Raises `OSError`."""
+    """Return a connected socket. Waits up to `timeout_s` for a daemon that a supervisor is
+    starting. Raises `OSError`."""
     deadline = time.monotonic() + timeout_s
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -113,14 +116,14 @@ def _connected(path: Path, timeout_s: float) -> socket.socket:
 
 
 def _comes_another(path: Path) -> bool:
-    """Whether the daemon that should listen has a supervisor."""
+    """Return whether a supervisor will start a new daemon for this mount."""
     entry = read_entry(path.with_suffix(".json"))
     return entry is not None and entry.alive and entry.supervised
 
 
 @contextmanager
 def _explained(path: Path, timeout_s: float) -> Iterator[None]:
-    """Errors of the connection become `CachefsError`s."""
+    """Convert errors of the connection to `CachefsError`s."""
     try:
         yield
     except TimeoutError:

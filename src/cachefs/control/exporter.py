@@ -1,4 +1,4 @@
-"""The values of all metrics, from counters that exist, in the text that Prometheus reads."""
+"""Render all metrics in the text format of Prometheus, from the counters of the mount's parts."""
 
 import resource
 from collections import defaultdict
@@ -17,14 +17,14 @@ from cachefs.control.mount_state import MountState
 from cachefs.metrics import BOUNDS_S, METRICS, Metric
 
 _USERS = 200
-"""The first so many have series of their own; the others are "other" together."""
+"""The first users have their own series, up to this number. All others share the series "other"."""
 
 _STATES = ("normal", "unstable", "down")
 
 _BUCKETS = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
 
 Values = dict[str, list[tuple[tuple[str, ...], float]]]
-"""By name, and by the values of the labels."""
+"""By metric name: pairs of label values and value."""
 
 _TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
     "cachefs_tier_quota_bytes": lambda tier: tier.quota_bytes,
@@ -55,14 +55,15 @@ _TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
 
 
 class Exporter:
-    """Renders the metrics of one mount. A few milliseconds on the loop for each scrape."""
+    """Renders the metrics of one mount. Each scrape takes a few milliseconds on the loop."""
 
     def __init__(self, state: MountState) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_MountCollector(state))
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text, and its content type, which is one that `accept` (a header) allows."""
+        """Return the text and its content type. The type is one that `accept` (the value of the
+        HTTP header) allows."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -120,7 +121,7 @@ def _values(state: MountState) -> Values:
 
 
 def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
-    """Those without labels."""
+    """Yield the metrics without labels."""
     yield "cachefs_fuse_requests_waiting", state.requests.waiting
     relay = {} if state.relay is None else state.relay.report()
     yield "cachefs_relay_hits_total", relay.get("hits", 0)
@@ -161,7 +162,7 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
 
 
 def _users(state: MountState) -> Iterator[tuple[str, float, float]]:
-    """uid, bytes, seconds."""
+    """Yield uid (or "other"), read bytes and stalled seconds of each user with any."""
     other_bytes = other_ns = 0
     for count, usage in enumerate(state.limits.usage()):
         if not usage.read_bytes and not usage.stalled_ns:

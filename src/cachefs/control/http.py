@@ -1,7 +1,7 @@
-"""HTTP/1.1 on a listening socket: hypercorn's trio worker, with bounds on what a client may cost.
+"""HTTP/1.1 on a listening socket: hypercorn's trio worker, with limits on each client's cost.
 
-hypercorn is used below its `serve`: that would wait for ever, even when cancelled, for a client
-that doesn't read. Nothing is logged per request, and no signal handler is installed.
+This doesn't use hypercorn's `serve`, because that would wait for ever, even when cancelled, for a
+client that doesn't read. No request is logged, and no signal handler is installed.
 """
 
 import logging
@@ -19,17 +19,18 @@ from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SEND_TIMEOUT_S = 5.0
-"""A client that doesn't read for this long is dropped. `cachefs metadata export` reads on when it
-has written what came, which takes a while on a busy machine."""
+"""A client that doesn't read for this long is dropped. `cachefs metadata export` reads only after
+writing what it has received, which takes some time on a busy machine."""
 
 _SEND_BYTES = 64 << 10
-"""What is sent at a time: a client that reads slowly is one that reads."""
+"""Bytes sent at a time. The timeout is per piece, so that a client which reads slowly isn't
+dropped."""
 
 HEAD_TIMEOUT_S = 5.0
 """A client that hasn't sent the head of its (next) request within this time is dropped."""
 
 MAX_BODY_BYTES = 1 << 20
-"""Of a request. What comes after that is not kept."""
+"""The longest body of a request that is kept; the rest is discarded."""
 
 MAX_CONNECTIONS = 128
 
@@ -45,8 +46,8 @@ async def serve_http(
 ) -> None:
     """Answer with `app` until cancelled. `listener` is closed at the end.
 
-    Beyond `MAX_CONNECTIONS` a new one is refused; or if the server `makes_room`, the one goes whose
-    last request, or beginning, is longest ago, and the answer to it is called off.
+    When there are `MAX_CONNECTIONS`, a new connection is refused. With `makes_room`, the server
+    closes the least recently used one (by its last request, or its start) and cancels its answer.
     """
     config = Config()
     config.accesslog = None
@@ -84,12 +85,13 @@ async def serve_http(
 class _Connection(TCPServer):
     async def _read_data(self) -> None:
         await super()._read_data()
-        # The client has left; else the connection would be kept until it has been idle long enough.
+        # The client has disconnected. Without this the connection stays open until its idle time
+        # ends.
         await self.idle_task.stop()
 
 
 class _ImpatientStream(trio.abc.HalfCloseableStream):
-    """Gives up a peer that doesn't read. (hypercorn shields its sending from being cancelled.)"""
+    """Drops a peer that doesn't read. Cancelling can't do that, as hypercorn shields its sends."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.socket = stream.socket
@@ -119,8 +121,8 @@ class _ImpatientStream(trio.abc.HalfCloseableStream):
 
 
 class _Bounded:
-    """Takes in what the client sends while the app is at work, so that hypercorn notices when the
-    client leaves; keeps no more of it than `MAX_BODY_BYTES` and one piece."""
+    """Receives from the client while the app runs, so that hypercorn notices a disconnect. It keeps
+    at most `MAX_BODY_BYTES` and one piece of the body."""
 
     def __init__(
         self, app: ASGIApp, on_request: Callable[[], None], ends_with_client: bool

@@ -1,4 +1,4 @@
-"""Load jobs: `cachefs load` and `cachefs jobs`."""
+"""Routes for load jobs: `cachefs load` and `cachefs jobs`."""
 
 import json
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from cachefs.load.spec import JobReport, load_spec
 
 
 class LoadVerbs:
-    """All of them answer with a `JobReport`, unless they say otherwise."""
+    """The handlers for load jobs. Each answers with a `JobReport`, unless its docstring says
+    otherwise; the docstrings name the arguments."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route. They raise `CachefsError`s."""
+        """Return the handlers by route. They raise `CachefsError`s."""
         return {
             api.JOBS: self.all,
             api.JOB: self.show,
@@ -33,31 +34,32 @@ class LoadVerbs:
         }
 
     async def all(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`jobs`: all, oldest first."""
+        """Answer with all jobs in `jobs`, the oldest first."""
         return {"jobs": [_shown(report) for report in self._jobs.all()]}
 
     async def show(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`id`."""
+        """Show the job `id`."""
         return _shown(self._jobs.get(self._id(arguments)))
 
     async def watch(self, arguments: dict[str, Any]) -> Lines:
-        """`id`. A stream of reports until the job has ended."""
+        """Stream reports of the job `id` until it has ended."""
         async with aclosing(self._jobs.watch(self._id(arguments))) as reports:
             async for report in reports:
                 yield _shown(report)
 
     async def failures(self, arguments: dict[str, Any]) -> Lines:
-        """`id`. A stream of `failure`s: `path` and `error`."""
+        """Stream the failures of the job `id`: each line has a `failure` with `path` and
+        `error`."""
         async with aclosing(self._jobs.failures(self._id(arguments))) as lines:
             async for line in lines:
                 yield {"failure": json.loads(line)}
 
     async def create(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """The fields of a `LoadSpec`."""
+        """Create a job. The arguments are the fields of a `LoadSpec`."""
         return _shown(await self._jobs.create(load_spec(arguments)))
 
     async def extend(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`id`, `lines`: a piece of its list, whole lines without their ends."""
+        """Append `lines` to the list of paths of the job `id`: complete lines without line ends."""
         lines = arguments.get("lines")
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise UsageError("lines must be a list of texts")
@@ -71,15 +73,15 @@ class LoadVerbs:
         return _shown(self._jobs.get(job_id))
 
     async def start(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`id` of a job that was created."""
+        """Start the job `id`, which was created before."""
         return _shown(await self._jobs.start(self._id(arguments)))
 
     async def cancel(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`id`."""
+        """Cancel the job `id`."""
         return _shown(await self._jobs.cancel(self._id(arguments)))
 
     async def resume(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`id`."""
+        """Resume the job `id`."""
         return _shown(await self._jobs.resume(self._id(arguments)))
 
     def _id(self, arguments: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Metadata snapshots: `cachefs metadata`."""
+"""Routes for metadata snapshots: `cachefs metadata`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,12 +18,12 @@ _PIECE_TYPES: tuple[Any, ...] = (str, str, bool, (int, type(None)), list)
 
 
 class MetadataVerbs:
-    """What a mount knows of its source, out and in. They raise `CachefsError`s."""
+    """Exports and imports a mount's metadata of its source. All handlers raise `CachefsError`s."""
 
     def __init__(
         self, namespace: Namespace, db: Database, origin: Origin, manifest: str | None
     ) -> None:
-        """With `manifest` the mount knows a part of the source only, and refuses both."""
+        """With a `manifest` the mount shows only a part of the source, and refuses both routes."""
         self._db = db
         self._clock = namespace.clock
         self._origin = origin
@@ -31,12 +31,12 @@ class MetadataVerbs:
         self._takeover = Takeover(namespace, db)
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route."""
+        """Return the handlers by route."""
         return {api.METADATA_EXPORT: self.export, api.METADATA_IMPORT: self.take}
 
     async def export(self, arguments: dict[str, Any]) -> Lines:
-        """A stream. First `identity`, `source`, `exported_at_ns`, `entries` (about how many) and
-        `root`, then pieces."""
+        """Stream all known metadata. The first line has `identity`, `source`, `exported_at_ns`,
+        `entries` (their approximate number) and `root`; each further line is a `Piece`."""
         self._refuse_manifest()
         await self._db.commit()
         snapshot = self._db.snapshot()
@@ -55,8 +55,8 @@ class MetadataVerbs:
             snapshot.close()
 
     async def take(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`identity`, `pieces`; `root` with the first. Answers `bound`, the names that are new or
-        have changed."""
+        """Import `pieces` of the source `identity`, and the `root`, which comes with the first of
+        them. Answer with `bound`, the number of names that are new or have changed."""
         self._refuse_manifest()
         identity = arguments.get("identity")
         if identity != self._origin.identity:
@@ -94,7 +94,7 @@ def _piece(fields: Any) -> Piece:
 
 
 def _entry(fields: Any) -> KnownEntry:
-    """What isn't right with single values, `Takeover` finds out."""
+    """Return the entry. This doesn't check single values: `Takeover` does."""
     try:
         return KnownEntry._make(fields)
     except TypeError:

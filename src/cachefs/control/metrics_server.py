@@ -1,4 +1,5 @@
-"""Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. Everybody on the host may ask."""
+"""Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. There is no access control: every
+process that can connect gets an answer."""
 
 import logging
 import math
@@ -20,17 +21,17 @@ from cachefs.errors import CachefsError
 log = logging.getLogger(__name__)
 
 _PAUSE, _LEAST_PAUSE_S = 10, 0.02
-"""After a scrape the next one waits ten times as long as it took: however many scrape, the loop has
-nine tenths of its time for readers."""
+"""After a scrape, the next one waits ten times as long as the scrape took. So the loop has nine
+tenths of its time for readers, with any number of scraping clients."""
 
 
 async def serve_metrics(
     state: MountState, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer until cancelled, where the configuration says; its address is `state.metrics_address`.
+    """Answer until cancelled, on the configured address; sets `state.metrics_address`.
 
-    Where the default port is taken (by the mount before), another is used: a mount does not fail
-    for it. Raises `CachefsError` if an address that was asked for can't be had.
+    If the default port is taken (by an earlier mount), this uses another port, so that the mount
+    doesn't fail. Raises `CachefsError` if it can't listen on an address set in the configuration.
     """
     sock = await trio.to_thread.run_sync(_listen, state.config)
     if sock is None:
@@ -46,9 +47,9 @@ async def serve_metrics(
 
 
 def application(state: MountState) -> Starlette:
-    """The ASGI application."""
+    """Return the ASGI application."""
     exporter = Exporter(state)
-    turn = trio.Lock()  # fair: those who wait have it in the order in which they came
+    turn = trio.Lock()  # fair: waiting requests get it in the order of their arrival
     free_at = -math.inf
 
     async def metrics(request: Request) -> Response:
@@ -62,7 +63,7 @@ def application(state: MountState) -> Starlette:
         return Response(text, headers={"Content-Type": content_type})
 
     async def healthz(request: Request) -> Response:
-        return PlainTextResponse("ok\n")  # that it is said is all there is to say
+        return PlainTextResponse("ok\n")  # any answer shows that the daemon lives
 
     async def readyz(request: Request) -> Response:
         reason = state.unready_reason()
@@ -80,7 +81,8 @@ def application(state: MountState) -> Starlette:
 
 
 def _listen(config: MountConfig) -> socket.socket | None:
-    """Blocks for the look-up of the host's name."""
+    """Return a listening socket; None if metrics are off, or the default address can't be used.
+    Blocks while it resolves the host's name. Raises `CachefsError`."""
     if config.metrics == OFF:
         return None
     host, port = split_address(config.metrics)
@@ -104,7 +106,8 @@ def _listen(config: MountConfig) -> socket.socket | None:
 
 
 def _why(error: OSError) -> str:
-    # What `create_server` says names the address once more; look-ups of names have other numbers.
+    # The text of errors from `create_server` repeats the address, so use the text of the errno.
+    # Errors of name look-ups (`gaierror`) have other numbers.
     if error.errno is None or isinstance(error, socket.gaierror):
         return str(error.strerror or error)
     return os.strerror(error.errno)

@@ -1,4 +1,4 @@
-"""What a mount tells about itself: its status, and whether it is fit for use."""
+"""The status of a mount, and whether it is ready for use."""
 
 import os
 import time
@@ -27,8 +27,8 @@ from cachefs.types import DataPath
 
 
 class MountState:
-    """The parts of one mount, for those who look at it. `namespace`, `jobs`, `mounted` and
-    `metrics_address` are set when they are there."""
+    """The parts of one mount, from which status and metrics are read. The daemon sets `namespace`,
+    `jobs`, `mounted`, `metrics_address` and `relay` when they become available."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class MountState:
         self.namespace: Namespace | None = None
         self.jobs: Jobs | None = None
         self.mounted = False
-        """The kernel has been answered."""
+        """Whether the kernel has received an answer from this mount."""
         self.metrics_address: str | None = None
         self.relay: RelayFigures | None = None
         self._settings = settings
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route."""
+        """Return the handlers by route."""
         return {api.STATUS: self.answer_status, api.REQUESTS: self.answer_requests}
 
     async def answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
-        """For the control socket."""
+        """Answer with `status`, for the control socket."""
         return {**self.status()}
 
     async def answer_requests(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
-        """For the control socket: what `metrics.Requests` and `UidLimits` have counted."""
+        """Answer with the counts of `metrics.Requests` and `UidLimits`, for the control socket."""
         if self.relay is not None:
             self.relay.update()
         requests = [
@@ -89,7 +89,7 @@ class MountState:
         }
 
     def status(self) -> StatusReport:
-        """What `cachefs status` shows. No secrets: the URL has none."""
+        """Return what `cachefs status` shows. It has no secrets: the URL contains none."""
         if self.relay is not None:
             self.relay.update()
         tiers = self.cache.status()
@@ -131,9 +131,9 @@ class MountState:
         }
 
     def unready_reason(self) -> str | None:
-        """Why nobody should begin to use the mount now; None if he may.
+        """Return why new users must not use the mount now; None if it is ready.
 
-        An origin that is away is a reason only when names are not shown without it (any more).
+        An unreachable origin is a reason only if stale names may not be shown (any longer).
         """
         if not self.mounted:
             return "not mounted yet"

@@ -1,6 +1,6 @@
-"""What the kernel asks for during a while: the sums, the slowest requests, the busiest paths.
+"""A profile of the kernel's requests in a time window: sums, slowest requests, hottest paths.
 
-All of it in bounded memory, however many files there are, and some microseconds a request.
+Its memory is bounded for any number of files, and it costs some microseconds per request.
 """
 
 import heapq
@@ -11,18 +11,18 @@ from cachefs.fuse.watchers import Answered, PathOf
 from cachefs.metrics import BOUNDS_S, Histogram
 
 Key = int | tuple[int, bytes]
-"""An inode number, or a name that was looked up in one."""
+"""An inode number, or, for a look-up, a directory's inode number and the name."""
 
 
 class Heat(NamedTuple):
-    """What one path cost so far."""
+    """The cost of one path so far: requests, bytes returned, and their duration in ns."""
 
     requests: int = 0
     given_bytes: int = 0
     lasted_ns: int = 0
 
     def plus(self, other: "Heat") -> "Heat":
-        """The sum of both."""
+        """Return the sum of both."""
         return Heat(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
@@ -36,18 +36,18 @@ _RANKS: Mapping[str, Callable[[Heat], int]] = {
 class HotKeys:
     """The keys with the most requests, bytes and seconds, of any number of keys.
 
-    When there are too many, those are forgotten that are low in all three. What a key that stays
-    or comes back may lack because of that is at most `missed`.
+    When there are too many keys, those that are low in all three are dropped. A key that is noted
+    again later lacks what it had before; `missed` is the upper bound of that.
     """
 
     def __init__(self, capacity: int = 2048) -> None:
-        """Twice as many as `capacity` are held, for a moment."""
+        """At most twice `capacity` keys are held at a time."""
         self._capacity = capacity
         self._found: dict[Key, list[int]] = {}
         self._missed = [0, 0, 0]
 
     def note(self, key: Key, given_bytes: int, lasted_ns: int) -> None:
-        """One request."""
+        """Add one request."""
         heat = self._found.get(key)
         if heat is None:
             if len(self._found) >= 2 * self._capacity:
@@ -59,15 +59,15 @@ class HotKeys:
 
     @property
     def missed(self) -> Heat:
-        """What may be lacking in the figures of any key."""
+        """The most that any key's numbers may lack."""
         return Heat(*self._missed)
 
     def items(self) -> list[tuple[Key, Heat]]:
-        """What is held."""
+        """Return all keys that are held, with their numbers."""
         return [(key, Heat(*heat)) for key, heat in self._found.items()]
 
     def _forget(self) -> None:
-        """All that are not above the mark in anything: at least half."""
+        """Drop the keys that are not above the mark in any of the three: at least half of all."""
         place = self._capacity // len(self._missed)
         marks = [
             sorted((heat[rank] for heat in self._found.values()), reverse=True)[place]
@@ -83,10 +83,11 @@ class HotKeys:
 
 
 class Profile:
-    """Of the requests that are answered while it watches. On the loop."""
+    """The profile of the requests that are answered while `watch` is called for them. It runs on
+    the loop thread."""
 
     def __init__(self, top: int) -> None:
-        """`top` is how many of the slowest and the hottest are told."""
+        """`top` is the number of slowest requests and of hottest paths in the report."""
         self._top = top
         self._times: dict[tuple[str, str], tuple[Histogram, list[int]]] = {}
         self._slowest: list[tuple[int, int, Answered]] = []
@@ -94,7 +95,7 @@ class Profile:
         self._hot = HotKeys()
 
     def watch(self, answered: Answered, path_of: PathOf) -> None:
-        """As a `Watcher`."""
+        """Note one request. This method is a `Watcher`."""
         self._count += 1
         lasted_ns = answered.lasted_ns
         key = answered.operation, answered.outcome
@@ -111,7 +112,7 @@ class Profile:
         self._hot.note(_key(answered), answered.given_bytes, lasted_ns)
 
     def report(self, path_of: PathOf) -> dict[str, object]:
-        """For JSON."""
+        """Return the profile as a mapping for JSON."""
         return {
             "requests": self._count,
             "operations": self._operations(),
@@ -123,7 +124,7 @@ class Profile:
         }
 
     def _operations(self) -> list[dict[str, object]]:
-        """Those that took most of the time first."""
+        """Return the sums per operation and outcome, those with the most time first."""
         times = sorted(self._times.items(), key=lambda item: item[1][0].sum_ns, reverse=True)
         return [
             {
@@ -138,7 +139,7 @@ class Profile:
         ]
 
     def _hottest(self, path_of: PathOf) -> dict[str, list[dict[str, object]]]:
-        """By each rank: a path's look-ups and reads together."""
+        """Return the hottest paths for each rank; a path's look-ups and reads are added up."""
         by_path: dict[str, Heat] = {}
         for key, heat in self._candidates():
             path = _path(key, path_of)
@@ -155,7 +156,8 @@ class Profile:
         }
 
     def _candidates(self) -> list[tuple[Key, Heat]]:
-        """Paths cost time: only of those that may be among the first. A path has two keys."""
+        """Return the keys that may be among the first. Only these get a path, as finding a path
+        takes time. A path has two keys, so more keys than paths are needed."""
         items = self._hot.items()
         chosen: dict[Key, Heat] = {}
         for rank in _RANKS.values():
@@ -198,7 +200,7 @@ def _heat(heat: Heat) -> dict[str, object]:
 
 
 def _quantile_s(histogram: Histogram, share: float) -> float:
-    """The bound below which `share` of them were."""
+    """Return the first bound (seconds) at or below which `share` of the requests were."""
     wanted = histogram.count * share
     for bound_s, count in zip(BOUNDS_S, histogram.cumulated(), strict=False):
         if count >= wanted:

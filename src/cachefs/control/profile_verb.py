@@ -1,4 +1,4 @@
-"""`cachefs profile`: a look at everything that is asked for, during a while."""
+"""The route for `cachefs profile`: it watches all requests for some time."""
 
 import time
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from cachefs.origin.resilience import ResilientOrigin
 MOST_S = 3600.0
 MOST_TOP = 100
 _MOST_AT_ONCE = 4
-"""Each of them costs some microseconds a request."""
+"""The most profiles at a time. Each costs some microseconds per request."""
 
 
 class ProfileVerb:
-    """Each client has a window of its own; when he leaves, it ends."""
+    """Takes profiles. Each client has its own profile, which ends when the client disconnects."""
 
     def __init__(self, namespace: Namespace, origin: ResilientOrigin, watchers: Watchers) -> None:
         self._namespace = namespace
@@ -31,11 +31,12 @@ class ProfileVerb:
         self._under_way = 0
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route. They raise `CachefsError`s."""
+        """Return the handlers by route. They raise `CachefsError`s."""
         return {api.PROFILE: self.profile}
 
     async def profile(self, arguments: dict[str, Any]) -> Lines:
-        """`seconds`, `top`. A stream of one line, when the time is over."""
+        """Watch for `seconds` (default 10), then yield one line with `top` (default 10) slowest
+        requests and hottest paths."""
         seconds = arguments.get("seconds", 10)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise UsageError(f"seconds is a number, not {seconds!r}")

@@ -1,4 +1,4 @@
-"""The status of one mount, as the control socket carries it."""
+"""The status of one mount, in the form that the control socket sends."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -9,7 +9,7 @@ from cachefs.types import DataPath
 
 
 class CacheStatus(TypedDict):
-    """What is held, over all cache directories."""
+    """The sums over all cache directories."""
 
     capacity_bytes: int
     used_bytes: int
@@ -18,7 +18,7 @@ class CacheStatus(TypedDict):
 
 
 class TierReport(TypedDict):
-    """One cache directory. What its fields mean stands in `cache.counters`."""
+    """One cache directory. `cache.counters` explains the fields."""
 
     path: str
     medium: str
@@ -49,7 +49,7 @@ class TierReport(TypedDict):
 
 
 class ReadStatus(TypedDict):
-    """Blocks asked for since the start: answered from the cache, or by the origin."""
+    """Requested blocks since the start: from the cache (hits), or from the origin (misses)."""
 
     hits: int
     misses: int
@@ -58,7 +58,7 @@ class ReadStatus(TypedDict):
 
 
 class OriginStatus(TypedDict):
-    """Requests that the origin was sent since the start."""
+    """Requests sent to the origin since the start."""
 
     gets: int
     heads: int
@@ -78,9 +78,12 @@ class DataPathStatus(TypedDict):
 
 
 class RelayStatus(TypedDict):
-    """What the relay has done since the mount began: READs answered (`hits`), of these after a wait
-    for a disk (`waited`); requests given to the daemon (`forwarded`), of these READs (`missed`), of
-    these after too long a wait (`late`), or because the block had to go meanwhile (`changed`)."""
+    """The relay's counts since the mount began.
+
+    `hits` are READs that the relay answered; `waited` are those of them that waited for a disk.
+    `forwarded` are requests passed to the daemon; `missed` are the READs among them. Of these,
+    `late` waited too long, and `changed` had their block dropped meanwhile.
+    """
 
     hits: int
     hit_bytes: int
@@ -92,12 +95,15 @@ class RelayStatus(TypedDict):
 
 
 class StatusReport(TypedDict):
-    """`pid` is the daemon's, which on the relay's data path has a supervisor. `mounted` once it has
-    answered the kernel. `started_at` is seconds since the epoch; `policy` decides what is evicted;
-    `metrics` is the address where they are served; `tiers` are sorted by medium, the fastest first.
-    `stale` while the origin does not answer and what was last known is shown instead, since
-    `stale_since` (seconds since the epoch). `unshown_keys` is how many keys of the directories that
-    were listed since the start can't be shown as names."""
+    """The status of a mount.
+
+    `pid` is the daemon's process id; on the relay path the daemon has a supervisor
+    (`supervisor_pid`). `mounted`: the daemon has answered the kernel. `started_at` and
+    `stale_since` are seconds since the epoch. `policy` is the eviction policy. `metrics` is the
+    address of the metrics server. `tiers` are sorted by medium, the fastest first. `stale`: the
+    origin doesn't answer, and stale answers have been shown since `stale_since`. `unshown_keys` is
+    the number of keys that can't be shown as names, in the directories listed since the start.
+    """
 
     mountpoint: str
     source: str
@@ -122,7 +128,7 @@ class StatusReport(TypedDict):
 
 
 def relay_report(counters: Mapping[str, int]) -> RelayStatus:
-    """For JSON."""
+    """Select the relay's counters for JSON."""
     return {
         "hits": counters["hits"],
         "hit_bytes": counters["hit_bytes"],
@@ -135,7 +141,7 @@ def relay_report(counters: Mapping[str, int]) -> RelayStatus:
 
 
 def data_path_report(path: DataPath) -> DataPathStatus:
-    """For JSON."""
+    """Convert a data path for JSON."""
     return {
         "name": path.name.value,
         "reason": path.reason,
@@ -146,7 +152,7 @@ def data_path_report(path: DataPath) -> DataPathStatus:
 
 
 def cache_report(tiers: list[TierStatus]) -> CacheStatus:
-    """The sum over all tiers."""
+    """Return the sums over all tiers."""
     return {
         "capacity_bytes": sum(tier.quota_bytes for tier in tiers),
         "used_bytes": sum(tier.cached_bytes for tier in tiers),
@@ -156,7 +162,7 @@ def cache_report(tiers: list[TierStatus]) -> CacheStatus:
 
 
 def tier_report(tier: TierStatus) -> TierReport:
-    """One tier, for JSON."""
+    """Convert the status of one tier for JSON."""
     counters = tier.counters
     return {
         "path": tier.path,

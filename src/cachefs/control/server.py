@@ -1,7 +1,7 @@
 """The daemon's side of the control socket: HTTP on a Unix socket, JSON both ways.
 
-Errors are answered with a status code and `{"error": "one line"}`. A stream is lines of JSON; blank
-ones only say that the daemon still works, and `{"error": ...}` as a line is the last.
+The answer to a failed request is a status code and `{"error": "one line"}`. A stream is lines of
+JSON. A blank line only shows that the daemon is still working. A line `{"error": ...}` is the last.
 """
 
 import json
@@ -35,10 +35,11 @@ from cachefs.errors import (
 )
 
 REQUEST_TIMEOUT_S = 2.0
-"""A client whose request isn't complete within this time after its head is told so and dropped."""
+"""How long the body of a request may take after its head. The answer to a slower request is an
+error, and its connection is closed."""
 
 HEARTBEAT_S = 5.0
-"""A stream is never silent for longer."""
+"""The daemon sends a blank line when a stream had no line for this long."""
 
 _STATUS_CODES: tuple[tuple[type[CachefsError], int], ...] = (
     (UsageError, 400),
@@ -49,7 +50,7 @@ _STATUS_CODES: tuple[tuple[type[CachefsError], int], ...] = (
     (OriginError, 502),
     (CachefsError, 409),
 )
-"""The first that fits."""
+"""Status codes of errors. The first class that fits counts."""
 
 _logger = logging.getLogger(__name__)
 
@@ -62,10 +63,10 @@ async def serve(
 ) -> None:
     """Answer on the Unix socket `path` until cancelled.
 
-    The socket is made with mode 0600 in the directory that `path` names (itself private), a
-    socket left over from a dead daemon is replaced, and it is removed at the end. With
-    `nursery.start` this returns once clients can connect. Raises `CachefsError` if another
-    process is listening there or it can't be made.
+    Creates the socket with mode 0600, in a directory that is itself private; replaces a socket
+    left by a dead daemon; removes the socket at the end. With `nursery.start`, this reports
+    started when clients can connect. Raises `CachefsError` if another process is listening on
+    `path`, or if the socket can't be created.
     """
     sock = await _listen(path)
     inode = path.stat().st_ino
@@ -77,7 +78,8 @@ async def serve(
 
 
 def application(handlers: Mapping[Route, Handler]) -> Starlette:
-    """The ASGI application that answers with `handlers`, and to `api.INDEX` with their names."""
+    """Return the ASGI application that answers with `handlers`, and to `api.INDEX` with the list
+    of routes."""
 
     async def index(arguments: dict[str, Any]) -> Mapping[str, object]:
         return {"version": __version__, "routes": sorted(map(str, table))}
@@ -111,7 +113,7 @@ def _endpoint(route: Route, handler: Handler) -> Callable[[Request], Awaitable[R
 
 
 def _explained(route: Route, error: Exception) -> tuple[int, Mapping[str, object]]:
-    """Status code and body."""
+    """Return status code and body for an error. Logs an error that is no `CachefsError`."""
     for kind, code in _STATUS_CODES:
         if isinstance(error, kind):
             return code, {"error": str(error)}
@@ -127,7 +129,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = error.detail
     if error.status_code in {404, 405}:
-        path = request.scope["path"]  # `request.url` wants the query to be UTF-8
+        path = request.scope["path"]  # `request.url` requires a UTF-8 query
         text = (
             f'the daemon doesn\'t know "{request.method} {path}"; it is of another '
             "version than this command"
@@ -136,7 +138,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _arguments(request: Request) -> dict[str, Any]:
-    """Of the query of a GET, of the body of a POST. Raises `UsageError` and `HTTPException`."""
+    """Return the arguments: the query of a GET, or the body of a POST. Raises `UsageError` and
+    `HTTPException`."""
     if request.method != "POST":
         query = request.scope["query_string"].decode("ascii", "replace")
         return dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape"))
@@ -159,7 +162,8 @@ async def _arguments(request: Request) -> dict[str, Any]:
 
 
 class _LinesResponse(Response):
-    """A stream. It begins with the first line, so that a failure before that has a status."""
+    """Answers with a stream of lines. The head is sent with the first line, so that an error before
+    it gets its own status code."""
 
     def __init__(self, route: Route, lines: Lines) -> None:
         super().__init__(media_type="application/x-ndjson")
@@ -195,7 +199,8 @@ class _LinesResponse(Response):
             nursery.cancel_scope.cancel()
         if not self._began:
             await self._begin(send)
-        # With the end of the answer comes word that the client has gone, in the midst of this.
+        # When the answer ends, hypercorn reports a disconnect during this call, and
+        # `_cancel_when_gone` would cancel it half-way.
         with trio.CancelScope(shield=True):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -252,7 +257,7 @@ async def _listen(path: Path) -> trio.socket.SocketType:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on. Raises `CachefsError` if somebody does."""
+    """Remove a socket without a listening process. Raises `CachefsError` if a process listens."""
     with stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""What can be changed on a running mount."""
+"""Routes that read and change the settings of a running mount."""
 
 import logging
 import math
@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class SetVerb:
-    """Changes last until the mount ends: `daemon.changes` tells the next daemon of it.
+    """The settings of one mount that can change while it runs.
 
-    `add` names what else can be changed, once it is there.
+    A change lasts until the mount ends: `daemon.changes` passes it to the mount's next daemon.
+    `add` registers further settings when their owners exist.
     """
 
     def __init__(
@@ -45,24 +46,25 @@ class SetVerb:
         self.add_attribute("hedge", origin)
 
     def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """A field of `config.LIVE`, how it is now and how it is changed."""
+        """Register a field of `config.LIVE`: `get` returns its value, and `put` changes it."""
         self._live[name] = get, put
 
     def add_attribute(self, name: str, owner: object, attribute: str = "") -> None:
-        """The same for an attribute, by default of the same name."""
+        """Do the same as `add` for an attribute of `owner`, by default with the same name."""
         place = attribute or name
         self.add(name, partial(getattr, owner, place), partial(setattr, owner, place))
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route. They raise `CachefsError`s."""
+        """Return the handlers by route. They raise `CachefsError`s."""
         return {api.SETTINGS: self.get, api.SET: self.set}
 
     async def get(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """All that can be set, as it is now."""
+        """Answer with all settings and their present values."""
         return self.settings()
 
     async def set(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """Any fields that `config.load_changes` takes. Answers `before` and `after`: all."""
+        """Change settings: the arguments are any fields that `config.load_changes` accepts. Answer
+        with all settings `before` and `after`."""
         changes = load_changes(arguments)
         before = self.settings()
         access_log = changes.pop("access_log", None)
@@ -75,8 +77,8 @@ class SetVerb:
         return {"before": before, "after": after}
 
     def settings(self) -> dict[str, Any]:
-        """All that can be set, as it is now. Rates are bytes per second, 0 for no limit; times are
-        seconds, or "indefinite"; `access_log` is a path or "off"."""
+        """Return all settings and their present values. Rates are in bytes per second, 0 for no
+        limit. Times are in seconds, or "indefinite". `access_log` is a path or "off"."""
         now = {name: get() for name, (get, _) in self._live.items()}
         plain = {name: INDEFINITE if value == math.inf else value for name, value in now.items()}
         file = self._access_log.file

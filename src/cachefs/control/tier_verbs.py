@@ -1,7 +1,6 @@
-"""Tiers of a running mount: listed, added, resized, removed.
+"""Routes that list, add, resize and remove tiers of a running mount.
 
-The arguments come from a socket that only the mount's owner can open; they are checked all the
-same, as a configuration would be.
+Only the mount's owner can open the socket. The arguments are still checked like a configuration.
 """
 
 import logging
@@ -32,15 +31,15 @@ _ADD_ARGUMENTS = {
     "free_space_ratio": "free_space_ratio",
     "pin_limit": "pin_limit",
 }
-"""Arguments of `add`, and the keys of `[[tier]]` that they stand for."""
+"""From the arguments of `add` to the keys of a `[[tier]]`."""
 
 
 class TierVerbs:
     """Changes the tiers of `cache`, one change at a time.
 
-    `tiers` are the mount's open tiers. The list is the daemon's, which closes whatever is in it at
-    the end; it is kept up to date here. `open_tiers` opens directories, in a worker thread.
-    `home` is the directory of the tier that holds the mount's names: it stays.
+    `tiers` are the mount's open tiers. The daemon owns this list, and closes all tiers in it at
+    the end; this class keeps it up to date. `open_tiers` opens directories and runs in a worker
+    thread. `home` is the directory of the tier with the mount's names; it can't be removed.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class TierVerbs:
         self._lock = trio.Lock()
 
     def handlers(self) -> dict[Route, Handler]:
-        """By route. They raise `CachefsError`s."""
+        """Return the handlers by route. They raise `CachefsError`s."""
         return {
             api.TIERS: self.get,
             api.TIER_RESIZE: self.resize,
@@ -68,11 +67,12 @@ class TierVerbs:
         }
 
     async def get(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`tiers`, a list of `TierReport`s, the fastest first."""
+        """Answer with `tiers`, a list of `TierReport`s, the fastest first."""
         return {"tiers": [tier_report(tier) for tier in self._cache.status()]}
 
     async def resize(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`path`, `quota_bytes`. Answers `before` and `after`, two `TierReport`s."""
+        """Change the quota of the tier at `path` to `quota_bytes`. Answer with `before` and
+        `after`, two `TierReport`s."""
         async with self._alone():
             tier = self._find(arguments.get("path"))
             quota_bytes = _checked_quota(arguments.get("quota_bytes"))
@@ -82,8 +82,8 @@ class TierVerbs:
             return {"before": before, "after": self._report(tier)}
 
     async def add(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`medium`, `path`, `quota_bytes`, and the ratios of a `[[tier]]` or none. Answers
-        `after`, a `TierReport`."""
+        """Add a tier with `medium`, `path`, `quota_bytes` and, optionally, the ratios of a
+        `[[tier]]`. Answer with `after`, a `TierReport`."""
         wanted = self._checked_tier(arguments)
         (path,) = wanted.paths
         async with self._alone():
@@ -103,7 +103,7 @@ class TierVerbs:
             return {"after": self._report(tier)}
 
     async def remove(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """`path`. Answers `before`, a `TierReport`."""
+        """Remove the tier at `path` from the mount. Answer with `before`, a `TierReport`."""
         async with self._alone():
             tier = self._find(arguments.get("path"))
             path = tier.paths.root
@@ -121,7 +121,7 @@ class TierVerbs:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One change at a time, and to its end: an unmount waits for it."""
+        """Run one change at a time. It can't be cancelled half-way, so an unmount waits for it."""
         async with self._lock:
             with trio.CancelScope(shield=True):
                 yield
@@ -131,7 +131,7 @@ class TierVerbs:
         if unknown:
             raise UsageError(f"a tier has no argument {unknown[0]}")
         table = {_ADD_ARGUMENTS[name]: value for name, value in arguments.items()}
-        # In a list, so that a comma or colon in its name doesn't divide it.
+        # In a list, so that a comma or colon in the path doesn't split it.
         table["path"] = [str(_checked_path(arguments.get("path")))]
         return load_tier(self._config, table)
 

@@ -38,7 +38,7 @@ from cachefs.types import (
 
 _PIECE_ENTRIES = 1_000
 _ENTRIES_PER_TURN = 250
-"""Entries bound between two checkpoints: some 5 us each, 10 us if the directory had names before."""
+"""Entries bound between two checkpoints: some 5 us each, 10 us if the directory has names."""
 _MOST_PENDING = 100_000
 """The most changes that wait for a commit. This bounds the memory."""
 
