@@ -60,8 +60,8 @@ _JOURNAL_ROW = Struct("<QQ")
 class Database:
     """A set of named tables in one directory. See the module docstring for its guarantees.
 
-    LMDB errors when a row is read never reach the caller: the row counts as missing, and the
-    database commits nothing any more (see `_meet_damage`).
+    `get`, `scan`, `kept` and `last_key` never raise LMDB's errors: an unreadable row counts as
+    missing, and from then on the database commits nothing (see `_meet_damage`).
     """
 
     def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
