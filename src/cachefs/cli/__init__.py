@@ -1,6 +1,6 @@
-"""The command line: `main` is the console script. One module per verb, imported when used.
+"""The command line. `main` is the console script; each verb has a module, imported on first use.
 
-Nothing heavy is imported here: `cachefs --help` answers in a moment.
+This module imports nothing heavy, so that `cachefs --help` answers quickly.
 """
 
 import difflib
@@ -44,7 +44,8 @@ _VERBS = {
 
 
 class _Verbs(click.Group):
-    """A group whose commands are imported on use, and the one place that prints errors."""
+    """The group of all verbs. It imports a command on use and is the only place that prints
+    errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -77,7 +78,8 @@ class _Verbs(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run and exit: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
+        """Run the command and exit with 0, 1 for a failure, 2 for wrong usage, or 130 when
+        interrupted."""
         argv = sys.argv[1:] if args is None else list(args)
         try:
             code = super().main(argv, prog_name or "cachefs", complete_var, False, **extra)
@@ -91,7 +93,10 @@ class _Verbs(click.Group):
 
 
 def explain(error: BaseException, program: str = "cachefs") -> int:
-    """Print one line for `error`; the exit code. What isn't ours to explain is raised again."""
+    """Print one line about `error` and return the exit code.
+
+    Raises `error` again if it is neither an `Exception` nor an interruption.
+    """
     match error:
         case click.Abort() | KeyboardInterrupt():
             text, code = "interrupted", 130
@@ -126,7 +131,7 @@ def _sentence(text: str) -> str:
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="cachefs", message="%(prog)s %(version)s")
 def main() -> None:
-    """A read cache for training data: an object store as files, kept on local disk.
+    """Show an object store as files and cache them on local disk, for training data.
 
     \b
       cachefs mount s3://bucket/prefix /mnt/data

@@ -1,8 +1,9 @@
-"""Running the daemon in the background: fork, hear whether it came up, tell the user.
+"""Start the daemon in the background: fork, wait until it is ready, report to the user.
 
 The fork comes before any thread and before the heavy imports. The child leads its own session
-and writes to the log file; over a pipe it sends one JSON object, `{"ready": true, "warnings":
-[TEXT, ...]}` or `{"error": TEXT, "code": EXIT_CODE}`, and the pipe's end means that it has died.
+and writes to the log file. Over a pipe it sends one JSON object, `{"ready": true, "warnings":
+[TEXT, ...]}` or `{"error": TEXT, "code": EXIT_CODE}`. End of file without it means that the child
+has died.
 """
 
 import json
@@ -23,10 +24,11 @@ from cachefs.log import collected_warnings
 from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, unmount
 
 START_TIMEOUT_S = 90.0
-"""For the daemon to come up; its own limits on the origin are far shorter."""
+"""The limit for the daemon's start; its own limits on the origin are far shorter."""
 
 MANIFEST_TIMEOUT_S = 900.0
-"""The same where it has a manifest to read first: some 10 s a million files, on an idle machine."""
+"""The limit for a start with a manifest. Reading one takes about 10 s per million files on an idle
+machine."""
 
 STOP_TIMEOUT_S = 25.0
 
@@ -35,10 +37,10 @@ _MOST_WARNINGS = 5
 _logger = logging.getLogger(__name__)
 
 OnReady = Callable[..., None]
-"""May be given what other processes have logged as warnings."""
+"""Takes, optionally, the warnings that other processes have logged."""
 
 Serve = Callable[[OnReady], None]
-"""Blocks as long as the mount lives; calls its argument once it answers."""
+"""Blocks until the mount ends; calls its argument once the mount answers."""
 
 
 def launch(
@@ -46,9 +48,9 @@ def launch(
 ) -> None:
     """Start `serve` in a daemon and return when `mountpoint` answers.
 
-    Raises what the daemon failed with (`CachefsError` or `UsageError`), or `MountError` if it
-    dies, hangs, or the mount doesn't answer. However this ends but by returning, no daemon and
-    no mount is left.
+    Raises the daemon's own error (`CachefsError` or `UsageError`), or `MountError` if the daemon
+    dies, hangs, or the mount doesn't answer. If this function raises, it leaves no daemon and no
+    mount.
     """
     receiver, sender = os.pipe()
     sys.stdout.flush()
@@ -77,7 +79,8 @@ def launch(
 
 
 def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
-    """The child's life. Never returns into the caller's stack."""
+    """Run the child: detach, serve, send the result, exit. Never returns into the caller's
+    stack."""
     code = 1
     try:
         _detach(log_file)
@@ -116,7 +119,8 @@ def _detach(log_file: Path) -> None:
 
 
 def _send(sender: int, message: dict[str, Any]) -> None:
-    """One message ever; the second finds the pipe closed, and a parent may be gone."""
+    """Send the only message. A second call finds the pipe closed, and the parent may have ended;
+    both are ignored."""
     try:
         os.write(sender, json.dumps(message).encode())
         os.close(sender)
@@ -125,7 +129,10 @@ def _send(sender: int, message: dict[str, Any]) -> None:
 
 
 def _await_message(receiver: int, timeout_s: float) -> dict[str, Any] | None:
-    """What the daemon said; None if it died without a word."""
+    """Return the daemon's message, or None if it died without one.
+
+    Raises `MountError` after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     text = b""
     while select.select([receiver], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -155,7 +162,7 @@ def _verify(mountpoint: Path, log_file: Path) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt the waiting as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP interrupt the wait as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -169,7 +176,8 @@ def _interruptible() -> Iterator[None]:
 
 
 def _stop(pid: int, mountpoint: Path) -> None:
-    """End the daemon, kindly first, and remove its mount if it left one."""
+    """End the daemon with SIGTERM, after `STOP_TIMEOUT_S` with SIGKILL, and remove its mount if
+    it left one."""
     if not _ended(pid, 0.0):
         os.kill(pid, signal.SIGTERM)
         if not _ended(pid, STOP_TIMEOUT_S):
@@ -182,7 +190,8 @@ def _stop(pid: int, mountpoint: Path) -> None:
 
 
 def _ended(pid: int, timeout_s: float) -> bool:
-    """Wait for the child; True once it is gone, also if it was waited for before."""
+    """Wait up to `timeout_s` for the child. Return True once it has ended, also if an earlier
+    call has already reaped it."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

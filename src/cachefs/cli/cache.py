@@ -1,4 +1,4 @@
-"""`cachefs cache`: cache directories on this machine, mounted or not."""
+"""`cachefs cache` shows and removes cache directories on this machine, mounted or not."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from cachefs.units import format_bytes, format_duration
 
 @click.group("cache", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Show or remove cache directories, also those that nothing uses any more.
+    """Show or remove cache directories, also those that no mount uses any more.
 
     \b
       cachefs cache ls
@@ -29,10 +29,10 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object for each.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def show(directories: tuple[Path, ...], as_json: bool, debug: bool) -> None:
-    """Show the cache directories DIR, those directly below DIR, or those in the default places,
-    on disk and in memory.
+    """Show the cache directories DIR and those directly below DIR. Without DIR, show those in the
+    default places, on disk and in memory.
 
-    Directories that were given with --cache-dir are found only if they are named here.
+    This finds a directory that was given with --cache-dir only if DIR names it or its parent.
     """
     places = [Path(os.path.abspath(path)) for path in directories]
     caches = find_caches(places or [user_cache_home(), user_mem_home()])
@@ -67,10 +67,10 @@ def _print(caches: list[CacheInfo]) -> None:
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=Path)
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def remove(directories: tuple[Path, ...], debug: bool) -> int:
-    """Remove the cache directories DIR with all that is cached there. The data at the source stay.
+    """Remove the cache directories DIR with everything cached there. The data at the source stay.
 
-    A directory that a mount uses is refused, and so is one that is no cache directory. Files of
-    others in it are left.
+    The command refuses a directory that a mount uses and one that is not a cache directory. It
+    leaves files that do not belong to cachefs.
     """
     code = 0
     for directory in directories:

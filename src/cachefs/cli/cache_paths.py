@@ -1,4 +1,4 @@
-"""What the commands on cached paths have in common: the mount, the question, failures told."""
+"""Shared parts of the commands on cached paths: find the mount, ask its daemon, print failures."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,13 @@ from cachefs.control.client import stream
 from cachefs.mounts import locate, socket_path
 
 _REQUEST_BYTES = 512 << 10
-"""Of paths; the daemon takes requests of twice that."""
+"""The most bytes of paths in one request; the daemon accepts requests of twice that size."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def path_options(function: _Command) -> _Command:
-    """PATH..., and the options of all these commands."""
+    """Add the argument PATH... and the options that all these commands have."""
     for option in (
         click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
@@ -33,19 +33,19 @@ def path_options(function: _Command) -> _Command:
 
 
 class Question:
-    """A question about paths to the daemon of the mount in which they lie."""
+    """A request about paths to the daemon of the mount that contains them."""
 
     def __init__(self, paths: Sequence[str], mountpoint: str | None) -> None:
-        """Raises `CachefsError` if they lie in no mount, or in several."""
+        """Raises `CachefsError` if the paths lie in no mount, or in several."""
         self.paths = list(paths)
         place, self._inner = locate(paths, mountpoint)
         self._socket: Path = socket_path(place)
         self.failed = False
-        """Something could not be done for one of the paths; it was printed."""
+        """True if the request failed for one of the paths; the failure was printed."""
 
     def ask(self, route: Route, **arguments: object) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of the answer, each with the path that it is about, as the user wrote it ("" if
-        it is about all). Failures are printed. Raises `CachefsError`."""
+        """Yield each line of the answer with the path that it is about, as the user wrote it (""
+        if it is about all). Prints failures. Raises `CachefsError`."""
         for first, inner in _pieces(self._inner):
             lines = stream(self._socket, route, {"paths": inner, **arguments})
             with closing(lines):  # type: ignore[type-var]
@@ -58,7 +58,7 @@ class Question:
                         yield path, line
 
     def sums(self, route: Route, **arguments: object) -> dict[str, int]:
-        """The sums at the end of the answer."""
+        """Return the sums at the end of the answer, added up over all requests."""
         sums: dict[str, int] = {}
         for _, line in self.ask(route, **arguments):
             for name, value in line.items():
@@ -72,17 +72,17 @@ class Question:
 
 
 def joined(path: str, below: str) -> str:
-    """A path below one that a user wrote."""
+    """Return the path of `below` under `path`, which the user wrote."""
     return f"{path.rstrip('/')}/{below}" if below else path
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """ "1 block", "2 blocks"."""
+    """Return the number with its noun, such as "1 block" or "2 blocks"."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def _pieces(inner: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """As many as one request can carry, with the number of the first."""
+    """Yield as many paths as one request can carry, with the index of the first."""
     first, size_bytes = 0, 0
     for number, path in enumerate(inner):
         size_bytes += len(json.dumps(path)) + 2

@@ -1,4 +1,4 @@
-"""`cachefs check`: verify cache directories that no daemon uses, and repair them."""
+"""`cachefs check` verifies cache directories that no daemon uses, and repairs them."""
 
 import contextlib
 import sys
@@ -23,8 +23,8 @@ from cachefs.units import format_bytes
 def command(directories: tuple[Path, ...], repair: bool, debug: bool) -> int:
     """Verify the cache directories DIR: read every block and compare it with the index.
 
-    Reads everything that is cached; a directory that a daemon uses is refused. Without --repair
-    nothing is changed. Exit code 1 if there were problems, repaired or not.
+    The command reads all cached data. It refuses a directory that a daemon uses. Without --repair
+    it changes nothing. The exit code is 1 if there were problems, repaired or not.
     """
     code = 0
     for directory in directories:
@@ -75,7 +75,7 @@ def _verdict(report: Report) -> str:
 
 @contextlib.contextmanager
 def _progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, gone when it is done; nothing elsewhere."""
+    """Show a bar on a terminal and remove it at the end; show nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

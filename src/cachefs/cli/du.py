@@ -1,4 +1,4 @@
-"""`cachefs du`: how much of each directory is cached."""
+"""`cachefs du` shows how much of each directory is cached."""
 
 import json
 import sys
@@ -34,12 +34,12 @@ def command(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Show for each directory at or below the PATHs how much of it is cached: bytes cached, bytes
-    in all, files that are wholly cached, files in all.
+    """Show for each directory at or below the PATHs how much of it is cached: cached bytes, all
+    bytes, completely cached files, all files.
 
-    Directories that were never listed are listed for it; others are taken as they were listed
-    last. What can't be shown as a file, such as a key with an empty part, is
-    counted at the end. With --json it is one object a line.
+    The mount lists directories that it has never listed; for others it uses the last listing.
+    The last line counts keys that can't be shown as files, such as a key with an empty part.
+    --json prints one object per line.
     """
     question = Question(paths, mountpoint)
     if not as_json:

@@ -1,4 +1,4 @@
-"""`cachefs evict`: drop files from the cache at once."""
+"""`cachefs evict` drops files from the cache at once."""
 
 import json
 import sys
@@ -24,8 +24,8 @@ def command(
 ) -> None:
     """Drop files, and all files below directories, from all tiers of the cache.
 
-    They stay visible, and are fetched again when they are read. Pages that the kernel holds of them
-    are not dropped. The origin is not asked.
+    The files stay visible, and a read fetches them again. The kernel keeps its cached pages of
+    them. The command sends no request to the origin.
     """
     question = Question(paths, mountpoint)
     sums = question.sums(api.CACHE_EVICT, force=force, dry_run=dry_run)

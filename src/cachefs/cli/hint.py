@@ -1,4 +1,5 @@
-"""`cachefs hint`: say which files will be read, in order, so that they come before that."""
+"""`cachefs hint` sends the files that will be read, in order, so that the mount fetches them
+before."""
 
 import sys
 from pathlib import Path
@@ -21,11 +22,11 @@ from cachefs_hints import Hints
     help="Where the paths come from, one per line; by default standard input.",
 )
 def command(directory: Path, names: TextIO) -> None:
-    """Tell the mount at DIRECTORY which files will be read, in order.
+    """Send the mount at DIRECTORY the paths of the files that will be read, in order.
 
-    Paths are given below DIRECTORY, one per line. The mount keeps a window of them fetched ahead of
-    the readers, and takes more as they are read: this command ends when all paths were taken. See
-    docs/HINTS.md.
+    Paths are relative to DIRECTORY, one per line. The mount fetches a window of them ahead of the
+    readers, and takes more paths as the files are read. This command ends when the mount has taken
+    all paths. See docs/HINTS.md.
     """
     paths = (line.rstrip("\n") for line in names)
     wanted = [path for path in paths if path]

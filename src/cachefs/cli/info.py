@@ -1,4 +1,4 @@
-"""`cachefs info`: what a path is, and what of it is cached where."""
+"""`cachefs info` shows what a path is, and how much of it is cached in which tier."""
 
 import json
 import sys
@@ -16,10 +16,10 @@ from cachefs.units import format_bytes, format_duration
 @click.command("info")
 @path_options
 def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
-    """Show source, version, size and age of files, and what of them is cached in which tier.
+    """Show source, version, size and age of files, and how much of them is cached in which tier.
 
-    Of a directory the sums over all files below it are shown; directories that were never listed
-    are listed for it. With --json it is one object a line.
+    For a directory the command shows the sums over all files below it; the mount lists directories
+    that it has never listed. --json prints one object per line.
     """
     question = Question(paths, mountpoint)
     is_first = True

@@ -1,4 +1,4 @@
-"""`cachefs install-systemd`: the units, with this installation's command in them."""
+"""`cachefs install-systemd` writes the systemd units with this installation's command in them."""
 
 import os
 import shutil
@@ -32,11 +32,11 @@ _SYSTEM_INSTANCES = Path("/etc/cachefs")
 def command(user: bool, directory: Path | None, dry_run: bool, debug: bool) -> None:
     """Install cachefs@.service, cachefs-load@.service and cachefs-load@.timer.
 
-    An instance NAME is the file /etc/cachefs/NAME.toml (with --user: ~/.config/cachefs/NAME.toml)
-    with the options of `cachefs mount`, a source and a mountpoint.
+    The file /etc/cachefs/NAME.toml (with --user: ~/.config/cachefs/NAME.toml) defines the instance
+    NAME: the options of `cachefs mount`, a source and a mountpoint.
 
-    As root, and without --dir, also links mount.cachefs into /sbin, for `mount -t cachefs` and
-    /etc/fstab.
+    Without --user and --dir, the command also links mount.cachefs into /sbin, for
+    `mount -t cachefs` and /etc/fstab.
     """
     program = _program("cachefs")
     try:
@@ -53,7 +53,7 @@ def command(user: bool, directory: Path | None, dry_run: bool, debug: bool) -> N
 
 
 def units(user: bool, program: Path) -> dict[str, str]:
-    """The text of each unit by its file name, started as `program`."""
+    """Return the text of each unit by its file name; the units start `program`."""
     home = resources.files("cachefs") / "systemd"
     files = (home / "user" if user else home).iterdir()
     return {
@@ -64,7 +64,7 @@ def units(user: bool, program: Path) -> dict[str, str]:
 
 
 def _quoted(program: Path) -> str:
-    """As the first word of an Exec line (systemd.service(5))."""
+    """Quote `program` as the first word of an Exec line (systemd.service(5))."""
     text = str(program).replace("%", "%%").replace("$", "$$")
     if not any(sign in text for sign in " \t\"'\\;"):
         return text
@@ -73,7 +73,7 @@ def _quoted(program: Path) -> str:
 
 
 def _program(name: str) -> Path:
-    """The console script of the installation that runs."""
+    """Return the console script `name` of the running installation. Raises `CachefsError`."""
     running = Path(sys.argv[0])
     for directory in (
         *([running.absolute().parent] if running.name == "cachefs" else []),
@@ -112,7 +112,7 @@ def _write(file: Path, text: str, dry_run: bool) -> None:
 
 
 def _make_private(directory: Path, dry_run: bool) -> None:
-    """Credentials may stand there."""
+    """Create `directory` with mode 700, because it may contain credentials."""
     if directory.is_dir():
         return
     if dry_run:
@@ -123,7 +123,7 @@ def _make_private(directory: Path, dry_run: bool) -> None:
 
 
 def link_helper(link: Path, target: Path, dry_run: bool) -> None:
-    """Make `link` lead to `target`, unless something else stands there."""
+    """Make `link` a symlink to `target`, unless another file or working link exists there."""
     if os.path.lexists(link) and (not link.is_symlink() or link.exists()):
         theirs = link.resolve() != target.resolve()
         click.echo(f"left {link} as it is" if theirs else f"{link} is up to date")
@@ -131,7 +131,7 @@ def link_helper(link: Path, target: Path, dry_run: bool) -> None:
     if dry_run:
         click.echo(f"would link {link} to {target}")
         return
-    link.unlink(missing_ok=True)  # one that leads nowhere
+    link.unlink(missing_ok=True)  # a dangling link
     link.symlink_to(target)
     click.echo(f"linked {link} to {target}")
 

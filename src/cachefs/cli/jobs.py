@@ -1,4 +1,4 @@
-"""`cachefs jobs`: load jobs of all mounts."""
+"""`cachefs jobs` shows and controls the load jobs of all mounts."""
 
 import json
 import time
@@ -25,8 +25,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(context: click.Context) -> None:
     """Show, follow, cancel or resume load jobs; without a command, list them.
 
-    Jobs are kept in the cache directory. One that a daemon's end broke off goes on with the next
-    daemon by itself.
+    The cache directory stores the jobs. If a daemon ends during a job, the next daemon continues
+    it automatically.
     """
     if context.invoked_subcommand is None:
         _print_list(None, as_json=False)
@@ -97,7 +97,7 @@ def failures(job_id: str, as_json: bool, debug: bool) -> None:
 
 
 def _find(job_id: str) -> tuple[Path, dict[str, Any]]:
-    """The mount that has the job, and its report."""
+    """Return the mount that has the job, and the job's report. Raises `UsageError`."""
     for place in _mounts(None):
         for report in _reports(place):
             if report["id"] == job_id:
@@ -116,7 +116,8 @@ def _mounts(mountpoint: str | None) -> list[Path]:
 
 
 def _reports(place: Path) -> list[dict[str, Any]]:
-    """None from a mount that doesn't answer; that is said."""
+    """Return the reports of all jobs. For a mount that doesn't answer, print why and return an
+    empty list."""
     try:
         reports: list[dict[str, Any]] = ask(socket_path(place), api.JOBS, {}, TIMEOUT_S)["jobs"]
     except CachefsError as error:
