@@ -1,4 +1,4 @@
-"""`cachefs load`: bring files into the cache before they are read."""
+"""`cachefs load` loads files into the cache before they are read."""
 
 import json
 import os
@@ -80,10 +80,11 @@ def command(
 ) -> None:
     """Load files, and all files below directories, into the cache.
 
-    A PATH lies in a mount, or is relative to the only mount (or to --mount). The origin is asked
-    what is there now; what the cache has already is not fetched again. Readers go first.
+    A PATH lies in a mount, or is relative to the only mount (or to --mount). The job asks the
+    origin for the current files and fetches what is not cached yet. Readers have priority.
 
-    The exit code is 0 only if all of it is cached at the end, looked up there once more.
+    At the end the job looks up everything in the cache again; the exit code is 0 only if all of it
+    is cached.
 
     \b
       cachefs load /mnt/data/train
@@ -118,7 +119,10 @@ def _configured(
     list_file: str | None,
     fields: dict[str, Any],
 ) -> tuple[str, tuple[str, ...], str | None, dict[str, Any]]:
-    """What the command line doesn't say, from the file."""
+    """Return mountpoint, paths, list file and fields: from the command line, else from `file`.
+
+    Raises `UsageError`.
+    """
     from cachefs.config import load_table_in, mountpoint_in, nearest
 
     table = load_table_in(file)
@@ -158,14 +162,16 @@ def _opened(list_file: str) -> IO[bytes]:
 
 
 def _pieces(lines: IO[bytes]) -> Iterator[list[str]]:
-    """All lines of the list, some at a time."""
+    """Yield all lines of the list, in pieces of about `_PIECE_BYTES`."""
     while piece := lines.readlines(_PIECE_BYTES):
         yield [os.fsdecode(line.rstrip(b"\n")) for line in piece]
 
 
 def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True) -> int:
-    """Show the job's progress until it has ended; the exit code. Ctrl-C ends the job if `cancel`,
-    else only the showing."""
+    """Show the job's progress until the job has ended, and return the exit code.
+
+    Ctrl-C cancels the job if `cancel`; otherwise it only ends the display. Raises `CachefsError`.
+    """
     socket = socket_path(mountpoint)
     try:
         report = load_view.show_progress(socket, job_id)

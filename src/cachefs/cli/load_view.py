@@ -1,4 +1,4 @@
-"""How load jobs look in a terminal, and in the output of a service."""
+"""Print the progress and the result of load jobs, on a terminal or in the output of a service."""
 
 import contextlib
 import shlex
@@ -20,7 +20,7 @@ Report = dict[str, Any]
 
 
 def show_progress(socket: Path, job_id: str) -> Report:
-    """Follow the job to its end, with a bar on a terminal. Returns its last report."""
+    """Follow the job to its end, with a bar on a terminal. Return its last report."""
     report: Report = {}
     reports = stream(socket, api.JOB_WATCH, {"id": job_id})
     with contextlib.closing(reports), _bar() as show:  # type: ignore[type-var]
@@ -70,7 +70,7 @@ def _description(report: Report) -> str:
 
 
 def _counts(report: Report, speed: float | None) -> str:
-    """At most 45 characters."""
+    """Return the counts beside the bar, in at most 45 characters."""
     progress = report["progress"]
     if progress["waiting_for"]:
         return f"waiting: {progress['waiting_for'][:36]}"
@@ -82,7 +82,7 @@ def _counts(report: Report, speed: float | None) -> str:
 
 
 def print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
-    """What a user wants to know in the end."""
+    """Print the summary of a finished job to stdout, and its failures to stderr."""
     for line in summary(report):
         click.echo(line)
     for line in _failures(socket, report, mountpoint):
@@ -90,7 +90,7 @@ def print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
 
 
 def summary(report: Report) -> list[str]:
-    """Lines about what was found, fetched and is cached."""
+    """Return lines about which files were found, fetched and cached."""
     progress, mode = report["progress"], report["spec"]["mode"]
     found = _files(progress["files"], progress["bytes"])
     lines = []
@@ -141,7 +141,7 @@ def _files(count: int, size_bytes: int) -> str:
 
 
 def _failures(socket: Path, report: Report, mountpoint: Path) -> Iterator[str]:
-    """The first failures, and how to get all."""
+    """Yield the first failures, and the commands that list all and try them again."""
     if report["state"] == "done":
         return
     shown = 0

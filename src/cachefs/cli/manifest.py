@@ -1,4 +1,4 @@
-"""`cachefs manifest`: lists of files with their versions, for `mount --manifest`."""
+"""`cachefs manifest` writes lists of files with their versions, for `mount --manifest`."""
 
 import os
 import time
@@ -30,10 +30,10 @@ _NOWHERE = "/nonexistent/no-mountpoint"
 def command() -> None:
     """Write lists of files for mount --manifest.
 
-    A mount with a manifest shows the files that it names and nothing else, with their sizes,
-    times and versions as they stand there, and never sends a LIST. A manifest is Parquet or JSON
-    lines with path, size, mtime_ns and version, or plain text with a path a line; what is missing
-    is asked when it is first needed, and holds until the unmount.
+    A mount with a manifest shows only the files in it, with the sizes, times and versions that it
+    gives, and never sends a LIST. A manifest is Parquet or JSON lines with path, size, mtime_ns
+    and version, or plain text with one path per line. The mount asks the origin for a missing
+    value on first need, and keeps the answer until the unmount.
     """
 
 
@@ -105,7 +105,7 @@ def create(
 def _finder(
     source: str, relative_to: str | None, given: dict[str, Any]
 ) -> tuple[Callable[[Callable[[str, Any], None]], None], str]:
-    """What tells all files, and the URL to which their paths are relative."""
+    """Return a function that reports all files, and the URL to which their paths are relative."""
     if "://" in source:
         prefix = _prefix(source, relative_to)
         config = load_mount_config(source, _NOWHERE, given)

@@ -1,4 +1,4 @@
-"""`cachefs metadata`: what a mount knows about names, as a file."""
+"""`cachefs metadata` exports a mount's cached metadata to a file and imports it again."""
 
 import time
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ _debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors."
 
 @click.group("metadata")
 def command() -> None:
-    """Carry what a mount knows about names, sizes and versions to other nodes.
+    """Carry a mount's cached names, sizes and versions to other nodes.
 
-    A new node that takes the file over shows the whole tree without listing the origin. What it
-    takes over is as old as it was: it is asked again when the mount's TTLs say so (--attr-ttl,
-    --entry-ttl and --list-ttl; "indefinite" is never).
+    A new node that imports the file shows the whole tree without listing the origin. Imported
+    entries keep their age: the mount asks the origin again when its TTLs end (--attr-ttl,
+    --entry-ttl and --list-ttl; "indefinite" means never).
 
     \b
       cachefs load /mnt/data --metadata          # ask the origin once
@@ -42,7 +42,7 @@ def command() -> None:
 @click.argument("file")
 @_debug
 def export(mountpoint: str, file: str, debug: bool) -> None:
-    """Write all that MOUNTPOINT knows to FILE, in Parquet."""
+    """Write all cached metadata of MOUNTPOINT to FILE, in Parquet."""
     from cachefs.cli.metadata_file import MetadataWriter
 
     place = _mount(mountpoint)
@@ -65,7 +65,7 @@ def export(mountpoint: str, file: str, debug: bool) -> None:
 @click.argument("file")
 @_debug
 def import_(mountpoint: str, file: str, debug: bool) -> None:
-    """Let MOUNTPOINT know what FILE tells, where it doesn't know better."""
+    """Add the metadata in FILE to MOUNTPOINT, except where MOUNTPOINT has newer data."""
     from cachefs.cli.metadata_file import MetadataReader
 
     place = _mount(mountpoint)
@@ -86,7 +86,7 @@ def _requests(reader: Any) -> Iterator[dict[str, Any]]:
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made by a thread while the one before is in use."""
+    """Yield the same items. A thread makes the next item while the caller uses the current one."""
     with ThreadPoolExecutor(1) as maker:
         coming = maker.submit(next, items, None)
         while (item := coming.result()) is not None:

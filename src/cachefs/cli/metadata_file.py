@@ -1,7 +1,7 @@
-"""Files of `cachefs metadata`. Format 1; see docs/formats/metadata.md.
+"""Read and write the files of `cachefs metadata`. Format 1; see docs/formats/metadata.md.
 
-They are written and read row group by row group; what is known of directories whose names haven't
-come yet is all that is kept.
+The writer works by row groups and the reader by batches of rows. In between, the reader keeps
+only the listing times of directories whose entries it has not reached yet.
 """
 
 import os
@@ -31,16 +31,16 @@ COLUMNS = (
 _GROUP_ROWS = 100_000
 _BATCH_ROWS = 10_000
 _REQUEST_BYTES = 700_000
-"""Of the request to the daemon, at most and roughly; it takes 1 MiB."""
+"""The rough upper limit of a request to the daemon, which accepts 1 MiB."""
 _KINDS = ("file", "dir")
 
 Entry = list[Any]
-"""As in `namespace.transfer.KnownEntry`."""
+"""The fields of a `namespace.transfer.KnownEntry`, in its order."""
 Piece = dict[str, Any]
 
 
 class MetadataWriter:
-    """Takes the pieces that a daemon sends."""
+    """Writes the pieces that a daemon sends to a file."""
 
     def __init__(self, stream: Any, head: dict[str, Any]) -> None:
         import pyarrow
@@ -64,7 +64,7 @@ class MetadataWriter:
     @classmethod
     @contextmanager
     def open(cls, file: Path, head: dict[str, Any]) -> Iterator["MetadataWriter"]:
-        """`file` is there when the context has ended well. Raises `CachefsError`."""
+        """Create `file` when the context ends without an error. Raises `CachefsError`."""
         try:
             with replacing(file) as stream, closing(cls(stream, head)) as writer:
                 yield writer
@@ -90,7 +90,7 @@ class MetadataWriter:
         self.count += 1
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows and the footer."""
         self._flush()
         self._writer.close()
 
@@ -105,7 +105,7 @@ class MetadataWriter:
 
 
 class MetadataReader:
-    """Makes pieces again. `done` counts the rows read."""
+    """Reads a file back as pieces. `done` counts the rows read."""
 
     def __init__(self, file: Path, parquet_file: Any) -> None:
         self._name = str(file)
@@ -126,8 +126,8 @@ class MetadataReader:
         self._first = next(self._rows, None)
         self.root: Entry | None = None
         self._listed: dict[str, tuple[int, int]] = {}
-        """Directories that are known completely, and whose names haven't come: when they were
-        listed, and how many names they have."""
+        """For each completely known directory whose entries have not been read yet: its listing
+        time in ns and its number of entries."""
         if self._first is not None and self._first[0] == "":
             self.root = self._first[1]
             self._note_listing("", self._first[1])
@@ -136,7 +136,7 @@ class MetadataReader:
     @classmethod
     @contextmanager
     def open(cls, file: Path) -> Iterator["MetadataReader"]:
-        """Raises `CachefsError`, as the iterators do."""
+        """Open `file` for reading. This and the iterators raise `CachefsError`."""
         import pyarrow
         from pyarrow import parquet
 
@@ -176,7 +176,7 @@ class MetadataReader:
             self._listed[path] = (listed_at_ns, entry_count)
 
     def pieces(self) -> Iterator[list[Piece]]:
-        """As many at a time as one request may hold."""
+        """Yield lists of pieces, each list as large as one request allows."""
         request: list[Piece] = []
         size_bytes = 0
         for piece, piece_bytes in self._pieces():
@@ -211,7 +211,7 @@ class MetadataReader:
             piece["entries"].append(entry)
             name_bytes = len(entry[0])
             if not entry[0].isascii():
-                name_bytes *= 6  # \uXXXX
+                name_bytes *= 6  # JSON writes \uXXXX
             size_bytes += 150 + name_bytes + len(entry[4] or "")
             if left is not None:
                 left -= 1
@@ -224,7 +224,8 @@ class MetadataReader:
             yield from self._empty(empty)
 
     def _empty(self, paths: list[str]) -> Iterator[tuple[Piece, int]]:
-        """Directories that are known to be empty have no rows of their own."""
+        """Yield a piece for each directory in `paths`, all known to be empty: no row of the file
+        names an entry of them. Clears `paths`."""
         for path in paths:
             listed_at_ns, _ = self._listed.pop(path)
             yield {**_piece(path, "", listed_at_ns), "is_last": True}, 200 + 6 * len(path)

@@ -1,4 +1,4 @@
-"""`cachefs mount`: from a command line to a running daemon."""
+"""`cachefs mount` starts a daemon from a command line."""
 
 import faulthandler
 import json
@@ -31,7 +31,7 @@ from cachefs.units import format_bytes, format_duration
 
 
 class _MountCommand(click.Command):
-    """Shows the options in their groups."""
+    """The `mount` command. Its help shows the options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         by_field = flags()
@@ -47,7 +47,7 @@ class _MountCommand(click.Command):
 
 
 def _shown_default(name: str, field: FieldInfo, flag: Flag) -> str | None:
-    """The default as one would type it."""
+    """Return the default as a user would type it."""
     value = field.default
     if flag.shown_default is not None or isinstance(value, bool):
         return flag.shown_default
@@ -116,7 +116,8 @@ def _mount(
 def given(
     source: str | None, fields: Mapping[str, object], config_file: str | None
 ) -> dict[str, Any]:
-    """What a mount is made with, for `cachefs reload`: it may run in another directory."""
+    """Return the command line of a mount for `cachefs reload`, with the working directory, because
+    reload may run in another one."""
     file = None if config_file is None else os.path.abspath(config_file)
     return {"source": source, "fields": dict(fields), "file": file, "directory": _cwd()}
 
@@ -129,11 +130,12 @@ def _cwd() -> str:
 
 
 def start(config: MountConfig, given: Mapping[str, Any] | None = None) -> None:
-    """Serve the mount in the foreground until it ends, or in a daemon and return once it answers.
+    """Serve the mount in the foreground until it ends, or start a daemon and return once it
+    answers.
 
-    Raises `CachefsError` or `UsageError` when it could not be mounted.
+    Raises `CachefsError` or `UsageError` if the mount fails.
     """
-    manager = systemd_notify.take_over()  # not for a daemon in the background
+    manager = systemd_notify.take_over()  # a daemon in the background must not inherit it
     why_python = _why_python(config)
     given = {**(given or {}), "config": json.loads(to_json(config))}
     if config.foreground:
@@ -152,11 +154,14 @@ def start(config: MountConfig, given: Mapping[str, Any] | None = None) -> None:
 
 
 def _ignore(warnings: Sequence[str] = ()) -> None:
-    """In the foreground they are in sight anyhow."""
+    """Do nothing: in the foreground the user sees the warnings in the output."""
 
 
 def _why_python(config: MountConfig) -> str | None:
-    """Why the relay does not answer; None if it does. Raises `MountError` if it must and can't."""
+    """Return why the relay does not answer the kernel, or None if it does.
+
+    Raises `MountError` if `config` requires the relay and it is not possible.
+    """
     if config.data_path == "python":
         return "asked for with --data-path python"
     from cachefs.fuse import relay
@@ -179,7 +184,10 @@ def load(
     fields: Mapping[str, object],
     config_file: str | None,
 ) -> MountConfig:
-    """The configuration with its mountpoint as the kernel's table has it. Raises `UsageError`."""
+    """Return the configuration, with the mountpoint as the kernel's mount table writes it.
+
+    Raises `UsageError`.
+    """
     file = None if config_file is None else Path(config_file)
     if mountpoint == "" or "\0" in (mountpoint or ""):
         raise UsageError("the mountpoint is empty; name a directory")
@@ -197,9 +205,9 @@ def _serve(
     manager: ServiceManager = NOBODY,
     status: str = "",
 ) -> None:
-    """Be the daemon, or its supervisor, until unmounted. The claim comes first: it is cheap, the
-    imports aren't."""
-    faulthandler.enable()  # the watchdog of systemd ends a stuck process with SIGABRT: show where
+    """Run the daemon, or its supervisor, until the unmount. Claims the mountpoint before the heavy
+    imports, because the claim is cheap."""
+    faulthandler.enable()  # systemd's watchdog ends a stuck process with SIGABRT: print the stack
     if why_python is None:
         try:
             _supervise(config, given, on_ready, manager, status)

@@ -1,4 +1,4 @@
-"""`mount.cachefs`: what mount(8) runs for `mount -t cachefs SOURCE DIR -o ...` and for fstab."""
+"""`mount.cachefs`, which mount(8) runs for `mount -t cachefs SOURCE DIR -o ...` and for fstab."""
 
 import sys
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def command(
 
 
 def _config_file(words: str) -> tuple[str | None, str]:
-    """The file of `config=FILE`, and the other words."""
+    """Return the file of `config=FILE`, if any, and the other words. Raises `UsageError`."""
     parts = words.split(",")
     files = [part.removeprefix("config=") for part in parts if part.startswith("config=")]
     if len(files) > 1:
@@ -70,7 +70,7 @@ def _config_file(words: str) -> tuple[str | None, str]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The console script. Exits with 0, 1 for wrong usage, 32 for a failure."""
+    """Run the console script and exit with 0, 1 for wrong usage, or 32 for a failure."""
     argv = sys.argv[1:] if args is None else list(args)
     try:
         code = command.main(argv, _PROGRAM, standalone_mode=False) or 0

@@ -1,18 +1,18 @@
-"""What follows `-o`: the words of mount(8) and fstab(5), and every option as `name=value`."""
+"""Parse the words after `-o`: those of mount(8) and fstab(5), and any option as `name=value`."""
 
 from cachefs.config import Flag, flags, nearest
 from cachefs.errors import UsageError
 
 IGNORED = frozenset({"ro", "default_permissions", "auto_cache"})
-"""Words that say what is so anyhow."""
+"""Words for properties that every mount has."""
 
 FSTAB = frozenset(
     "rw defaults auto noauto user nouser users owner group nofail _netdev exec suid nosuid dev "
     "nodev atime noatime relatime norelatime strictatime diratime nodiratime lazytime nolazytime "
     "async sync dirsync mand nomand loud silent".split()
 )
-"""Words that mount(8) passes on whatever the file system, and that change nothing here: "rw" is
-always among them if "ro" isn't, and mounts are nosuid and nodev anyhow."""
+"""Words that mount(8) passes to every file system and that have no effect here. mount(8) passes
+"rw" whenever "ro" is missing, and mounts are always nosuid and nodev."""
 
 _FSTAB_PREFIXES = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")
 
@@ -21,7 +21,7 @@ _FUSE_NAMES = {
     "entry_timeout": "entry_ttl",
     "negative_timeout": "negative_ttl",
 }
-"""What FUSE file systems call options of ours."""
+"""FUSE names of options, mapped to the names of the cachefs options."""
 
 _REFUSED = {
     "rw": "mounts are read-only; leave it out",
@@ -34,10 +34,11 @@ _NOT_HERE = ("foreground", "read_only")
 def parse_mount_words(
     words: str, ignored: frozenset[str] = IGNORED, *, sloppy: bool = False
 ) -> dict[str, object]:
-    """Fields from "ro,allow_other,cache_dir=/ssd,attr_timeout=60". Values hold no commas.
+    """Return the fields in words such as "ro,allow_other,cache_dir=/ssd,attr_timeout=60". Values
+    can't contain commas.
 
-    `ignored` words are passed over; with those of fstab go its free forms (`x-systemd.automount`).
-    `sloppy`: unknown words are too. Raises `UsageError`.
+    Skips `ignored` words. If they include `FSTAB`, also skips fstab's free forms
+    (`x-systemd.automount`). `sloppy` skips unknown words, too. Raises `UsageError`.
     """
     known = _known()
     fields: dict[str, object] = {}
@@ -67,7 +68,7 @@ def parse_mount_words(
 
 
 def _known() -> dict[str, tuple[str, Flag]]:
-    """Field and flag by every name, with underscores."""
+    """Return field and flag by each long name of an option, with underscores."""
     found: dict[str, tuple[str, Flag]] = {}
     for field, flag in flags().items():
         if field not in _NOT_HERE:
@@ -79,7 +80,7 @@ def _known() -> dict[str, tuple[str, Flag]]:
 
 
 def _switched_off(name: str, known: dict[str, tuple[str, Flag]]) -> str | None:
-    """The switch that "no_NAME" or "noNAME" means."""
+    """Return the switch that "no_NAME" or "noNAME" turns off, if there is one."""
     if not name.startswith("no"):
         return None
     field, flag = known.get(name[2:].replace("-", "_").lstrip("_"), (None, None))

@@ -1,4 +1,4 @@
-"""The mount that a command is about."""
+"""Find the mount that a command is about."""
 
 import time
 from pathlib import Path
@@ -7,11 +7,12 @@ from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import find_entry, read_entries, served_on
 
 _LAST_BREATH_S = 0.5
-"""A daemon that is being killed closes its socket before it lets go of the mountpoint."""
+"""How long to wait for the mount's end. A killed daemon closes its socket before it releases the
+mountpoint."""
 
 
 def the_mount(mountpoint: str | None) -> Path:
-    """That on `mountpoint`, or the only one. Raises `MountError`, `UsageError`."""
+    """Return the mount on `mountpoint`, or the only one. Raises `MountError`, `UsageError`."""
     alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
     if mountpoint is not None:
         if not mountpoint or "\0" in mountpoint:
@@ -28,7 +29,8 @@ def the_mount(mountpoint: str | None) -> Path:
 
 
 def why_silent(place: Path, error: CachefsError) -> CachefsError:
-    """What to tell a user when a daemon that had answered does so no more."""
+    """Return the error to show when a daemon that answered before no longer does: "the mount has
+    ended" if that happens within `_LAST_BREATH_S`, else `error`."""
     deadline = time.monotonic() + _LAST_BREATH_S
     while (entry := find_entry(place)) is not None and entry.alive:
         if time.monotonic() > deadline:

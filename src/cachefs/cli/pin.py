@@ -1,4 +1,4 @@
-"""`cachefs pin`: keep what is cached from being evicted."""
+"""`cachefs pin` protects cached data from eviction."""
 
 import json
 import shlex
@@ -18,9 +18,9 @@ _SHOWN_PATHS = 3
 def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
     """Keep files, and all files below directories, from being evicted, until unpin.
 
-    Only what is cached now is pinned; cachefs load --pin fetches the rest. Pins hold over restarts,
-    for these versions of the files. --pin-limit of the mount says which share of a tier may be
-    pinned; if there is more to pin, nothing is.
+    The command pins only data that is cached now; cachefs load --pin fetches the rest. Pins
+    survive restarts and hold for these versions of the files. The mount's --pin-limit gives the
+    share of a tier that may be pinned; if there is more to pin, nothing is pinned.
     """
     question = Question(paths, mountpoint)
     sums = question.sums(api.CACHE_PIN)

@@ -1,4 +1,4 @@
-"""`cachefs profile`: what was slow, and what was hot, during a while."""
+"""`cachefs profile` shows which requests were slow and which paths were hot during a period."""
 
 import contextlib
 import json
@@ -43,10 +43,11 @@ _RANKS = {"requests": "MOST REQUESTS", "bytes": "MOST BYTES", "seconds": "MOST T
 def command(mountpoint: str | None, window_s: float, top: int, as_json: bool, debug: bool) -> None:
     """Watch all requests to the mount on MOUNTPOINT, or to the only one, for a while.
 
-    Then show how often each operation was asked for and how long it took, the slowest requests,
-    and the paths with most requests, bytes and time. The daemon collects for that time only.
+    Then show the number and duration of each operation, the slowest requests, and the paths with
+    most requests, bytes and time. The daemon collects data only during that time.
 
-    What the kernel answers from its caches is not seen. READs don't say which process reads.
+    Requests that the kernel answers from its caches are not included. A READ does not name the
+    process that reads.
     """
     place = the_mount(mountpoint)
     arguments: dict[str, object] = {"seconds": window_s, "top": top}
@@ -129,7 +130,7 @@ def _summary(place: str, report: dict[str, Any]) -> Iterator[str]:
 
 
 def _table(*titles: str) -> Any:
-    """Columns whose title begins with ">" are of figures."""
+    """Make a table. Columns whose title begins with ">" contain numbers, aligned right."""
     from cachefs.cli import tier_table
 
     table = tier_table.table()
@@ -164,5 +165,5 @@ def _place(row: dict[str, Any]) -> str:
 
 
 def _printable(path: str) -> str:
-    """Names may hold anything."""
+    """Escape a path that is not printable, because names may contain any character."""
     return path if path.isprintable() else path.encode("unicode_escape").decode()

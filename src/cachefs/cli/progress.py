@@ -1,4 +1,4 @@
-"""A line that counts, on a terminal."""
+"""Show a line with a running count on a terminal."""
 
 import sys
 import time
@@ -10,8 +10,8 @@ _INTERVAL_S = 0.2
 
 @contextmanager
 def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Shows how many of `total` there are so far, whenever that is told; nothing where stderr is
-    no terminal."""
+    """Yield a function that shows how many of `total` there are so far. It shows nothing if stderr
+    is no terminal."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
