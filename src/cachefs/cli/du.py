@@ -38,8 +38,8 @@ def command(
     bytes, completely cached files, all files.
 
     The mount lists directories that it has never listed; for others it uses the last listing.
-    The last line counts keys that can't be shown as files, such as a key with an empty part.
-    --json prints one object per line.
+    It also counts the keys below each PATH that can't be shown as files, such as a key with an
+    empty part. --json prints one object per line.
     """
     question = Question(paths, mountpoint)
     if not as_json:

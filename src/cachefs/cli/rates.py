@@ -1,4 +1,4 @@
-"""What a mount does per second: from two looks at its counters. Nothing is counted for this."""
+"""Compute a mount's rates per second from two samples of its existing counters."""
 
 import os
 import time
@@ -17,10 +17,10 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: the daemon's answers, and what /proc says of it (None where it may not)."""
+    """The daemon's answers at one moment, and its values in /proc (None if it is not readable)."""
 
     at_s: float
-    """Since the epoch."""
+    """Seconds since the epoch."""
     status: dict[str, Any]
     requests: dict[str, Any]
     cpu_s: float | None = None
@@ -28,13 +28,13 @@ class Sample:
 
 
 def look(place: Path, timeout_s: float = TIMEOUT_S) -> Sample:
-    """At the mount on `place` (canonical). Raises `CachefsError`."""
+    """Sample the mount on `place` (a canonical path). Raises `CachefsError`."""
     status = ask(socket_path(place), api.STATUS, None, timeout_s)
     return look_closer(place, status, timeout_s)
 
 
 def look_closer(place: Path, status: dict[str, Any], timeout_s: float = TIMEOUT_S) -> Sample:
-    """At a mount whose status is known. Raises `CachefsError`."""
+    """Sample a mount, given its `status`. Raises `CachefsError`."""
     requests = ask(socket_path(place), api.REQUESTS, None, timeout_s)
     return Sample(time.time(), status, requests, *_process(status["pid"]))
 
@@ -51,7 +51,7 @@ def _process(pid: int) -> tuple[float | None, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class TierRates:
-    """One cache directory."""
+    """The rates of one cache directory."""
 
     path: str
     medium: str
@@ -62,24 +62,25 @@ class TierRates:
 
 @dataclass(frozen=True, slots=True)
 class UserRates:
-    """`uid` None stands for all who are counted together."""
+    """The rates of one user. `uid` None is the sum of the users without counters of their own."""
 
     uid: int | None
     bytes_per_s: float
     stalled_share: float
-    """Of the time, summed over READs that wait side by side."""
+    """Waiting time per time, summed over READs that wait in parallel; may exceed 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Between two looks. Ratios, times and what is unknown are None where nothing happened."""
+    """The rates between two samples. A ratio or time is None without an event to compute it from,
+    and an unknown value is None."""
 
     at: float
     seconds: float
     reads_per_s: float
     read_bytes_per_s: float
     hit_ratio: float | None
-    """By blocks."""
+    """Hits per blocks requested."""
     read_p50_s: float | None
     read_p99_s: float | None
     lookups_per_s: float
@@ -91,23 +92,24 @@ class Rates:
     origin_errors_per_s: float
     evicted_per_s: float
     cpu_ratio: float | None
-    """1 is one CPU."""
+    """1 means one CPU."""
     rss_bytes: int | None
     tiers: list[TierRates] = field(default_factory=list)
     users: list[UserRates] = field(default_factory=list)
 
     @property
     def origin_requests_per_s(self) -> float:
-        """Of every kind."""
+        """GETs, HEADs and LISTs per second."""
         return self.origin_gets_per_s + self.origin_heads_per_s + self.origin_lists_per_s
 
     def of_medium(self, medium: str) -> float:
-        """Bytes per second from all tiers of it."""
+        """Return the bytes per second from all tiers of `medium`."""
         return sum(tier.bytes_per_s for tier in self.tiers if tier.medium == medium)
 
 
 def difference(before: Sample, after: Sample) -> Rates:
-    """What happened between; with a new daemon in the meantime, since that was started."""
+    """Return the rates between two samples. If a new daemon has started in between, the rates
+    count from its start."""
     was, is_ = before.status, after.status
     if was["pid"] != is_["pid"] or was["started_at"] != is_["started_at"]:
         before = Sample(is_["started_at"], {}, {}, 0.0)
@@ -147,8 +149,9 @@ def difference(before: Sample, after: Sample) -> Rates:
 
 
 def quantile(bounds_s: Sequence[float], cumulated: Sequence[int], share: float) -> float | None:
-    """The time that `share` of the requests stayed below, as near as the buckets tell (as
-    Prometheus does it); None for no requests. `cumulated` has one more than `bounds_s`."""
+    """Return the time in seconds that `share` of the requests did not exceed, interpolated within
+    the bucket as in Prometheus; None without requests. `cumulated` has one element more than
+    `bounds_s`."""
     wanted = cumulated[-1] * share
     if not wanted:
         return None
@@ -160,13 +163,14 @@ def quantile(bounds_s: Sequence[float], cumulated: Sequence[int], share: float) 
 
 
 def _less(after: Mapping[str, Any], before: Mapping[str, Any], name: str) -> float:
-    """Counters never go back; but a tier that was removed and added again begins anew."""
+    """Return the increase of a counter. Counters never decrease, except that those of a tier which
+    was removed and added again restart at 0."""
     lasting: float = after[name] - before.get(name, 0)
     return lasting if lasting >= 0 else after[name]
 
 
 def _cumulated(before: Mapping[str, Any], after: Mapping[str, Any], operation: str) -> list[int]:
-    """How many requests took no longer than each bound, and how many there were."""
+    """Return the number of requests that took no longer than each bound, then their total."""
     sums = [0] * (len(after["bounds_s"]) + 1)
     for sign, requests in ((1, after), (-1, before)):
         for found in requests.get("requests", ()):
@@ -192,7 +196,7 @@ def _tier_rates(
 def _user_rates(
     before: Mapping[str, Any], after: Mapping[str, Any], seconds: float
 ) -> list[UserRates]:
-    """Those who read most first."""
+    """Return the rates of all users, the highest read rate first."""
     known = {user["uid"]: user for user in before.get("users", ())}
     rates = []
     for user in after["users"]:

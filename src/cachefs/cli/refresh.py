@@ -1,4 +1,4 @@
-"""`cachefs refresh`: ask the origin now whether files have changed."""
+"""`cachefs refresh` asks the origin now whether files have changed."""
 
 import json
 import sys
@@ -16,11 +16,11 @@ from cachefs.units import format_bytes
 def command(
     paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool, debug: bool
 ) -> None:
-    """Ask the origin now about files, and about all that is known below directories.
+    """Ask the origin now about files, and about all known names below directories.
 
-    What is new there is seen at once, without waiting for a TTL to end; what is gone, or was
-    replaced, is dropped from the cache, pinned or not. Unchanged files keep what is cached of them.
-    Directories that nobody has looked into are not listed.
+    Changes become visible at once, without waiting for a TTL to end. The cache drops the data of
+    files that are gone or replaced, pinned or not. Unchanged files keep their cached data. The
+    command does not list directories that were never listed.
     """
     question = Question(paths, mountpoint)
     sums = question.sums(api.CACHE_REFRESH, wait=wait)

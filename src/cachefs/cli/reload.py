@@ -1,4 +1,4 @@
-"""`cachefs reload`: what a mount's configuration file says now."""
+"""`cachefs reload` applies the present content of a mount's configuration file."""
 
 import json
 import os
@@ -25,9 +25,9 @@ _TIMEOUT_S = 10.0
 def command(mountpoint: str | None, debug: bool) -> None:
     """Read the configuration file again that MOUNTPOINT (default: the only one) was mounted with.
 
-    What can be changed while mounted is changed, also what cachefs set has changed since; for the
-    rest it is said that a new mount is needed. What stood on the command line of the mount still
-    wins over the file.
+    The command changes each option that can change while mounted, even if cachefs set has changed
+    it since. For the other options it prints that a new mount is needed. Options on the command
+    line of the mount still win over the file.
     """
     place = the_mount(mountpoint)
     entry = find_entry(place)
@@ -49,7 +49,7 @@ def command(mountpoint: str | None, debug: bool) -> None:
 
 
 def _wanted(config: MountConfig, now: dict[str, Any]) -> dict[str, Any]:
-    """What is to be changed while mounted."""
+    """Return the options that must change while mounted."""
     wanted: dict[str, Any] = {}
     for name in LIVE:
         value = getattr(config, name)
@@ -69,7 +69,7 @@ def _number(value: Any) -> Any:
 
 
 def _fixed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """A line for each option that was changed and can't be while mounted."""
+    """Return a line for each option that differs but can't change while mounted."""
     lines = []
     for name in sorted({*before, *after} - set(LIVE)):
         if before.get(name) != after.get(name):

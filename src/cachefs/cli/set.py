@@ -1,4 +1,4 @@
-"""`cachefs set`: options and the access log of a running mount."""
+"""`cachefs set` changes options and the access log of a running mount."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ from cachefs.units import format_bytes, format_duration
 _TIMEOUT_S = 10.0
 _KEEP = " until the mount ends; to keep it so, change the mount's options too"
 _HERE_ONLY = {"access_log"}
-"""What is no option of `cachefs mount`."""
+"""Settings that are not options of `cachefs mount`."""
 _SWITCHES = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
 
@@ -42,7 +42,7 @@ def _help() -> str:
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
-    """See `_help`."""
+    """Run the command; `_help` returns its help text."""
     arguments = parse_settings(settings)
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
@@ -54,7 +54,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
 
 
 def change(place: Path, arguments: dict[str, Any], keep: str) -> None:
-    """Have the daemon change what is given, and print it. Raises `CachefsError`."""
+    """Let the daemon apply `arguments`, and print the changes. Raises `CachefsError`."""
     plain = {
         name: "indefinite" if value == math.inf else value for name, value in arguments.items()
     }
@@ -67,7 +67,10 @@ def change(place: Path, arguments: dict[str, Any], keep: str) -> None:
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
-    """From "name=value" to what the daemon is asked for, checked. Raises `UsageError`."""
+    """Parse and check "name=value" settings. Return the arguments of the request to the daemon.
+
+    Raises `UsageError`.
+    """
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -105,7 +108,7 @@ def _describe(
 
 
 def shown(field: str, value: Any) -> str:
-    """A value of an option as one would write it."""
+    """Return a value of an option as a user would write it."""
     flag = flags().get(field)
     if field == "download_limit":
         return _rate(value)

@@ -1,4 +1,4 @@
-"""`cachefs stats`: a line per interval of what a mount does."""
+"""`cachefs stats` prints the activity of a mount, one line per interval."""
 
 import json
 import math
@@ -71,23 +71,23 @@ _COLUMNS = (
 def command(
     mountpoint: str | None, interval_s: float, count: int | None, as_json: bool, debug: bool
 ) -> int:
-    """Print a line each second of what the mount on MOUNTPOINT, or the only one, does.
+    """Print each second a line about the activity of the mount on MOUNTPOINT, or of the only one.
 
     \b
       READ B/s           reads of the kernel, and bytes given to readers, per second
       MEM SSD HDD ORIG   bytes per second from the tiers and from the origin
-      HIT                blocks that readers found in the cache
-      P50 P99            what half and 99 % of the reads took at most, about
+      HIT                share of blocks that readers found in the cache
+      P50 P99            approximate median and 99th percentile of read times
       LOOK               look-ups of names per second
       REQ ERR            requests to the origin, and those that failed, per second
       EVIC               blocks evicted per second
-      CPU RSS            of the daemon; 100% is one CPU
+      CPU RSS            CPU and memory of the daemon; 100% is one CPU
 
-    What the kernel answers from its page cache is not seen. Terminals of 110 columns also show the
-    time, requests that wait now, and the requests to the origin by kind. k and M are powers of
-    1000 for counts, K, M and G powers of 1024 for bytes.
+    Reads that the kernel answers from its page cache are not included. Terminals of 110 columns
+    also show the time, requests that wait now, and the requests to the origin by kind. k and M are
+    powers of 1000 for counts; K, M and G are powers of 1024 for bytes.
 
-    Exit code 1 if the mount ends meanwhile.
+    The exit code is 1 if the mount ends meanwhile.
     """
     place = the_mount(mountpoint)
     try:
@@ -97,7 +97,7 @@ def command(
             if number == count:
                 break
     except KeyboardInterrupt:
-        return 130  # that is how it is meant to end: nothing needs to be said
+        return 130  # Ctrl-C is the normal end, so print no message
     return 0
 
 
@@ -106,7 +106,7 @@ def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
     due = time.monotonic()
     while True:
         due += interval_s
-        if due < time.monotonic():  # it took so long to answer: no line for a moment
+        if due < time.monotonic():  # the answer took longer than an interval: skip lines
             due = time.monotonic() + interval_s
         time.sleep(max(0.0, due - time.monotonic()))
         try:
@@ -123,7 +123,7 @@ def _json_lines(place: Path, interval_s: float) -> Iterator[str]:
 
 
 def _lines(place: Path, interval_s: float) -> Iterator[str]:
-    """With a header on top of each screenful; of what goes elsewhere, only on top."""
+    """Yield the lines, with a header per screen; only one header if stdout is no terminal."""
     shown: list[_Column] = []
     room = 0.0
     for rates in _rates(place, interval_s):
@@ -137,7 +137,7 @@ def _lines(place: Path, interval_s: float) -> Iterator[str]:
 
 
 def _layout(rates: Rates) -> tuple[list[_Column], float]:
-    """What to show, and how many lines of it fit."""
+    """Return the columns to show, and how many lines of them fit on the screen."""
     width = height = math.inf
     if sys.stdout.isatty():
         width, height = os.get_terminal_size(sys.stdout.fileno())

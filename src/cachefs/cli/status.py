@@ -1,4 +1,4 @@
-"""`cachefs status`: every mount of this machine, and how its cache does."""
+"""`cachefs status` shows every mount of this machine, and the state of its cache."""
 
 import json
 import time
@@ -35,7 +35,7 @@ _LONG = ("MOUNTPOINT", "SOURCE", "STATE")
 _TITLES = (*_LONG, "PID", "UP", "CACHED", "HITS", "MISSES", "HIT RATIO", "GET/HEAD/LIST")
 _ESSENTIAL = (*_LONG, "UP", "CACHED", "HIT RATIO")
 _WIDE_COLUMNS = 110
-"""What a terminal must have to show all columns."""
+"""The width of a terminal that shows all columns of the table."""
 
 
 @click.command("status")
@@ -43,11 +43,11 @@ _WIDE_COLUMNS = 110
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per mount.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
-    """Show all mounts, or that on MOUNTPOINT: source, cache, hits, requests to the origin.
+    """Show all mounts, or the mount on MOUNTPOINT: source, cache, hits, requests to the origin.
 
-    With MOUNTPOINT also its cache tiers. Counters begin when the mount does.
+    With MOUNTPOINT, also show its cache tiers. Counters begin at the start of the mount.
 
-    Exit code 1 if MOUNTPOINT is given and isn't served.
+    The exit code is 1 if MOUNTPOINT is given and isn't served.
     """
     rows = collect()
     if mountpoint is not None:
@@ -67,8 +67,9 @@ def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
 
 
 def collect() -> list[dict[str, Any]]:
-    """One object per mount: `state`, and the daemon's report (`control.report`) if it gave one,
-    else `mountpoint`, `source`, `pid`, `supervisor_pid` as far as they are known, and `problem`."""
+    """Return one object per mount: `state` and the daemon's report (`control.report`). Without a
+    report, it has `mountpoint`, `source`, `pid` and `supervisor_pid` as far as they are known, and
+    `problem`."""
     entries = {entry.mountpoint: entry for entry in read_entries()}
     mounts = {}
     for mount in cachefs_mounts():
@@ -115,7 +116,7 @@ def _row(
 
 
 def _print_all(rows: list[dict[str, Any]]) -> None:
-    """A table of all mounts; in a narrow terminal with fewer columns."""
+    """Print a table of all mounts, with fewer columns in a narrow terminal."""
     from cachefs.cli import tier_table
 
     console = tier_table.console()
@@ -137,7 +138,7 @@ def _print_all(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_one(row: dict[str, Any]) -> None:
-    """All that the table has, one line for each, and the tiers."""
+    """Print all columns of the table, one per line, and the tiers."""
     from cachefs.cli import tier_table
 
     console = tier_table.console()
@@ -163,7 +164,7 @@ def _print_one(row: dict[str, Any]) -> None:
 
 
 def _data_path(row: dict[str, Any]) -> str:
-    """Who answers the kernel, why, and how often the daemon was replaced."""
+    """Return which process answers the kernel, why, and how often the daemon was replaced."""
     path = row["data_path"]
     text = str(path["name"])
     if path["reason"]:
@@ -177,7 +178,7 @@ def _data_path(row: dict[str, Any]) -> str:
 
 
 def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """How requests to the origin fare, and what they are limited to."""
+    """Return lines about the requests to the origin: their failures and their limits."""
     health, limits = row["origin_health"], row["limits"]
     most = limits["max_downloads"]
     held = f", held at {health['limit']} by its answers" if health["limit"] < most else ""

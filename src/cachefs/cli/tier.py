@@ -1,4 +1,4 @@
-"""`cachefs tier`: look at and change the cache tiers of a running mount."""
+"""`cachefs tier` shows and changes the cache tiers of a running mount."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +15,13 @@ from cachefs.types import Medium
 from cachefs.units import format_bytes, parse_ratio, parse_size
 
 CHANGE_TIMEOUT_S = 120.0
-"""A slow disk may have to write what is pending first."""
+"""The limit for a change: a slow disk may have to finish pending writes first."""
 
 _KEEP = "until the mount ends; to keep it so, change the mount's options or [[tier]] too"
 
 
 def _parsed(parse: Callable[[str], float]) -> Callable[..., float | None]:
-    """For click: text with a unit, as `units` reads it."""
+    """Make a click callback from a parser in `units` for text with a unit."""
 
     def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
         try:
@@ -40,8 +40,8 @@ _debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors."
 def command() -> None:
     """Show or change the cache tiers of a running mount.
 
-    A tier is a directory with a medium and a quota. Changes last until the mount ends; what is
-    mounted next time is decided by options and [[tier]] tables (cachefs mount --help).
+    A tier is a directory with a medium and a quota. Changes last until the mount ends; the next
+    mount takes its tiers from the options and [[tier]] tables (cachefs mount --help).
     """
 
 
@@ -49,7 +49,7 @@ def command() -> None:
 @click.argument("mountpoint")
 @_debug
 def list_tiers(mountpoint: str, debug: bool) -> None:
-    """Show the tiers of MOUNTPOINT: quota, health, and what they did since the mount began."""
+    """Show the tiers of MOUNTPOINT: quota, health, and activity since the mount began."""
     report = _ask(mountpoint, api.STATUS, {}, TIMEOUT_S)
     from cachefs.cli import tier_table
 
@@ -62,8 +62,8 @@ def list_tiers(mountpoint: str, debug: bool) -> None:
 @click.argument("size", callback=_size)
 @_debug
 def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
-    """Give the tier at PATH a quota of SIZE, such as 50GiB. What is over it goes in the
-    background, to a slower tier if there is one."""
+    """Give the tier at PATH a quota of SIZE, such as 50GiB. The daemon evicts data over the quota
+    in the background, to a slower tier if there is one."""
     reply = _ask(mountpoint, api.TIER_RESIZE, {"path": _absolute(path), "quota_bytes": size})
     before, after = (format_bytes(reply[when]["quota_bytes"]) for when in ("before", "after"))
     click.echo(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")
@@ -112,7 +112,7 @@ def add(
 @click.argument("path")
 @_debug
 def remove(mountpoint: str, path: str, debug: bool) -> None:
-    """Take the tier at PATH out of the cache. Its directory is left there."""
+    """Take the tier at PATH out of the cache. Its directory stays on the disk."""
     before = _ask(mountpoint, api.TIER_REMOVE, {"path": _absolute(path)})["before"]
     click.echo(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
 
@@ -123,7 +123,7 @@ def _ask(
     arguments: dict[str, object],
     timeout_s: float = CHANGE_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """The daemon's answer. Raises `CachefsError`."""
+    """Send a request to the daemon and return its answer. Raises `CachefsError`."""
     if not mountpoint or "\0" in mountpoint:
         raise UsageError("the mountpoint is empty; name a directory")
     place = served_on(Path(mountpoint))
@@ -137,7 +137,7 @@ def _ask(
 
 
 def _absolute(path: str) -> str:
-    """As the daemon knows it, whose working directory is another."""
+    """Return an absolute path, because the daemon has another working directory."""
     from cachefs.config import absolute_path
 
     try:

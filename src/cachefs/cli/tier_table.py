@@ -1,6 +1,6 @@
-"""Tiers as a user reads them: `cachefs status MOUNTPOINT` and `cachefs tier list` show the same.
+"""Print tiers, in the same way for `cachefs status MOUNTPOINT` and `cachefs tier list`.
 
-Two tables, so that both fit 80 columns beside a path of usual length.
+There are two tables, so that each fits 80 columns with a path of usual length.
 """
 
 import sys
@@ -26,18 +26,18 @@ _COUNTERS = ("hits", "evicted", "demoted", "promoted", "rejected", "verified")
 
 
 def console() -> Console:
-    """As wide as the terminal; wide enough for everything if the output goes elsewhere."""
+    """Make a console of the terminal's width, or of `_PIPE_COLUMNS` if stdout is no terminal."""
     wide = None if sys.stdout.isatty() else _PIPE_COLUMNS
     return Console(width=wide, markup=False, highlight=False, emoji=False)
 
 
 def table() -> Table:
-    """Without lines, as the output of other commands."""
+    """Make a table without borders, like the output of the other commands."""
     return Table(box=None, pad_edge=False, header_style="bold")
 
 
 def print_tiers(out: Console, report: dict[str, Any]) -> None:
-    """The tiers of one mount's `control.report.StatusReport`."""
+    """Print the tiers of one mount's `control.report.StatusReport`."""
     tiers: list[dict[str, Any]] = report["tiers"]
     labels = short_names(tiers)
     out.print(_places(tiers, labels))
@@ -55,7 +55,7 @@ def print_tiers(out: Console, report: dict[str, Any]) -> None:
 
 
 def notices(report: dict[str, Any]) -> list[str]:
-    """A line for whatever a user should know of, none if all is well."""
+    """Return a line for each problem; an empty list if there is none."""
     lines = []
     health = report["origin_health"]
     if health["down_since"] is not None:
@@ -75,7 +75,7 @@ def notices(report: dict[str, Any]) -> list[str]:
 
 
 def short_names(tiers: list[dict[str, Any]]) -> list[str]:
-    """Short names: the medium, with a number where there are several."""
+    """Return a short name for each tier: the medium, with a number if several tiers have it."""
     total = Counter(tier["medium"] for tier in tiers)
     seen: Counter[str] = Counter()
     labels = []
@@ -123,7 +123,7 @@ def _percent(tier: dict[str, Any], name: str) -> str:
 
 
 def _count(number: int) -> str:
-    """At most five characters up to a quadrillion; exact below 100,000."""
+    """Return at most five characters for numbers up to a quadrillion; exact below 100,000."""
     if number < 100_000:
         return str(number)
     value, power = number / 1000, 0

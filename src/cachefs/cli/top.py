@@ -1,4 +1,4 @@
-"""`cachefs top`: what the mounts do, live in the terminal."""
+"""`cachefs top` shows the activity of the mounts, live in the terminal."""
 
 import contextlib
 import os
@@ -47,14 +47,15 @@ _SMALLEST = 20, 4
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
-    """Show what the mount on MOUNTPOINT, or all mounts, do: until q or Ctrl-C.
+    """Show the activity of the mount on MOUNTPOINT, or of all mounts, until q or Ctrl-C.
 
-    Reads and how long they take, where the bytes come from and how that changed lately, how full
-    the tiers are, load jobs, and who reads most. Figures are per second.
+    The screen shows reads and how long they take, where the bytes come from and the recent
+    history of that, how full the tiers are, load jobs, and which users read most. Figures are per
+    second.
 
-    For a line per interval, and where there is no terminal: cachefs stats.
+    cachefs stats prints a line per interval, also without a terminal.
     """
-    for name in ("COLUMNS", "LINES"):  # they would be believed when the window has changed
+    for name in ("COLUMNS", "LINES"):  # rich would use them even after the window has changed
         os.environ.pop(name, None)
     console = Console(markup=False, highlight=False, emoji=False)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
@@ -69,7 +70,8 @@ def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
 
 
 def _show(console: Console, watch: "_Watch", keys: "_Keys") -> None:
-    """Draw whenever there is something new, until somebody wants no more."""
+    """Draw on each new sample or key, until the user quits. Raises the failure of the watch
+    thread."""
     glyphs = top_view.ASCII if console.options.ascii_only else top_view.UNICODE
     chosen = ""
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
@@ -97,7 +99,7 @@ def _lines(
 
 
 class _Watch:
-    """Looks at the mounts; what it has seen last stands in `views`."""
+    """Samples the mounts. `views` has the latest state, `failure` the error that ended sampling."""
 
     def __init__(self, place: str | None) -> None:
         self._place = place
@@ -105,7 +107,7 @@ class _Watch:
         self.failure: Exception | None = None
 
     def look(self) -> None:
-        """May take some seconds where a mount doesn't answer."""
+        """Sample all mounts. May take some seconds if a mount doesn't answer."""
         known = {view.place: view for view in self.views}
         rows = [row for row in collect() if self._place in (None, row["mountpoint"])]
         if self._place is not None and not rows and known:
@@ -156,12 +158,12 @@ def _job_rates(
 
 @contextlib.contextmanager
 def _looking(watch: _Watch, interval_s: float, keys: "_Keys") -> Iterator[None]:
-    """Looks in a thread: a mount that doesn't answer must not keep the keys from working."""
+    """Sample in a thread, so that a mount that doesn't answer does not block the keys."""
     stopped = threading.Event()
 
     def run() -> None:
         due = time.monotonic()
-        # The second look soon, as there are no rates before.
+        # Take the second sample soon, because rates need two samples.
         pause_s = min(0.3, interval_s)
         while not stopped.wait(max(0.0, due + pause_s - time.monotonic())):
             due, pause_s = time.monotonic(), interval_s
@@ -180,7 +182,7 @@ def _looking(watch: _Watch, interval_s: float, keys: "_Keys") -> Iterator[None]:
 
 
 class _Keys:
-    """What is typed, and whatever else is a reason to draw anew."""
+    """The user's keys and the other reasons to draw again."""
 
     def __init__(self, keyboard: int | None) -> None:
         self._keyboard = keyboard
@@ -188,16 +190,16 @@ class _Keys:
 
     @property
     def bell(self) -> int:
-        """A descriptor: `wait` returns when something is written to it."""
+        """The descriptor that makes `wait` return when a byte is written to it."""
         return self._bell
 
     def wake(self) -> None:
-        """Let `wait` return. From any thread."""
+        """Let `wait` return. Any thread may call this."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._bell, b"!")
 
     def wait(self) -> str:
-        """For news or keys; the keys, if any."""
+        """Wait for a wake-up or keys. Return the keys, if any."""
         sources = [self._news] if self._keyboard is None else [self._news, self._keyboard]
         ready, _, _ = select.select(sources, [], [])
         if self._news in ready:
@@ -206,13 +208,13 @@ class _Keys:
         if self._keyboard not in ready:
             return ""
         typed = os.read(self._keyboard or 0, 64)
-        # The terminal has gone.
+        # End of file: the terminal is closed.
         return typed.decode("ascii", "replace") if typed else _QUIT
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Keys come one by one and unseen; the terminal is as it was in the end, however that comes."""
+    """Read keys one by one and without echo. Restores the terminal however the context ends."""
     keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
     keys = _Keys(keyboard)
     before = None if keyboard is None else termios.tcgetattr(keyboard)
@@ -232,7 +234,7 @@ def _keys() -> Iterator[_Keys]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         if keyboard is not None and before is not None:
-            with contextlib.suppress(termios.error):  # a terminal that has gone
+            with contextlib.suppress(termios.error):  # the terminal is closed
                 termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
 
 
@@ -241,7 +243,7 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _forbid_suspending(keyboard: int) -> None:
-    """Ctrl-Z would leave the terminal as it is now to the shell."""
+    """Disable Ctrl-Z, which would give the terminal to the shell in its changed state."""
     mode = termios.tcgetattr(keyboard)
     mode[6][termios.VSUSP] = b"\0"
     termios.tcsetattr(keyboard, termios.TCSANOW, mode)

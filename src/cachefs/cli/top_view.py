@@ -1,4 +1,4 @@
-"""What `cachefs top` shows: from what was seen of the mounts to the lines of a screen."""
+"""Make the lines of the screen of `cachefs top` from the samples of the mounts."""
 
 import time
 from collections import deque
@@ -24,7 +24,7 @@ _STATES = {SERVING: "bold green"}
 
 
 class Glyphs(NamedTuple):
-    """What bars and curves are made of."""
+    """The characters of bars and curves."""
 
     levels: str
     full: str
@@ -37,17 +37,17 @@ ASCII = Glyphs("_.:-=+*#", "#", ".")
 
 @dataclass(slots=True)
 class MountView:
-    """What is known of one mount. `row` is as `status.collect` has it; `rates` are None until there
-    were two looks, and when the mount isn't serving."""
+    """The state of one mount. `row` comes from `status.collect`. `rates` is None before the second
+    sample and when the mount isn't serving."""
 
     row: dict[str, Any]
     sample: Sample | None = None
     rates: Rates | None = None
     jobs: list[dict[str, Any]] = field(default_factory=list)
     job_rates: dict[str, float] = field(default_factory=dict)
-    """Bytes per second of those that are at work, by id."""
+    """Bytes per second of the running jobs, by id."""
     history: dict[str, deque[float]] = field(default_factory=dict)
-    """Bytes per second, the newest last, by path of a tier and for `ORIGIN`."""
+    """Bytes per second, the newest last, by tier path and for `ORIGIN`."""
 
     @property
     def place(self) -> str:
@@ -63,7 +63,8 @@ class MountView:
 
 
 class Section(NamedTuple):
-    """Lines that belong together. `at_least` of them are shown before others get more."""
+    """Lines that belong together. Each section shows `at_least` lines before another section gets
+    more."""
 
     lines: list[Text]
     at_least: int
@@ -72,7 +73,8 @@ class Section(NamedTuple):
 def screen(
     views: Sequence[MountView], chosen: int, width: int, height: int, glyphs: Glyphs = UNICODE
 ) -> list[Text]:
-    """The lines of a terminal of that size: all mounts if there are several, and one closely."""
+    """Return the lines of a terminal of that size: a list of the mounts if there are several, and
+    details of the chosen one."""
     head = [_title(width)]
     sections = []
     if len(views) > 1:
@@ -92,8 +94,8 @@ def screen(
 
 
 def fit(sections: Sequence[Section], height: int) -> list[Text]:
-    """As many lines as there is room for, the first sections first; empty lines between them if
-    nothing is lost by that."""
+    """Return as many lines as fit into `height`; earlier sections have priority. Empty lines
+    separate the sections if all lines fit with them."""
     counts, room = [], height
     for section in sections:
         counts.append(max(0, min(section.at_least, len(section.lines), room)))
@@ -117,7 +119,8 @@ def _title(width: int) -> Text:
 
 
 def _mounts(views: Sequence[MountView], chosen: int, most: int, width: int) -> list[Text]:
-    """A line for each; if there are more than `most`, for those around the chosen one."""
+    """Return a line for each mount; if there are more than `most`, for those around the chosen
+    one."""
     lines = [_heading(f"  READ  B/s ORIG  HIT  {'STATE':<14} MOUNTPOINT")]
     first = max(0, min(chosen - most // 2, len(views) - most))
     for number, view in enumerate(views[first : first + most], first):
@@ -163,7 +166,7 @@ def _state(view: MountView) -> str:
 
 
 def _head(view: MountView, width: int) -> list[Text]:
-    """What it is, and what is wrong with it."""
+    """Return the lines that identify the mount and name its problems."""
     row, state = view.row, _state(view)
     text = Text(tail(plain(view.place), width // 2), style="bold")
     text.append("  ")
@@ -203,7 +206,7 @@ def _figures(rates: Rates, width: int) -> list[Text]:
 
 
 def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:
-    """The same places each time, so that nothing jumps."""
+    """Put the pairs in the same columns each time, so that nothing moves on the screen."""
     text = Text()
     for title, value in pairs:
         if title:
@@ -221,7 +224,7 @@ def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:
 
 
 def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[Text]:
-    """The tiers, and the origin."""
+    """Return a line for each tier and for the origin."""
     bar_width = 6 if width < _NARROW_COLUMNS else 12
     rest = width - len("origin  B/s REQ/s  ") - len("  ") - bar_width - len(" 100% of 1023.9 GiB")
     paths = 0
@@ -257,7 +260,7 @@ def _source(label: str, bytes_per_s: float, per_s: float, curve: str) -> Text:
 
 
 def _curve(view: MountView, name: str, width: int, glyphs: Glyphs) -> str:
-    """The newest on the right; each has a scale of its own."""
+    """Draw the history of `name`, the newest on the right, scaled to its own maximum."""
     values = list(view.history.get(name, ()))[-width:] if width else []
     top = max(values, default=0.0)
     most = len(glyphs.levels) - 1
@@ -266,7 +269,7 @@ def _curve(view: MountView, name: str, width: int, glyphs: Glyphs) -> str:
 
 
 def bar(share: float, width: int, glyphs: Glyphs) -> str:
-    """Not full before all of it is."""
+    """Draw a bar. It is completely filled only at a share of 1."""
     full = min(width, int(max(0.0, share) * width))
     return glyphs.full * full + glyphs.empty * (width - full)
 
@@ -294,7 +297,7 @@ def _origin(row: dict[str, Any]) -> Text:
 
 
 def _jobs(view: MountView, width: int, glyphs: Glyphs) -> list[Text]:
-    """Those at work, and the one that has ended last; none if there never was one."""
+    """Return lines about the running jobs and the last ended one; an empty list without jobs."""
     ended = [job for job in view.jobs if job["state"] in _FINAL]
     ended.sort(key=lambda job: job["ended_at"] or job["created_at"])
     jobs = [job for job in view.jobs if job["state"] not in _FINAL]
@@ -336,7 +339,7 @@ def _job(job: dict[str, Any], bytes_per_s: float | None, bar_width: int, glyphs:
 
 
 def _done(job: dict[str, Any]) -> float | None:
-    """How far it has come; None while nobody knows."""
+    """Return the completed share of the job, or None while it is unknown."""
     progress, state = job["progress"], job["state"]
     if state in ("done", "verifying"):
         return 1.0
@@ -347,7 +350,7 @@ def _done(job: dict[str, Any]) -> float | None:
 
 
 def _users(view: MountView, sample: Sample, rates: Rates) -> list[Text]:
-    """Those who read most now, then those who have read most."""
+    """Return a line for each user, sorted by current read rate, then by bytes read in total."""
     totals = {user["uid"]: user for user in sample.requests["users"]}
     users = sorted(
         rates.users,
@@ -377,10 +380,11 @@ def _heading(text: str) -> Text:
 
 
 def plain(text: str) -> str:
-    """Nothing that a terminal would take for a command."""
+    """Replace every character that a terminal might interpret as a command by "?"."""
     return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
 def tail(text: str, width: int) -> str:
-    """The end of it, which tells more than its beginning, if there is no room for all."""
+    """Return the end of `text` if `width` has no room for all of it; the end says more than the
+    beginning."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]

@@ -1,4 +1,4 @@
-"""`cachefs umount`: take a mount away and wait for its daemon."""
+"""`cachefs umount` removes a mount and waits for the end of its daemon."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ EXIT_TIMEOUT_S = 30.0
 LAZY_TIMEOUT_S = 1.0
 KILL_AFTER_S = 2.5
 BUSY_RETRY_S = 1.0
-"""Something may look at a mount for a moment, such as an indexer; only then is it busy."""
+"""How long to retry a busy mount, which a process such as an indexer may use for a moment."""
 
 
 @click.command("umount")
@@ -105,7 +105,8 @@ def _remove_stale(place: Path) -> None:
 
 
 def _open_daemon(entry: RuntimeEntry | None) -> int | None:
-    """A pidfd of the daemon, so that a reused process id can't be mistaken for it."""
+    """Return a pidfd of the daemon, so that a reused process id can't be mistaken for it; None if
+    the daemon has ended."""
     if entry is None or not entry.alive:
         return None
     try:
@@ -148,7 +149,8 @@ def _explained(error: OSError, place: Path) -> CachefsError:
 
 
 def _await_users(daemon: int, entry: RuntimeEntry, *, lazy: bool) -> None:
-    """It was mounted and is not any more: it ends by itself. Raises `MountError`."""
+    """Wait for the daemon of a place that is already unmounted. It ends by itself after its last
+    user. Raises `MountError`."""
     if _exits_within(daemon, LAZY_TIMEOUT_S if lazy else KILL_AFTER_S):
         return
     said = (

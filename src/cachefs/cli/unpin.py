@@ -1,4 +1,4 @@
-"""`cachefs unpin`: let what was pinned be evicted again."""
+"""`cachefs unpin` makes pinned data evictable again."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from cachefs.units import format_bytes
 @click.command("unpin")
 @path_options
 def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
-    """Let files, and all files below directories, be evicted like all others again."""
+    """Let the cache evict files, and all files below directories, like all others again."""
     question = Question(paths, mountpoint)
     sums = question.sums(api.CACHE_UNPIN)
     if as_json:

@@ -1,4 +1,4 @@
-"""`cachefs upgrade`: another daemon for a mount that stays."""
+"""`cachefs upgrade` replaces the daemon of a mount; the mount stays."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from cachefs.mounts import find_entry, socket_path
 _TIMEOUT_S = 120.0
 _LOOK_S = 0.1
 _BETWEEN_TWO_S = 15.0
-"""For the next daemon to come up, where one has just died."""
+"""The limit for the start of the next daemon after one has just died."""
 
 
 @click.command("upgrade")
@@ -35,12 +35,12 @@ _BETWEEN_TWO_S = 15.0
 def command(mountpoint: str | None, config_file: str | None, debug: bool) -> None:
     """Let the installed version of cachefs serve MOUNTPOINT (default: the only one).
 
-    The mount stays: files stay open, cached data are read on, other reads wait for some tenths of
-    a second. A new daemon is started with the options of the old one, and takes over once its code
-    is loaded; if it can't, the old one goes on. The new daemon
-    takes load jobs up again from their beginning; what they have loaded is not fetched twice.
+    The mount stays: files stay open, reads of cached data continue, and other reads wait for some
+    tenths of a second. The supervisor starts a new daemon with the options of the old one. The new
+    daemon takes over once its code is loaded; if it can't, the old one continues. The new daemon
+    starts load jobs again from their beginning, but fetches nothing twice.
 
-    Only for mounts on the relay's data path (cachefs status MOUNTPOINT tells).
+    This works only for mounts on the relay's data path (see cachefs status MOUNTPOINT).
     """
     if mountpoint is None and config_file is not None:
         from cachefs.config import mountpoint_in
@@ -56,7 +56,10 @@ def command(mountpoint: str | None, config_file: str | None, debug: bool) -> Non
 
 
 def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
-    """The status of the daemon that is to be replaced; its supervisor has been told."""
+    """Send the supervisor SIGHUP and return the status of the daemon that it will replace.
+
+    Raises `MountError`.
+    """
     status = ask(socket_path(place), timeout_s=_BETWEEN_TWO_S)
     supervisor_pid = status.get("supervisor_pid")
     if supervisor_pid is None:
@@ -70,7 +73,8 @@ def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
     except OSError as error:
         raise MountError(f"{place}: the mount has ended") from error
     try:
-        # Now that its number can't become another process's, is it still the supervisor?
+        # The pidfd prevents a reuse of the process id from now on, so check that it still is the
+        # supervisor.
         entry = find_entry(place)
         if entry is None or not entry.alive or entry.pid != supervisor_pid:
             raise MountError(f"{place}: the mount has ended")
@@ -81,7 +85,7 @@ def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
 
 
 def _await_another(place: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """The status of the next daemon. Raises `MountError`."""
+    """Wait for the next daemon and return its status. Raises `MountError`."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -106,7 +110,7 @@ def _await_another(place: Path, before: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """Shown on a terminal."""
+    """Show `text` while waiting, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
