@@ -1,8 +1,8 @@
-"""The one exception tree.
+"""The only exception tree.
 
-Every error that cachefs raises on purpose is a `CachefsError`. Its text is one line fit for a
-user: what failed, why, and what to do. `fuse/errno_map.py` turns the tree into errno values and
-`cli/` prints it; nothing else translates errors. Messages never contain credentials.
+Every error that cachefs raises on purpose is a `CachefsError`. Its text is one line for the user:
+what failed, why, and what to do. `fuse/errno_map.py` maps the tree to errno values and `cli/`
+prints it; no other module translates errors. Messages never contain credentials.
 """
 
 
@@ -19,7 +19,7 @@ class MountError(CachefsError):
 
 
 class RelayUnusableError(MountError):
-    """A mount can't be served through the relay. The text is the reason alone."""
+    """The relay can't serve a mount. The text is only the reason."""
 
 
 class CacheDirError(CachefsError):
@@ -35,7 +35,7 @@ class NotFoundError(OriginError):
 
 
 def reason_of(error: OSError) -> str:
-    """For a user: what the system said, and of which file."""
+    """Return the system's error text for a user, with the file if there is one."""
     said = error.strerror or str(error)
     return f"{error.filename}: {said}" if error.filename is not None else said
 
@@ -45,11 +45,11 @@ class NotADirError(OriginError):
 
 
 class AccessDeniedError(OriginError):
-    """The origin refused the credentials, or these may not do this. EACCES."""
+    """The origin refused the credentials, or they do not allow the request. EACCES."""
 
 
 class ObjectChangedError(OriginError):
-    """The object is no longer the version that was asked for. ESTALE."""
+    """The object no longer has the requested version. ESTALE."""
 
 
 class OriginUnavailableError(OriginError):
@@ -57,9 +57,9 @@ class OriginUnavailableError(OriginError):
 
 
 class OriginBusyError(OriginUnavailableError):
-    """The origin said that it has too much to do (429, 503): ask again, later and less. EIO.
+    """The origin is overloaded (429, 503): retry later, with fewer requests. EIO.
 
-    `retry_after_s` is how long it wants to be left alone, None if it didn't say.
+    `retry_after_s` is the delay that the origin asks for, None without one.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:

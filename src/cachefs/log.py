@@ -1,4 +1,4 @@
-"""Logging set-up. Everything goes through the standard `logging` module, one line per record."""
+"""Set up logging. All modules use the standard `logging` module, with one line per record."""
 
 import json
 import logging
@@ -16,11 +16,11 @@ from cachefs.errors import UsageError
 
 ROOT_LOGGER = "cachefs"
 MAX_WARN_KEYS = 4096
-"""Bound on what `warn_once` remembers; past it, it is silent rather than large."""
+"""The most keys that `warn_once` stores. Beyond it, new keys log nothing, to bound the memory."""
 _PERMISSIONS = 0o600
-"""Names of files that others may not list stand in the log."""
+"""The log may contain names of files that other users may not list."""
 KEPT_FILES = 3
-"""Log files kept beside the present one: FILE.1 is the youngest."""
+"""The number of old log files beside the current one: FILE.1 is the newest."""
 
 _SYSLOG_LEVELS = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 
@@ -31,8 +31,8 @@ _warned: set[tuple[str, object]] = set()
 class LineFormatter(logging.Formatter):
     """One line per record, in UTC. Line ends inside a record become " | ".
 
-    Without `tracebacks` an exception is shown by its type and text only. `journal`: without time
-    and level, which journald notes itself.
+    Without `tracebacks`, an exception appears only with its type and text. `journal` omits time and
+    level, which journald records itself.
     """
 
     converter = staticmethod(time.gmtime)
@@ -53,8 +53,8 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: time (UTC, RFC 3339), level, logger, message, and, where there is
-    one, error and (with `tracebacks`) traceback."""
+    """One JSON object per record: time (UTC, RFC 3339), level, logger and message. For an exception
+    also error and (with `tracebacks`) traceback."""
 
     converter = staticmethod(time.gmtime)
 
@@ -91,9 +91,9 @@ class _JournalPrefix(logging.Formatter):
 
 
 class _LogFile(RotatingFileHandler):
-    """A file that is renamed at `max_bytes` (0: never) and begun anew, also when somebody else has
-    renamed or removed it. stdout and stderr follow, where they led to it. A new one has the
-    permissions of the one before."""
+    """A log file that is rotated at `max_bytes` (0: never), and created again after another process
+    has renamed or removed it. stdout and stderr move to the new file if they led to the old one.
+    The new file has the permissions of the old one."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._identity: tuple[int, int] | None = None
@@ -106,7 +106,7 @@ class _LogFile(RotatingFileHandler):
         super().emit(record)
 
     def close_stream(self) -> None:
-        """The next record opens it anew."""
+        """Close the file; the next record opens it again."""
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.close()
@@ -115,7 +115,7 @@ class _LogFile(RotatingFileHandler):
         try:
             super().doRollover()
         except OSError as error:
-            self.maxBytes = 0  # else each record would try it again
+            self.maxBytes = 0  # otherwise each record would try to rename again
             _logger.warning("can't rename %s, so it grows: %s", self.baseFilename, error.strerror)
 
     def _open(self) -> IO[str]:  # type: ignore[override] # typeshed names the concrete class
@@ -151,8 +151,8 @@ def setup(
 ) -> None:
     """Send the log to `log_file` (appended to), or to stderr. Replaces an earlier set-up.
 
-    `debug` lowers the level from INFO to DEBUG. `log_format` is "text" or "json". At `max_bytes`
-    the file is rotated; 0 is never. Raises `UsageError` if the file can't be opened.
+    `debug` lowers the level from INFO to DEBUG. `log_format` is "text" or "json". The file rotates
+    at `max_bytes`; 0 means never. Raises `UsageError` if the file can't be opened.
     """
     handler: logging.Handler
     if log_file is None:
@@ -177,27 +177,30 @@ def setup(
 
 
 def is_debugging() -> bool:
-    """Whether every decision is logged."""
+    """Return whether the log level is DEBUG, which logs every decision."""
     return logging.getLogger(ROOT_LOGGER).level == logging.DEBUG
 
 
 def set_debugging(debug: bool) -> None:
-    """From now on."""
+    """Set the log level to DEBUG or INFO from now on."""
     logging.getLogger(ROOT_LOGGER).setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether `stream` leads to journald (JOURNAL_STREAM in systemd.exec(5))."""
+    """Return whether `stream` leads to journald (JOURNAL_STREAM in systemd.exec(5))."""
     wanted = os.environ.get("JOURNAL_STREAM", "")
     try:
         device, inode = _identity_of(stream.fileno()) or (0, 0)
-    except (OSError, ValueError):  # no descriptor behind it
+    except (OSError, ValueError):  # the stream has no file descriptor
         return False
     return wanted == f"{device}:{inode}"
 
 
 def open_log_file(path: Path) -> Path:
-    """Make sure that `path` can be appended to, with its directory. Raises `UsageError`."""
+    """Create `path` and its directory if needed, and check that it can be appended to.
+
+    Raises `UsageError`.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _PERMISSIONS))
@@ -210,7 +213,8 @@ def open_log_file(path: Path) -> Path:
 
 @contextmanager
 def collected_warnings(most: int) -> Iterator[list[str]]:
-    """The first warnings that are logged meanwhile, for the eyes of a user who waits."""
+    """Collect the first `most` warnings that are logged within the context, for the user who
+    waits."""
     warnings: list[str] = []
 
     class Collector(logging.Handler):
@@ -234,10 +238,10 @@ def warn_once(
     *args: object,
     exc_info: BaseException | None = None,
 ) -> None:
-    """Log a warning the first time that `key` is seen by `logger` in this process.
+    """Log a warning on the first call with this `logger` and `key` in this process.
 
-    For what may happen on every request. `args` are formatted into `message` as logging does,
-    `exc_info` is shown with it.
+    Use it for conditions that may occur on every request. `args` and `exc_info` work as in
+    `logging`.
     """
     seen = (logger.name, key)
     if seen in _warned or len(_warned) >= MAX_WARN_KEYS:
@@ -247,5 +251,5 @@ def warn_once(
 
 
 def forget_warnings() -> None:
-    """Let `warn_once` warn anew about everything (for tests)."""
+    """Reset `warn_once`, so that it warns again about every key (for tests)."""
     _warned.clear()

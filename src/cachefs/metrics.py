@@ -1,6 +1,6 @@
-"""Every metric: its name, type, labels and meaning; and the histograms that requests fill.
+"""All metrics with their names, types, labels and meanings, and the histograms of the requests.
 
-`control/exporter.py` gives them their values, docs/METRICS.md lists them (a test compares).
+`control/exporter.py` fills in the values; docs/METRICS.md lists the metrics (a test compares).
 """
 
 from typing import Literal, NamedTuple
@@ -9,7 +9,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(NamedTuple):
-    """Names follow the conventions of Prometheus; seconds and bytes are the only units."""
+    """The description of a metric. Names follow the conventions of Prometheus; seconds and bytes
+    are the only units."""
 
     name: str
     kind: Kind
@@ -116,26 +117,26 @@ METRICS = (
     Metric("process_cpu_seconds_total", "counter", (), "CPU time of the daemon."),
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the daemon."),
 )
-"""All that is exported, in this order."""
+"""All exported metrics, in the order of export."""
 
 _SHIFT = 13
 _BUCKETS = 22
 BOUNDS_S = tuple((1 << _SHIFT + power) / 1e9 for power in range(_BUCKETS))
-"""Upper bounds of the buckets: 8.192 us, and twice that, up to 17.2 s."""
+"""Upper bounds of the buckets: from 8.192 us, doubling, up to 17.2 s."""
 
 
 class Histogram:
-    """How many things took how long. Costs some 0.2 us for each: a shift and two additions."""
+    """A histogram of durations. One `note` costs about 0.2 us: a shift and two additions."""
 
     __slots__ = ("counts", "sum_ns")
 
     def __init__(self) -> None:
         self.counts = [0] * 64
-        """By `(ns >> 13).bit_length()`."""
+        """The number of durations by `(ns >> 13).bit_length()`."""
         self.sum_ns = 0
 
     def note(self, ns: int) -> None:
-        """`ns` >= 0."""
+        """Count a duration of `ns` nanoseconds, which must be >= 0."""
         self.counts[(ns >> _SHIFT).bit_length()] += 1
         self.sum_ns += ns
 
@@ -144,7 +145,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulated(self) -> list[int]:
-        """How many took no longer than each of `BOUNDS_S`, and how many there were."""
+        """Return how many durations were within each of `BOUNDS_S`, then their total number."""
         total, sums = 0, []
         for count in self.counts[:_BUCKETS]:
             total += count
@@ -153,14 +154,14 @@ class Histogram:
 
 
 class Requests:
-    """What happens to the kernel's requests. On the loop thread."""
+    """Statistics of the kernel's requests. Only the loop thread uses it."""
 
     def __init__(self) -> None:
         self.waiting = 0
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def histogram(self, operation: str, outcome: str) -> Histogram:
-        """The one for both; the same each time."""
+        """Return the histogram for this operation and outcome, the same object each time."""
         key = operation, outcome
         found = self._histograms.get(key)
         if found is None:
@@ -168,5 +169,5 @@ class Requests:
         return found
 
     def histograms(self) -> dict[tuple[str, str], Histogram]:
-        """All that there are, by operation and outcome."""
+        """Return all histograms by operation and outcome."""
         return dict(self._histograms)

@@ -1,8 +1,9 @@
-"""Telling a service manager how the daemon is: the protocol of sd_notify(3).
+"""Report the daemon's state to a service manager with the protocol of sd_notify(3).
 
-One datagram of `NAME=VALUE` lines to the socket that NOTIFY_SOCKET names: a path, or a name in the
-abstract namespace after "@". WATCHDOG_USEC says how long the manager waits for a sign of life, if
-WATCHDOG_PID is missing or ours (sd_watchdog_enabled(3)). Both man pages call the protocol stable.
+A message is one datagram of `NAME=VALUE` lines to the socket in NOTIFY_SOCKET: a path, or "@" and a
+name in the abstract namespace. WATCHDOG_USEC gives how long the manager waits for a keep-alive, if
+WATCHDOG_PID is missing or is this process (sd_watchdog_enabled(3)). Both man pages call the
+protocol stable.
 """
 
 import logging
@@ -12,7 +13,8 @@ from collections.abc import MutableMapping
 from typing import Final
 
 _SEND_TIMEOUT_S = 0.2
-"""A manager that doesn't read must not stop the loop; the next sign of life comes anyhow."""
+"""A manager that doesn't read must not stop the loop. A lost keep-alive is harmless, because the
+next one follows."""
 
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -20,35 +22,36 @@ _logger = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """Who started the daemon and wants to hear of it; without an address, nobody."""
+    """The service manager that started the daemon. Without an address, every message is dropped."""
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
-        """`address` is that of NOTIFY_SOCKET; `watchdog_s` the time after which it gives us up."""
+        """`address` is that of NOTIFY_SOCKET. After `watchdog_s` without a keep-alive, the manager
+        treats the daemon as failed."""
         self._address = address
         self._watchdog_s = watchdog_s
 
     def ready(self, status: str) -> None:
-        """The mount answers. `status` is shown by `systemctl status`."""
+        """Report that the mount answers. `systemctl status` shows `status`."""
         self._tell("READY=1", f"STATUS={_one_line(status)}")
 
     def stopping(self) -> None:
-        """The daemon ends, for whatever reason."""
+        """Report that the daemon ends, for whatever reason."""
         self._tell("STOPPING=1", "STATUS=unmounting, and storing what was fetched")
 
     @property
     def sign_interval_s(self) -> float | None:
-        """How often `alive` is to be called; None if nobody watches."""
+        """The interval at which `alive` must be called; None without a watchdog."""
         return self._watchdog_s / 2 if self._address and self._watchdog_s else None
 
     def alive(self) -> None:
-        """A sign of life."""
+        """Send a keep-alive."""
         self._tell("WATCHDOG=1")
 
     async def feed_watchdog(self) -> None:
-        """Signs of life for as long as the event loop turns. Returns at once if nobody watches."""
+        """Send keep-alives as long as the event loop runs. Return at once without a watchdog."""
         if self.sign_interval_s is None:
             return
-        import trio  # late: `cachefs mount` forks before it loads what is heavy
+        import trio  # late, because `cachefs mount` forks before its heavy imports
 
         while True:
             self.alive()
@@ -71,8 +74,8 @@ NOBODY: Final = ServiceManager()
 
 
 def take_over(environment: MutableMapping[str, str] = os.environ) -> ServiceManager:
-    """The manager that `environment` names. Its variables are removed: children must not speak
-    for the daemon."""
+    """Return the manager that `environment` names, and remove its variables, because children must
+    not send messages in the daemon's name."""
     address, watchdog_us, watchdog_pid = (environment.pop(name, "") for name in _VARIABLES)
     if not address.startswith(("/", "@")) or len(address) < 2:
         if address:

@@ -1,4 +1,4 @@
-"""Value types shared by all layers. No behaviour beyond small derivations, no I/O."""
+"""Value types that all layers share. They do no I/O and contain only small derivations."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 from typing_extensions import Buffer
 
 BLOCK_BYTES = 1 << 20
-"""Size of every block of a file but its last, and the largest block there is."""
+"""The size of every block of a file except the last, and the maximum size of a block."""
 
 
 class Medium(Enum):
-    """What a tier is made of, fastest first."""
+    """The storage medium of a tier, fastest first."""
 
     MEM = "MEM"
     SSD = "SSD"
@@ -19,16 +19,16 @@ class Medium(Enum):
 
 
 UNKNOWN_ID = (1 << 32) - 1
-"""No uid or gid: the kernel's own word for none."""
+"""The kernel's value for no uid or gid."""
 UNKNOWN_MODE = (1 << 16) - 1
 MOST_MODE = 0o1777
-"""Permission bits and the sticky bit: no setuid, no setgid, and no bits of the file's type."""
+"""The permission bits and the sticky bit, without setuid, setgid and the file type."""
 MOST_SIZE_BYTES = 1 << 62
-"""Of a file: what is said to be larger is nonsense."""
+"""The maximum size of a file; a larger value is invalid."""
 
 
 class Posix(NamedTuple):
-    """Owner, group and mode as far as an origin tells them: ids of this machine, and the
+    """Owner, group and mode as far as an origin gives them: ids of this machine, and the
     permission bits with the sticky bit."""
 
     uid: int = UNKNOWN_ID
@@ -37,15 +37,15 @@ class Posix(NamedTuple):
 
 
 NO_POSIX = Posix()
-"""Of an origin that has no such thing."""
+"""The value for an origin without owners and modes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
     """One version of one object as the origin describes it.
 
-    `version` is opaque: an ETag, or whatever else changes whenever the content does. Two
-    `ObjectMeta` with equal versions at the same path stand for the same bytes; `posix` may change
+    `version` is opaque: an ETag, or another value that changes whenever the content does. Two
+    `ObjectMeta` with equal versions at the same path have the same bytes; `posix` may change
     within a version.
     """
 
@@ -56,7 +56,7 @@ class ObjectMeta:
 
 
 Found: TypeAlias = ObjectMeta | Posix | None
-"""What a path leads to: an object, or a directory (`None`: one without owner and mode)."""
+"""The result of a path: an object, or a directory (`None`: one without owner and mode)."""
 
 
 class Entry(NamedTuple):
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """All that is needed to fetch and to cache the blocks of one object version.
+    """The data needed to fetch and to cache the blocks of one object version.
 
     `object_id` is the 128-bit id of (origin identity, path, version), see
     `format.object_id`; it is the same on every node. `path` is relative to the mounted prefix.
@@ -92,14 +92,14 @@ class ObjectRef:
 
 
 class BlockKey(NamedTuple):
-    """Names one block of one object version, on every node alike."""
+    """The key of one block of one object version; the same on every node."""
 
     object_id: bytes
     block_index: int
 
 
 class BlockLocation(NamedTuple):
-    """Where a tier holds a block: `slot` of slab number `slab`; `checksum` is xxh3_64."""
+    """The place of a block in a tier: `slot` of slab number `slab`. `checksum` is xxh3_64."""
 
     slab: int
     slot: int
@@ -108,7 +108,7 @@ class BlockLocation(NamedTuple):
 
 
 class DataPathName(Enum):
-    """Who answers the kernel."""
+    """The process type that answers the kernel."""
 
     RELAY = "relay"
     PYTHON = "python"
@@ -116,9 +116,10 @@ class DataPathName(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DataPath:
-    """How a mount is served, as its daemon tells. `reason` says why it isn't the relay, if so;
-    the rest is about the relay's supervisor and its daemons: how often another was started, the
-    last time at `restarted_at` (seconds since the epoch), because the one before `last_end`."""
+    """How a mount is served, as its daemon reports it. `reason` is why the relay does not serve it,
+    if so. The other fields are about the relay's supervisor: `restarts` counts the further daemons
+    that it started, `restarted_at` is the time of the last start (seconds since the epoch), and
+    `last_end` is how the daemon before it ended."""
 
     name: DataPathName
     reason: str | None = None

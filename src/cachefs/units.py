@@ -1,4 +1,5 @@
-"""Sizes and durations as people write them, and sizes as people read them."""
+"""Parse sizes, durations, ratios and modes that users write; format sizes and durations for
+users."""
 
 import math
 import re
@@ -12,7 +13,7 @@ DURATION_FORMS = (
 RATIO_FORMS = 'a number from 0 to 1, such as "0.1", or a percentage such as "10%"'
 
 SIZE_LIMIT_BYTES = 1 << 63
-"""Sizes are below this."""
+"""All sizes are smaller than this."""
 
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgtpe])(i?b)?|b)?", re.IGNORECASE | re.ASCII)
@@ -22,7 +23,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_size(text: str) -> int:
-    """Bytes, rounded down. A plain number is bytes.
+    """Return bytes, rounded down. A plain number is bytes.
 
     `K`, `M`, `G`, `T`, `P`, `E` and `KiB`, ... are powers of 1024; `KB`, `MB`, ... are powers
     of 1000. Case does not matter. Raises `UsageError` for anything else.
@@ -43,7 +44,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds; `math.inf` for "indefinite". Raises `UsageError` for anything else."""
+    """Return seconds; `math.inf` for "indefinite". Raises `UsageError` for invalid text."""
     if text.strip().lower() == "indefinite":
         return math.inf
     match = _DURATION.fullmatch(text.strip())
@@ -54,7 +55,8 @@ def parse_duration(text: str) -> float:
 
 
 def parse_ratio(text: str) -> float:
-    """A number from 0 to 1, or a percentage. Raises `UsageError` for anything else."""
+    """Return a ratio from a number from 0 to 1 or a percentage. Raises `UsageError` for anything
+    else."""
     match = _RATIO.fullmatch(text.strip())
     ratio = math.inf
     if match is not None:
@@ -66,7 +68,7 @@ def parse_ratio(text: str) -> float:
 
 
 def parse_mode(text: str) -> int:
-    """Permission bits from octal digits such as "644" or "0o644". Raises `UsageError`."""
+    """Return permission bits from octal digits such as "644" or "0o644". Raises `UsageError`."""
     digits = text.strip().lower().removeprefix("0o")
     if not re.fullmatch(r"0?[0-7]{3}", digits):
         raise UsageError(f'"{text}" is not a file mode; write three octal digits such as "644"')
@@ -74,7 +76,7 @@ def parse_mode(text: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """With a binary unit and at most one decimal: "0 B", "1.5 KiB", "100 GiB"."""
+    """Return a size with a binary unit and at most one decimal: "0 B", "1.5 KiB", "100 GiB"."""
     value = float(size_bytes)
     unit = "B"
     for prefix in _PREFIXES:
@@ -87,7 +89,8 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units: "indefinite", "0s", "12s", "10m", "3h 20m", "2d 1h"."""
+    """Return a duration in its two largest units: "indefinite", "0s", "12s", "10m", "3h 20m",
+    "2d 1h"."""
     if math.isinf(seconds):
         return "indefinite"
     if 0 < seconds < 1:

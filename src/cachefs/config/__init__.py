@@ -1,4 +1,4 @@
-"""Every option of a mount: name, default, check, help; file and command line merged."""
+"""All options of a mount: names, defaults, checks, help, and the merge of file and command line."""
 
 from cachefs.config.address import OFF, join_address, split_address
 from cachefs.config.changes import LIVE, load_changes

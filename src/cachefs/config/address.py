@@ -1,4 +1,4 @@
-"""`HOST:PORT`, where something listens."""
+"""Check and split listening addresses `HOST:PORT`."""
 
 from pydantic import BeforeValidator
 
@@ -7,7 +7,7 @@ _FORMS = "such as 127.0.0.1:9567 or [::1]:9567, or off"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port. Raises `ValueError`."""
+    """Return host, without brackets, and port. Raises `ValueError`."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not (colon and bare and port.isascii() and port.isdigit() and int(port) < 1 << 16):
@@ -18,7 +18,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """As one writes it."""
+    """Return `HOST:PORT`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,5 +1,5 @@
-"""What `cachefs set` can change on a running mount: the options of `cachefs mount` that are `live`,
-with the same names, forms and checks, and the access log."""
+"""The settings that `cachefs set` can change on a running mount: the `live` options of
+`cachefs mount`, with the same names, forms and checks, and the access log."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ LIVE = tuple(name for name, flag in flags().items() if flag.live)
 
 
 def _check_access_log(value: object) -> str:
-    """Text: an absolute path, or "off"."""
+    """Return "off", or the value as the text of an absolute path. Raises `ValueError`."""
     return OFF if value == OFF else str(absolute_path(value))
 
 
@@ -35,7 +35,7 @@ _Changes: type[BaseModel] = create_model(
 
 
 def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
-    """What was given, checked, by field name. Raises `UsageError`: one line that names setting,
+    """Return the checked values by field name. Raises `UsageError`, one line that names setting,
     value and fix."""
     known = sorted(_Changes.model_fields)
     for name in values:
@@ -47,7 +47,7 @@ def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
     except ValidationError as error:
         names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
-    except UnicodeEncodeError:  # pydantic's texts are UTF-8
+    except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
         raise UsageError("a setting has half a character") from None
 
 

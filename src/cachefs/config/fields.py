@@ -1,7 +1,7 @@
-"""Building blocks of `MountConfig`: how an option is named, and how its values are checked.
+"""Building blocks of `MountConfig`: the names of options and the checks of their values.
 
-Every check takes what a command line (text) or a TOML file (text, numbers, booleans, lists) can
-hold and raises `ValueError` with a text that shows the value and says what would be right.
+Every check takes a value from a command line (text) or a TOML file (text, numbers, booleans,
+lists). It raises `ValueError` with a text that shows the value and the expected form.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from cachefs.errors import UsageError
 from cachefs.types import Medium
 
 _NUMBER_BITS = 1000
-"""Of a whole number, at most: others don't fit into a float."""
+"""The most bits of a whole number; larger numbers don't fit into a float."""
 
 
 class Group(Enum):
@@ -41,11 +41,11 @@ class Group(Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field appears on the command line. No `metavar`: a switch without a value.
+    """The command-line form of a field. Without `metavar` it is a switch without a value.
 
-    `name` may hold the negative form after a slash: `--x/--no-x`. `shown_default` stands in the
-    help for a default that depends on the machine. `multiple`: it may be given several times.
-    `live`: it can be changed while mounted (`cachefs set`, `cachefs reload`).
+    A name may have the negative form after a slash: `--x/--no-x`. `shown_default` is the help
+    text for a default that depends on the machine. `multiple` allows the option several times.
+    `live` options can change while mounted (`cachefs set`, `cachefs reload`).
     """
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Flag:
 
     @property
     def option(self) -> str:
-        """The long name by which errors call the option, such as `--cache-size`."""
+        """The long name of the option in errors, such as `--cache-size`."""
         return next(name for name in self.names if name.startswith("--")).partition("/")[0]
 
     @property
@@ -67,10 +67,10 @@ class Flag:
 
 
 def show(value: object) -> str:
-    """A value as an error shows it: short, on one line, and encodable."""
+    """Return a value as an error shows it: short, on one line, and encodable."""
     try:
         text = f'"{value}"' if isinstance(value, str) else str(value)
-    except ValueError:  # Python writes no numbers of more than 4,300 digits
+    except ValueError:  # Python refuses to print numbers of more than 4,300 digits
         text = "a number of thousands of digits"
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return text if len(text) <= 80 else f"{text[:76]}..."
@@ -81,7 +81,7 @@ def _refuse(value: object, wanted: str) -> ValueError:
 
 
 def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
-    """Text through `parse`, numbers as they are, everything else refused."""
+    """Return parsed text, or a number unchanged. Raises `ValueError` for everything else."""
     if isinstance(value, str):
         try:
             return parse(value)
@@ -97,13 +97,13 @@ def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """What to do about an unknown word: a known one that resembles it, or `otherwise`."""
+    """Return the advice about an unknown word: a similar known word, or `otherwise`."""
     close = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
     return f'did you mean "{close[0]}"?' if close else otherwise
 
 
 def check_size(value: object) -> int:
-    """A number of bytes."""
+    """Return a number of bytes. Raises `ValueError`."""
     wanted = f"a size; write {units.SIZE_FORMS}"
     size_bytes = _parsed(units.parse_size, value, wanted)
     if not isinstance(size_bytes, int) or not 0 <= size_bytes < units.SIZE_LIMIT_BYTES:
@@ -112,7 +112,7 @@ def check_size(value: object) -> int:
 
 
 def size(least: int = 0, *, or_zero: bool = False) -> BeforeValidator:
-    """A number of bytes of at least `least`; `or_zero`: 0 is right too."""
+    """Make a check for a number of bytes of at least `least`; `or_zero` also allows 0."""
 
     def check(value: object) -> int:
         size_bytes = check_size(value)
@@ -135,7 +135,7 @@ def _check_duration(value: object) -> float:
 
 
 def check_ratio(value: object) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1. Raises `ValueError`."""
     wanted = f"a ratio; write {units.RATIO_FORMS}"
     ratio = float(_parsed(units.parse_ratio, value, wanted))
     if not 0 <= ratio <= 1:
@@ -144,7 +144,7 @@ def check_ratio(value: object) -> float:
 
 
 def count(least: int, most: int) -> BeforeValidator:
-    """A whole number within bounds, both included."""
+    """Make a check for a whole number from `least` to `most`, both included."""
     return BeforeValidator(_whole_number(least, most))
 
 
@@ -176,7 +176,7 @@ def _check_switch(value: object) -> bool:
 
 
 def choice(*allowed: str) -> BeforeValidator:
-    """One of a few words."""
+    """Make a check for one of the `allowed` words."""
 
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -192,7 +192,7 @@ _LIMIT_FORM = 'UID=SIZE, such as "1000=50MiB/s"'
 
 
 def _check_rate(value: object) -> int:
-    """Bytes per second, 0 for no limit."""
+    """Return bytes per second, 0 for no limit. Raises `ValueError`."""
     if isinstance(value, str):
         value = value.strip().removesuffix("/s")
     bytes_per_s = check_size(value)
@@ -205,7 +205,7 @@ def _check_rate(value: object) -> int:
 
 
 def _check_limits(value: object) -> dict[int, int]:
-    """Bytes per second by uid: from a table, or from one or several texts `UID=SIZE`."""
+    """Return bytes per second by uid, from a table or from one or several texts `UID=SIZE`."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
@@ -241,13 +241,13 @@ def _check_text(value: object) -> str | None:
 
 
 def absolute_path(value: object) -> Path:
-    """An absolute path, `~` expanded, links left as they are."""
+    """Return an absolute path with `~` expanded. Does not resolve links. Raises `ValueError`."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise _refuse(value, "a path")
     try:
         os.fsencode(value)
         return Path(os.path.abspath(Path(value).expanduser()))
-    except (RuntimeError, UnicodeEncodeError):  # ~ of a user who is not known; half a character
+    except (RuntimeError, UnicodeEncodeError):  # ~ of an unknown user; a lone surrogate
         raise _refuse(value, "a path that is known here") from None
 
 
@@ -256,7 +256,7 @@ def _check_optional_path(value: object) -> Path | None:
 
 
 def _check_file_or_url(value: object) -> str | None:
-    """A URL as it is, anything else as an absolute path."""
+    """Return a URL unchanged, and anything else as an absolute path."""
     if value is None:
         return None
     if isinstance(value, str) and "://" in value:
@@ -266,7 +266,8 @@ def _check_file_or_url(value: object) -> str | None:
 
 
 def _paths(separators: str) -> BeforeValidator:
-    """A list of paths, or text with one of the separators between them; none twice."""
+    """Make a check for a list of paths, or text with one of the separators between them. No path
+    may occur twice."""
 
     def check(value: object) -> tuple[Path, ...]:
         parts: list[Any] = [value]
@@ -302,7 +303,7 @@ MEDIUM = BeforeValidator(_check_medium)
 
 
 def user_cache_home() -> Path:
-    """Where root's, or the user's, caches live."""
+    """Return the default directory for caches on disk, of root or of the user."""
     if os.geteuid() == 0:
         return Path("/var/cache/cachefs")
     return Path("~/.cache/cachefs").expanduser()
@@ -331,24 +332,25 @@ def _is_of(path: Path, uid: int) -> bool:
 
 
 def cache_id(source: str, endpoint: str | None) -> str:
-    """A directory name for the cache of one source: readable, and different for each."""
+    """Return a readable directory name for the cache of one source, different for each source."""
     digest = hashlib.sha256(f"{endpoint or ''}\0{source.rstrip('/')}".encode()).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", source).strip("-.")[:40]
     return f"{readable}-{digest[:8]}"
 
 
 def default_cache_dirs(data: dict[str, Any]) -> tuple[Path, ...]:
-    """From the fields checked so far; `source` is missing from them if it was wrong."""
+    """Return the default from the fields checked so far; a wrong `source` is missing from them."""
     return (user_cache_home() / _cache_id_of(data),)
 
 
 def default_mem_dir(data: dict[str, Any]) -> Path:
-    """In memory, for the same source."""
+    """Return the default directory in memory for the same source."""
     return user_mem_home() / _cache_id_of(data)
 
 
 def _cache_id_of(data: dict[str, Any]) -> str:
-    """Of the same store, wherever its endpoint comes from: an option or the environment."""
+    """Return the same id for the same store, whether its endpoint comes from an option or from
+    the environment."""
     source, endpoint = data.get("source", ""), data.get("endpoint")
     if endpoint is None and source.startswith("s3://"):
         ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"

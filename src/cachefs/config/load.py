@@ -1,4 +1,4 @@
-"""A TOML file and a command line, merged into one checked `MountConfig`."""
+"""Merge a TOML file and a command line into one checked `MountConfig`."""
 
 import os
 import re
@@ -21,15 +21,15 @@ SECRET = re.compile(
 )
 _ARGUMENTS = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
 _OTHER_TABLES = ("load",)
-"""Tables of an instance's file that are for other commands."""
+"""Tables of an instance's file that other commands read."""
 _PATHS = {"cache_dir": ":", "mem_dir": "", "log_file": "", "credentials_dir": "", "manifest": ""}
-"""Keys whose values are paths, and what may stand between several."""
+"""Keys whose values are paths, with the separators between several paths."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
 
 def flags() -> dict[str, Flag]:
-    """The command-line form of every field that has one, by field name."""
+    """Return the command-line form of every field that has one, by field name."""
     return {
         name: meta
         for name, field in MountConfig.model_fields.items()
@@ -44,8 +44,8 @@ def load_mount_config(
     options: Mapping[str, object],
     file: Path | None = None,
 ) -> MountConfig:
-    """The configuration of one mount; what the arguments and `options` (by field name) say wins
-    over `file`.
+    """Return the configuration of one mount. The arguments and `options` (by field name) win over
+    `file`.
 
     Raises `UsageError`, one line that names the option (or the file and its key), the value and
     the fix.
@@ -69,7 +69,7 @@ def load_mount_config(
 
 
 def mountpoint_in(file: Path) -> Path:
-    """The mountpoint of the instance that `file` describes. Raises `UsageError`."""
+    """Return the mountpoint of the instance that `file` describes. Raises `UsageError`."""
     place = _read_toml(file).get("mountpoint")
     if place is None:
         raise UsageError(
@@ -84,9 +84,9 @@ def mountpoint_in(file: Path) -> Path:
 
 
 def load_table_in(file: Path) -> dict[str, Any]:
-    """The `[load]` table of the instance that `file` describes, {} if it has none. Raises
+    """Return the `[load]` table of the instance that `file` describes, {} if it has none. Raises
     `UsageError`."""
-    _read_toml(file)  # complains of what is wrong with the rest
+    _read_toml(file)  # raises for errors in the rest of the file
     with file.open("rb") as stream:
         table = tomllib.load(stream).get("load", {})
     if not isinstance(table, dict):
@@ -95,7 +95,7 @@ def load_table_in(file: Path) -> dict[str, Any]:
 
 
 def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
-    """A tier for a running mount, from the keys of a `[[tier]]` table.
+    """Return a tier for a running mount, from the keys of a `[[tier]]` table.
 
     Raises `UsageError`, one line that names the key, the value and the fix.
     """
@@ -105,7 +105,7 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
             refuse_below_mountpoint("cache directory", path, config.mountpoint)
     except ValidationError as error:
         raise UsageError(": ".join(filter(None, explain(error, {})))) from error
-    except UnicodeEncodeError:  # pydantic's texts are UTF-8
+    except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
         raise UsageError("a tier's table has half a character") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -113,7 +113,7 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
 
 
 def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | None) -> str:
-    """The first error: where it is, and what the check said about it."""
+    """Return the first error as one line: its place, and the text of the check."""
     where, text = explain(error, names)
     if not where:
         return text if file is None else f"{text} (options come from {file} too)"
@@ -121,8 +121,8 @@ def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | Non
 
 
 def explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]:
-    """Where the first error is, in words of `names` (by field; "" for all together), and what the
-    check said about it."""
+    """Return the place of the first error, in words of `names` (by field; "" if it concerns all
+    fields), and the text of the check."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     text = (
@@ -138,19 +138,20 @@ def explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]
 
 
 def _fields_by_key() -> dict[str, str]:
-    """The keys of a TOML file, and the fields that they set."""
+    """Return the keys of a TOML file with the fields that they set."""
     options = {flag.key: field for field, flag in flags().items()}
     return options | {_TIER_TABLES: "tier_tables"} | {name: name for name in _ARGUMENTS}
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    """The file's values by field name. Raises `UsageError` for what isn't an option's key."""
+    """Return the file's values by field name. Raises `UsageError` for an unreadable file or a key
+    that is no option."""
     try:
         with file.open("rb") as stream:
             values = tomllib.load(stream)
     except OSError as error:
         raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # of bytes, TOML, numbers; of tables in tables
+    except (ValueError, RecursionError) as error:  # wrong bytes, TOML or numbers; deep nesting
         raise UsageError(f"{file} is not valid TOML: {error}") from error
     fields = _fields_by_key()
     for key in _OTHER_TABLES:
@@ -174,7 +175,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _anchored(value: object, file: Path, separators: str) -> object:
-    """A path, or several, that a file has; relative ones begin where the file lies."""
+    """Return one or several paths from `file`, with relative ones resolved against its
+    directory."""
     if isinstance(value, list):
         return [_anchored(part, file, "") for part in value]
     if not isinstance(value, str) or not value or "://" in value:

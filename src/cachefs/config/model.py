@@ -1,4 +1,4 @@
-"""`MountConfig`: what a daemon is built from, and what `cachefs mount --help` is made of."""
+"""`MountConfig`, the configuration of a daemon and the source of `cachefs mount --help`."""
 
 import math
 import os
@@ -45,7 +45,7 @@ from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.types import Medium
 
 _SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
-"""Options that describe tiers where no `[[tier]]` does."""
+"""Options that describe the tiers if there is no `[[tier]]` table."""
 
 _HIGH, _LOW = 0.97, 0.92
 
@@ -55,14 +55,15 @@ _RATIOS = {
     "free_space_ratio": "free_space_ratio",
     "pin_limit": "pin_limit",
 }
-"""What a tier takes from the mount if its table has none of its own."""
+"""The options of the mount that a tier's table inherits, by key of the table."""
 
 
 class MountConfig(BaseModel):
-    """One mount. Immutable. Sizes are bytes, times seconds (`math.inf`: indefinite).
+    """The configuration of one mount. Immutable. Sizes are in bytes, times in seconds (`math.inf`:
+    indefinite).
 
     Field names are the option names with underscores, except `cache_dirs` (`--cache-dir`) and
-    `tier_tables` (`[[tier]]` in a file). What the cache is built from is `tiers`.
+    `tier_tables` (`[[tier]]` in a file). The cache consists of `tiers`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -494,7 +495,7 @@ class MountConfig(BaseModel):
     @field_validator("tier_tables", mode="before")
     @classmethod
     def _fill_in_tiers(cls, tables: object, info: ValidationInfo) -> object:
-        """Each table has the mount's ratios where it has none of its own."""
+        """Fill in the mount's ratios in each table that lacks them."""
         if not isinstance(tables, list | tuple) or not tables:
             raise ValueError("write [[tier]], with two brackets, once for each medium")
         ratios = {key: info.data.get(field) for key, field in _RATIOS.items()}
@@ -537,7 +538,7 @@ class MountConfig(BaseModel):
 
     @property
     def tiers(self) -> tuple[TierConfig, ...]:
-        """What the cache is made of, fastest medium first."""
+        """The tiers of the cache, fastest medium first."""
         if self.tier_tables:
             fastest_first = list(Medium)
             return tuple(sorted(self.tier_tables, key=lambda t: fastest_first.index(t.medium)))
@@ -550,20 +551,21 @@ class MountConfig(BaseModel):
         return self.tier_from({"medium": medium, "path": paths, "quota": quota_bytes})
 
     def tier_from(self, table: Mapping[str, object]) -> TierConfig:
-        """A tier as `[[tier]]` describes it. Raises pydantic's `ValidationError`."""
+        """Return the tier that a `[[tier]]` table describes. Raises pydantic's
+        `ValidationError`."""
         ratios = {key: getattr(self, field) for key, field in _RATIOS.items()}
         return TierConfig.model_validate(_filled_in(table, ratios))
 
 
 def _filled_in(table: object, ratios: Mapping[str, float | None]) -> object:
-    """A tier's table with the mount's ratios where it has none; a `high` alone moves `low`, too,
-    unless the mount has a `low` of its own."""
+    """Return a tier's table with the mount's ratios for missing keys. A `high` without a `low`
+    also changes `low`, unless the mount sets its own `low`."""
     if not isinstance(table, Mapping):
         return table
     filled = {**ratios, **table}
     usual = _usual_low(ratios["high"] or _HIGH)
     if "high" in table and "low" not in table and ratios["low"] == usual:
-        with suppress(ValueError):  # which `TierConfig` explains
+        with suppress(ValueError):  # `TierConfig` raises it again with an explanation
             filled["low"] = _usual_low(check_ratio(table["high"]))
     return filled
 
@@ -573,7 +575,8 @@ def _usual_low(high: float) -> float:
 
 
 def refuse_below_mountpoint(name: str, path: Path, mountpoint: Path) -> None:
-    """Raises `ValueError` if the mount would wait for itself when `path` is used."""
+    """Raise `ValueError` if `path` lies below the mountpoint: a daemon that used it would wait for
+    itself."""
     if path.is_relative_to(mountpoint):
         raise ValueError(
             f"{name} {path} lies below the mountpoint {mountpoint}, which would wait for itself; "

@@ -1,10 +1,10 @@
-"""What a source must not carry: it is seen in the process list, in /proc/mounts and in `status`."""
+"""Refuse secrets in a source, which the process list, /proc/mounts and `status` show."""
 
 import re
 from urllib.parse import urlsplit
 
 _NO_USER = ("http", "https", "s3", "s3a", "oss", "gs", "gcs")
-"""Where what stands before an @ is a token, or a mistake."""
+"""Schemes in which the text before an @ is a token, or a mistake."""
 
 _SECRET_QUERY = re.compile(
     r"[?&](x-(amz|goog|oss)-(signature|credential|security-token)|sig|signature|"
@@ -15,12 +15,13 @@ _SECRET_QUERY = re.compile(
 
 
 def shown(source: str) -> str:
-    """A source for a message, whatever it is: without what may be secret."""
+    """Return a source for a message, without the parts that may be secret."""
     return re.sub(r"[^/@]*@", "", source.partition("?")[0])
 
 
 def refuse_secrets(source: str) -> None:
-    """Raises `ValueError`, which quotes nothing, for a URL with a password, token or signature."""
+    """Raise `ValueError` for a URL with a password, token or signature. The error does not quote
+    the URL."""
     scheme, _, rest = source.partition("://")
     place = urlsplit(f"x://{rest}")
     is_token = place.username is not None and scheme.removeprefix("fsspec+").lower() in _NO_USER

@@ -33,11 +33,11 @@ _REQUIRED = ("medium", "path", "quota")
 
 
 class TierConfig(BaseModel):
-    """One or more directories on one medium. Each is a cache directory of its own, with its own
-    quota (bytes). Immutable.
+    """One or more directories on one medium. Each is a separate cache directory with its own quota
+    in bytes. Immutable.
 
-    `path` and `quota` may be given as lists, or as text with commas (paths: or colons) between;
-    one quota for several paths is shared evenly.
+    `path` and `quota` are lists, or text separated by commas (paths also by colons). Several paths
+    share a single quota evenly.
     """
 
     model_config = ConfigDict(frozen=True)

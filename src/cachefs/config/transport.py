@@ -1,4 +1,4 @@
-"""A checked configuration as text, for another process, which may be of another version."""
+"""Send a checked configuration as text to another process, which may have another version."""
 
 import json
 import logging
@@ -15,13 +15,13 @@ from cachefs.errors import UsageError
 
 _TIERS = "tier_tables"
 _SPREAD = {"squash": ("uid", "gid")}
-"""Fields that set others; the others must not be given with them."""
+"""Fields that set other fields; a configuration must not contain both."""
 
 _logger = logging.getLogger(__name__)
 
 
 def to_json(config: MountConfig) -> str:
-    """What was given, not the defaults: those are the reader's own."""
+    """Return the given values as JSON, without defaults: the receiver applies its own."""
     values = config.model_dump(exclude_unset=True, by_alias=True)
     for field, others in _SPREAD.items():
         if values.get(field) is not None:
@@ -40,9 +40,10 @@ def _plain(value: object) -> object:
 
 
 def from_json(text: str) -> MountConfig:
-    """Options that this version doesn't know are passed over with a warning in the log.
+    """Return the configuration in `text`. Skips options that this version does not have, with a
+    warning in the log.
 
-    Raises `UsageError` for values that it doesn't take.
+    Raises `UsageError` for values that this version refuses.
     """
     values: dict[str, Any] = json.loads(text)
     _drop_unknown(values, set(MountConfig.model_fields))
