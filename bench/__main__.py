@@ -1,8 +1,8 @@
-"""`python -m bench`: the figures of the bars, as a table, as JSON and as Markdown.
+"""`python -m bench` measures the figures that have bars, and writes a table, JSON and Markdown.
 
-Starts its own S3 server on loopback, mounts through the command line, and leaves nothing behind
-but bench/out. As root it also drops the kernel's page cache (of the whole machine) and, in a
-virtual machine that allows it, changes the halt polling of idle CPUs for a while.
+It starts its own S3 server on loopback, mounts through the command line, and leaves nothing behind
+except bench/out. As root it also drops the kernel's page cache (of the whole machine). In a virtual
+machine that allows it, it temporarily changes the halt polling of idle CPUs.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the sandbox stands, there is no mess
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the sandbox starts, nothing needs cleanup
 
 from bench import sandbox
 
 CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs", "metadata", "far")
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
-"""No case is begun when more than this share of the time is gone."""
+"""No case starts after more than this share of the time limit."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     from bench.report import print_report, write
 
     limit_s = _QUICK_S if arguments.quick else _FULL_S
-    signal.alarm(limit_s + 60)  # the sandbox cleans up after that, too
+    signal.alarm(limit_s + 60)  # the sandbox also cleans up after this signal
     began = time.monotonic()
     console = Console(highlight=False)
     description = machine.describe(directory)

@@ -1,4 +1,4 @@
-"""What every case gets: a server, places to put things, and how much to do."""
+"""The context of every case: a server, directories, and the amount of work."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from bench import rig
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """The amount of work of a run."""
 
     rounds: int
     small_files: int
@@ -37,8 +37,10 @@ class Bench:
     _made: dict[str, Any] = field(default_factory=dict)
 
     def mount(self, prefix: str, *options: str, endpoint: str | None = None) -> rig.Mount:
-        """A mount of `prefix` with a cache directory of its own, not yet mounted; by default of
-        the server itself."""
+        """Return a mount of `prefix` that is not mounted yet, with its own cache directory.
+
+        Its origin is `endpoint`, by default the server itself.
+        """
         self._mounts += 1
         return rig.Mount(
             self.directory / f"mount-{self._mounts}",
@@ -54,11 +56,12 @@ class Bench:
 
     @property
     def local(self) -> Path:
-        """Where the same files stand on the local file system."""
+        """The directory with the same files on the local file system."""
         return self.directory / "local"
 
     def small_files(self) -> list[str]:
-        """Names below `local/small` and the prefix `small`: files of 20 to 180 KB."""
+        """Return names below `local/small` and the prefix `small`: files of 20 to 180 KB. Makes
+        and uploads the files on the first call."""
         if "small" not in self._made:
             self.say(f"making and uploading {self.scale.small_files:,} files of 20 to 180 KB")
             self._made["small"] = self._make("small", _small_sizes(self.scale.small_files))
@@ -66,7 +69,8 @@ class Bench:
         return names
 
     def large_file(self) -> str:
-        """One name below `local/large` and the prefix `large`."""
+        """Return one name below `local/large` and the prefix `large`. Makes and uploads the file
+        on the first call."""
         if "large" not in self._made:
             self.say(f"making and uploading one file of {self.scale.large_bytes >> 20} MiB")
             self._made["large"] = self._make("large", [self.scale.large_bytes])
@@ -93,7 +97,7 @@ def _small_sizes(count: int) -> list[int]:
 
 
 def shuffled(names: Sequence[str], seed: int) -> list[str]:
-    """A copy in an order that depends on `seed` only."""
+    """Return a copy in an order that depends only on `seed`."""
     order = list(names)
     random.Random(seed).shuffle(order)
     return order

@@ -1,12 +1,12 @@
-"""Reads files at random and compares every byte, in a process of its own. Run as a script:
+"""Reads files at random and compares every byte, in a separate process. Run as a script:
 
     python -S checking_reader.py ROOT COUNT SEED DROP
 
-ROOT has files `0` to COUNT - 1 as `content` makes them. It says "ready", reads until its standard
-input ends, and says then, as JSON, what it saw. With DROP 1 the kernel's pages of a file are
-dropped before it is read, so that every read is a request.
+ROOT has files `0` to COUNT - 1, made by `content`. The script prints "ready", reads until its
+standard input ends, and then prints its results as JSON. With DROP 1 it drops the kernel's pages of
+a file before each read, so that every read becomes a request.
 
-Few imports, so that many of them start quickly.
+It imports few modules, so that many readers start quickly.
 """
 
 import errno
@@ -19,17 +19,18 @@ import threading
 import time
 
 _HEADER = struct.Struct("<IIQ")
-"""Number, version, size in bytes."""
+"""The file's number, version and size in bytes."""
 
 
 def content(number: int, version: int, size_bytes: int) -> bytes:
-    """A file that says what it must be. `size_bytes` >= 16."""
+    """Return the content of a file, which states its own number, version and size. `size_bytes`
+    must be >= 16."""
     header = _HEADER.pack(number, version, size_bytes)
     return header + random.Random(number << 32 | version).randbytes(size_bytes - _HEADER.size)
 
 
 def is_right(number: int, data: bytes) -> bool:
-    """Whether it is one version of the file, whole."""
+    """Return whether `data` is exactly one complete version of file `number`."""
     if len(data) < _HEADER.size:
         return False
     his_number, version, size_bytes = _HEADER.unpack_from(data)
@@ -55,7 +56,7 @@ def main() -> None:
     errors: dict[str, int] = {}
     print("ready", flush=True)
     while not stopped.is_set():
-        # Most reads go to a tenth of the files.
+        # More than half of the reads go to a tenth of the files.
         number = chance.randrange(count if chance.random() < 0.4 else max(1, count // 10))
         began = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""The origin without cachefs: the same requests, made as fast as obstore and HTTP allow."""
+"""Read from the origin without cachefs: the same requests, as fast as obstore and HTTP allow."""
 
 import http.client
 import re
@@ -36,7 +36,7 @@ def get_ranges(store: Any, key: str, size_bytes: int, in_flight: int) -> Reading
 
 
 def list_with_obstore(store: Any, prefix: str) -> tuple[int, float]:
-    """Number of keys below `prefix`, and seconds, by obstore's own listing."""
+    """List `prefix` with obstore. Return the number of keys, and seconds."""
     import obstore
 
     began = time.monotonic()
@@ -45,8 +45,11 @@ def list_with_obstore(store: Any, prefix: str) -> tuple[int, float]:
 
 
 def list_pages(server: Server, prefix: str) -> tuple[int, float]:
-    """The same by plain ListObjectsV2, page after page on one connection, nothing parsed but
-    what is needed to go on: the time that the origin takes."""
+    """List `prefix` with plain ListObjectsV2 on one connection. Return the number of keys, and
+    seconds.
+
+    It parses only what the next request needs, so the result is the origin's own time.
+    """
     address = urlsplit(server.endpoint)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     began = time.monotonic()
@@ -87,9 +90,9 @@ def _page(
 
 
 def timed(get: Any, items: Sequence[Any], in_flight: int, files: int) -> Reading:
-    """`get` of all items with `in_flight` threads; it returns bytes."""
+    """Call `get`, which returns a number of bytes, for all items with `in_flight` threads."""
     with ThreadPoolExecutor(in_flight) as pool:
-        list(pool.map(time.sleep, [0.01] * in_flight))  # all threads are there before the clock
+        list(pool.map(time.sleep, [0.01] * in_flight))  # start all threads before the clock
         began = time.monotonic()
         total_bytes = sum(pool.map(get, items))
         return Reading(files, total_bytes, time.monotonic() - began)

@@ -1,9 +1,9 @@
-"""An S3 server of objects that are computed, never stored: for metadata of millions.
+"""An S3 server with computed objects that are never stored, for the metadata of millions of them.
 
-Run as a program it serves bucket `data` on the given port until it is killed: below `tree/`
-directories `dNNNN` of 1,000 objects each, below `flat/` all in one directory. It knows HEAD, GET
-and LIST of whole directories (version 2, with and without a delimiter), and counts them at
-`/-/counts`.
+As a program it serves the bucket `data` on the given port until it is killed. Below `tree/` are
+directories `dNNNN` of 1,000 objects each; `flat/` has all objects in one directory. It supports
+HEAD, GET and LIST of whole directories (version 2, with and without a delimiter), and reports their
+counts at `/-/counts`.
 """
 
 import argparse
@@ -35,12 +35,12 @@ def name_of(number: int) -> str:
 
 
 def path_in_tree(number: int) -> str:
-    """Of an object, below the prefix `tree`."""
+    """Return the path of an object below the prefix `tree`."""
     return f"d{number // PER_DIRECTORY:04}/{name_of(number)}"
 
 
 class GeneratedS3:
-    """The server as a child process. `count` objects in either place."""
+    """The server as a child process, with `count` objects below each of `tree/` and `flat/`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -65,14 +65,14 @@ class GeneratedS3:
         self._process.wait()
 
     def counts(self) -> dict[str, int]:
-        """Requests answered so far: LIST, HEAD, GET."""
+        """Return the numbers of LIST, HEAD and GET requests answered so far."""
         with urllib.request.urlopen(f"{self.endpoint}/-/counts", timeout=10) as answer:
             counts: dict[str, int] = json.load(answer)
         return counts
 
 
 def _e_tag(number: int) -> str:
-    """As of an upload in parts: it is no digest of the bytes."""
+    """Return an ETag like that of a multipart upload, which is no digest of the bytes."""
     return f"{number:032x}-1"
 
 
@@ -166,13 +166,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(200, text.encode())
 
     def _prefixes(self, prefix: str) -> Sequence[str]:
-        """All directories there are in the bucket, or below `tree/`."""
+        """Return all directories in the bucket, or those below `tree/`."""
         if not prefix:
             return ["flat/", "tree/"]
         return [f"tree/d{number:04}/" for number in range(-(-self.count // PER_DIRECTORY))]
 
     def _keys(self, prefix: str) -> "_Keys":
-        """All that begin with `prefix`, which is one of a directory, in order."""
+        """Return all keys that begin with `prefix`, the prefix of a directory, in order."""
         count = self.count
         if prefix == "":
             return _Keys(count, range(2 * count))
@@ -201,7 +201,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *arguments: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def main() -> None:

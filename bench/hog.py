@@ -1,10 +1,10 @@
-"""`python -m bench.hog`: how long one user's reads take while another asks for far too much.
+"""`python -m bench.hog` measures one user's reads while another user requests far too much.
 
-The hog is limited to 64 KiB/s and has 8 threads that ask ahead (posix_fadvise, WILLNEED) for
-2 GiB, once (it has asked when the others begin) or again and again. Beside it root reads files of
-200 KB, cached (the kernel's pages are dropped before each) and cold. Runs with and without the hog
-take turns. A hog that never stops asking takes the processor, too; so does the control: 8 threads
-that do nothing but that, which the mount does not see.
+The hog is limited to 64 KiB/s. Its 8 threads request 2 GiB ahead (posix_fadvise, WILLNEED), either
+once, before the other reads begin, or in a loop. Meanwhile root reads files of 200 KB, cached (with
+the kernel's pages dropped before each read) and cold. Runs with and without the hog alternate. A
+hog in a loop also uses the processor. So does the control: 8 threads that only use the processor
+and send nothing to the mount.
 """
 
 import argparse

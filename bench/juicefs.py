@@ -1,4 +1,4 @@
-"""JuiceFS on the benchmark's S3 server, set up as its manual advises."""
+"""Run JuiceFS on the benchmark's S3 server, set up as its manual advises."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ class JuiceFS:
     """A volume with its metadata in SQLite, mounted in the sandbox."""
 
     def __init__(self, bench: Bench, options: Sequence[str] = ()) -> None:
-        """`options` are added to those of every mount."""
+        """Every mount also gets `options`."""
         self._bench = bench
         base = bench.directory / "juicefs"
         self.path = base / "mnt"
@@ -55,12 +55,12 @@ class JuiceFS:
                   self._meta, "bench")  # fmt: skip
 
     def fill(self, prefix: str, names: Sequence[str]) -> None:
-        """Copy the local files in."""
+        """Copy the local files below `prefix` into the volume."""
         self._bench.say(f"copying {len(names):,} files into JuiceFS")
         shutil.copytree(self._bench.local / prefix, self.path / prefix)
 
     def warm_up(self, prefix: str, requests: int = 32) -> float:
-        """Seconds of `juicefs warmup` of a directory, from an empty cache."""
+        """Run `juicefs warmup` of a directory from an empty cache, and return its seconds."""
         self.unmount()
         shutil.rmtree(self.cache, ignore_errors=True)
         self.mount()
@@ -70,11 +70,12 @@ class JuiceFS:
 
     @property
     def command_line(self) -> str:
-        """What a user would type for the last mount."""
+        """The command line of the last mount, as a user would type it."""
         return shlex.join(["juicefs", *self._arguments])
 
     def mount(self, cache: Path | None = None, cache_mib: int = 8192) -> None:
-        """Mount the volume, with its block cache in `cache` (else where it was before)."""
+        """Mount the volume, with its block cache in `cache`, by default in the directory of the
+        last mount."""
         self.cache = cache or self.cache
         self._arguments = [
             "mount", self._meta, str(self.path), "--cache-dir", str(self.cache),
@@ -94,7 +95,7 @@ class JuiceFS:
             time.sleep(0.05)
 
     def unmount(self) -> None:
-        """Unmount, and wait until the client has ended; nothing if it is not mounted."""
+        """Unmount, and wait until the client has ended. Does nothing if it is not mounted."""
         if self.process is None:
             return
         if self.path.is_mount():
@@ -109,7 +110,7 @@ class JuiceFS:
         self.process = None
 
     def version(self) -> str:
-        """What `juicefs --version` says."""
+        """Return the version that `juicefs --version` prints."""
         return self.call("--version").removeprefix("juicefs version").strip()
 
     @property
@@ -117,7 +118,7 @@ class JuiceFS:
         return str(Path(sys.executable).with_name("juicefs"))
 
     def call(self, *arguments: str) -> str:
-        """What a command of juicefs prints. Raises `RuntimeError` if it fails."""
+        """Run a juicefs command and return its output. Raises `RuntimeError` if it fails."""
         done = subprocess.run(
             [self._command, *arguments], env=self._environment, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,

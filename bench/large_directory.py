@@ -1,4 +1,4 @@
-"""Very many objects in one directory: listing it, the memory that takes, one stat in it."""
+"""Measure a directory of very many objects: its listing, the memory for it, and one stat in it."""
 
 import statistics
 import subprocess
@@ -15,7 +15,8 @@ FIRST_BAR = 2.0
 SECOND_BAR_S = 1.0
 RSS_BAR_BYTES = 200_000_000
 STAT_BAR = 0.25
-"""Share of the listing's time that a stat may take which doesn't wait for the listing."""
+"""The most time that a stat may take, as a share of the listing's time: it must not wait for the
+listing."""
 _STAT = """
 import os, sys, time
 began = time.monotonic()
@@ -25,7 +26,7 @@ print(time.monotonic() - began)
 
 
 def large_directory(bench: Bench) -> list[Row]:
-    """First and second listing, memory afterwards, and a stat on a fresh mount."""
+    """Measure the first and second listing, the memory afterwards, and a stat on a fresh mount."""
     count = bench.scale.names
     bench.say(f"uploading {count:,} objects (some {count // 1500} s)")
     names = [f"object-{number:07}.bin" for number in range(count)]
@@ -73,7 +74,8 @@ def _stat_rounds(bench: Bench, name: str, times: dict[str, list[float]]) -> None
 
 
 def _stat(path: Path) -> float:
-    """Seconds, measured in a process of its own: a stat that hangs can't be interrupted."""
+    """Return the seconds of a stat. It runs in a separate process, because a stat that hangs can't
+    be interrupted."""
     result = subprocess.run(
         [sys.executable, "-S", "-E", "-c", _STAT, str(path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""One large file, front to back in 1 MiB pieces: cold, and from the cache."""
+"""Read one large file in order, in 1 MiB pieces: cold, and from the cache."""
 
 import statistics
 from collections import defaultdict
@@ -16,7 +16,7 @@ IN_FLIGHT = (1, 4, 8)
 
 
 def large_file(bench: Bench) -> list[Row]:
-    """Both, each round with a new mount and an empty cache."""
+    """Measure both, with a new mount and an empty cache in each round."""
     name = bench.large_file()
     size_bytes = bench.scale.large_bytes
     direct.get_ranges(bench.store, f"large/{name}", size_bytes, 4)

@@ -1,4 +1,4 @@
-"""Loading ahead: beside plain GETs, beside JuiceFS, again, after a change, and beside a reader."""
+"""Measure load jobs: against plain GETs and JuiceFS, repeated, after a change, with a reader."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _PROBE_FILES = 600
 
 
 def load(bench: Bench) -> list[Row]:
-    """Every figure of load jobs over the small files; seconds are those of the whole command."""
+    """Measure load jobs over the small files. Seconds are those of the whole command."""
     names = bench.small_files()
     case = f"{len(names):,} files of 20-180 KB, loaded"
     measured: dict[str, list[float]] = defaultdict(list)
@@ -59,7 +59,7 @@ def load(bench: Bench) -> list[Row]:
 
 
 def _load(mount: rig.Mount, *options: str) -> float:
-    """Seconds of `cachefs load` of all of the mount."""
+    """Run `cachefs load` for the whole mount and return its seconds."""
     began = time.monotonic()
     report = mount.command("load", str(mount.path), "--json", *options)
     seconds = time.monotonic() - began
@@ -89,7 +89,7 @@ def _again(
 
 
 def _beside_a_reader(bench: Bench, names: list[str]) -> list[Row]:
-    """One process reads cold files one by one: alone, and while all others are loaded."""
+    """Let one process read cold files one by one: alone, and while a job loads all others."""
     alone: list[float] = []
     beside: list[float] = []
     for turn in range(bench.scale.rounds):
@@ -125,7 +125,7 @@ def _reader_p99_s(mount: rig.Mount, probes: list[str], names: list[str], loading
         (mount.path / name).read_bytes()
         durations.append(time.perf_counter() - began)
         if job is not None and len(durations) % 50 == 0 and _has_ended(mount, job):
-            break  # what follows would be read alone
+            break  # without the job, further reads would be reads of a reader alone
     if job is not None:
         mount.command("jobs", "attach", job)
     return statistics.quantiles(durations, n=100)[98]

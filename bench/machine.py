@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describe the machine of a measurement, and set its halt polling."""
 
 import ctypes
 import importlib.metadata
@@ -19,7 +19,7 @@ _HALT_POLL = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """CPU, memory, kernel, disk, versions; `directory` is where the caches stand."""
+    """Return CPU, memory, kernel, disk and versions. `directory` contains the caches."""
     fstype, device = procfs.file_system_of(directory)
     return {
         "cpu": _cpu_model(),
@@ -42,7 +42,8 @@ def describe(directory: Path) -> dict[str, Any]:
 
 
 def halt_poll_ns() -> int | None:
-    """How long an idle virtual CPU polls before it halts; None where that can't be set."""
+    """Return how many ns an idle virtual CPU polls before it halts; None if the machine has no
+    such setting."""
     try:
         return int(_HALT_POLL.read_text())
     except (OSError, ValueError):
@@ -54,14 +55,14 @@ def can_set_halt_poll() -> bool:
 
 
 def set_halt_poll(poll_ns: int | None) -> None:
-    """Set it if there is something to set, and to set it to."""
+    """Set the halt polling to `poll_ns` if possible; None changes nothing."""
     if poll_ns is not None and can_set_halt_poll():
         _HALT_POLL.write_text(f"{poll_ns}\n")
 
 
 @contextmanager
 def halt_polling(poll_ns: int | None) -> Iterator[None]:
-    """With idle virtual CPUs that poll for `poll_ns`; None leaves it as it is."""
+    """Let idle virtual CPUs poll for `poll_ns` within the context; None changes nothing."""
     before = halt_poll_ns()
     try:
         set_halt_poll(poll_ns)
@@ -100,7 +101,7 @@ def _virtualisation() -> str:
 
 
 def _libfuse() -> str:
-    """The version of the library that pyfuse3 loads."""
+    """Return the version of the libfuse that pyfuse3 loads."""
     try:
         version = ctypes.CDLL("libfuse3.so.3").fuse_pkgversion
         version.restype = ctypes.c_char_p

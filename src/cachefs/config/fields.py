@@ -313,8 +313,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def user_mem_home() -> Path:
-    """Where this user's caches in memory live: a directory of this user, or one that is to be made.
-    Anybody may take a name in /dev/shm, so there is another one, which nobody can foresee."""
+    """Return the default directory for this user's caches in memory. It belongs to this user or
+    does not exist yet.
+
+    Any user may create the usual name in /dev/shm first; then the result is a random name."""
     uid = os.geteuid()
     home = _SHARED_MEMORY / f"cachefs-{uid}"
     others = [path for path in sorted(_SHARED_MEMORY.glob(f"{home.name}-*")) if _is_of(path, uid)]
