@@ -1,4 +1,4 @@
-"""Names without bytes: a million loaded, carried to another node, and a list of some of them."""
+"""Measure metadata: load a million names, carry them to another node, and mount a list of some."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ _LOOKED_AT = 500
 
 
 def metadata(bench: Bench) -> list[Row]:
-    """Objects that are computed, in directories of 1,000; daemon, mount and find are real."""
+    """Measure with computed objects in directories of 1,000, but a real daemon, mount and find."""
     count = QUICK_COUNT if bench.scale.names < FLAT_COUNT else FULL_COUNT
     with GeneratedS3(count) as server:
         tree = f"{count:,} objects in {count // 1000:,} directories"
@@ -85,7 +85,7 @@ def _flat(bench: Bench, server: GeneratedS3) -> list[Row]:
 
 
 def _load(mount: rig.Mount, count: int) -> tuple[float, dict[str, int]]:
-    """Entries a second, of the whole command, and the daemon's memory then."""
+    """Return entries per second of the whole command, and the daemon's memory after it."""
     began = time.monotonic()
     said = mount.command("load", str(mount.path), "--metadata")
     seconds = time.monotonic() - began
@@ -95,7 +95,7 @@ def _load(mount: rig.Mount, count: int) -> tuple[float, dict[str, int]]:
 
 
 def _found(case: str, mount: rig.Mount, server: GeneratedS3) -> list[Row]:
-    """`find`, which must look at every inode, and what it sends to the origin."""
+    """Run `find`, which must stat every inode, and count the requests to the origin."""
     before = Counter(server.counts())
     began = time.monotonic()
     lines = subprocess.run(
@@ -117,7 +117,7 @@ def _found(case: str, mount: rig.Mount, server: GeneratedS3) -> list[Row]:
 
 
 def _manifest(bench: Bench, server: GeneratedS3, case: str) -> list[Row]:
-    """A plain list of a tenth of the objects."""
+    """Mount a plain list of a tenth of the objects."""
     chance = random.Random(7)
     listed = sorted(chance.sample(range(server.count), server.count // 10))
     file = bench.directory / "manifest.txt"

@@ -1,8 +1,8 @@
-"""`python -m bench.outlives`: what readers notice when the daemon dies, or stands still.
+"""`python -m bench.outlives` measures the effect on readers when the daemon dies or stands still.
 
-First eight readers, who compare every byte, while the daemon is killed (SIGKILL) 20 times: errors,
-wrong bytes, and the longest read. Then one reader of cached files while the daemon is stopped for
-three seconds (SIGSTOP, which stops more than a thread that holds the GIL does).
+First, eight readers compare every byte while the daemon is killed (SIGKILL) 20 times. The results
+are errors, wrong bytes, and the longest read. Then one reader reads cached files while the daemon
+is stopped for three seconds (SIGSTOP, which stops more than a thread that holds the GIL does).
 """
 
 import argparse
@@ -31,7 +31,8 @@ _SCRIPT = Path(__file__).with_name("checking_reader.py")
 
 
 class Seen(NamedTuple):
-    """By all readers together. `times` are when a read began and how long it took, in seconds."""
+    """The results of all readers together. `times` has the begin and the duration of each read in
+    seconds."""
 
     times: list[tuple[float, float]]
     wrong: int
@@ -43,7 +44,7 @@ class Seen(NamedTuple):
 
 
 class Readers:
-    """Processes that read until they are asked what they saw."""
+    """Processes that read until `stop` collects their results."""
 
     def __init__(self, root: Path, files: int, count: int, drop: bool) -> None:
         self._processes = [
@@ -60,7 +61,7 @@ class Readers:
             process.stdout.readline()
 
     def stop(self) -> Seen:
-        """Raises `RuntimeError` if one of them failed."""
+        """End the readers and return their results. Raises `RuntimeError` if a reader failed."""
         times: list[tuple[float, float]] = []
         wrong, errors = 0, dict[str, int]()
         for process in self._processes:
@@ -96,7 +97,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 
 
 def make_files(directory: Path, count: int) -> None:
-    """Of 20 to 180 KB."""
+    """Make `count` files of 20 to 180 KB."""
     directory.mkdir()
     for number in range(count):
         size_bytes = 20_000 + number * 7_919 % 160_000
@@ -104,7 +105,7 @@ def make_files(directory: Path, count: int) -> None:
 
 
 def _have_it_served(mount: rig.Mount) -> None:
-    """Everything is cached, and the relay knows it."""
+    """Read every file several times, so that all are cached and published to the relay."""
     for _ in range(3):
         for number in range(FILES):
             path = mount.path / str(number)
@@ -133,7 +134,8 @@ def _kill_again_and_again(mount: rig.Mount, kills: int) -> bool:
 
 
 def _daemon(mount: rig.Mount) -> int:
-    """Of the daemon that serves now; there may be none for a moment."""
+    """Return the process id of the current daemon. Waits, because there may be none for a
+    moment."""
     for _ in range(100):
         try:
             pid = mount.status()["pid"]
@@ -172,7 +174,7 @@ def _be_stuck(mount: rig.Mount) -> bool:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Of at least one value."""
+    """Return the percentile `share` (0 to 1) of `values`, which must not be empty."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 

@@ -1,4 +1,4 @@
-"""What Linux says about processes, mounts and sockets. Nothing here needs more than /proc."""
+"""Read from /proc about processes, mounts and sockets. This module needs nothing else."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Living processes below `ancestor`, parents before children."""
+    """Return the living descendants of `ancestor`, parents before children."""
     children: dict[int, list[int]] = {}
     dead = set()
     for entry in _PROC.iterdir():
@@ -22,7 +22,7 @@ def descendants(ancestor: int) -> list[int]:
     below = []
     queue = [ancestor]
     while queue:
-        # Zombies have children, too, for as long as some of their threads are still ending.
+        # A zombie has children, too, while some of its threads are still ending.
         found_pids = children.get(queue.pop(0), [])
         below += [pid for pid in found_pids if pid not in dead]
         queue += found_pids
@@ -30,13 +30,13 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Return whether the process exists and is no zombie."""
     found = _state_and_parent(_PROC / str(pid))
     return found is not None and found[0] not in "ZX"
 
 
 def command(pid: int) -> str:
-    """The name of the program that `pid` runs; empty if it is gone."""
+    """Return the name of the program that `pid` runs, or "" if the process has ended."""
     try:
         return Path(_PROC / str(pid) / "comm").read_text().strip()
     except OSError:
@@ -44,7 +44,7 @@ def command(pid: int) -> str:
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Mountpoints below `directory`, the last mounted first."""
+    """Return the mountpoints below `directory`, the last mounted first."""
     found = []
     for line in (_PROC / "self/mountinfo").read_text().splitlines():
         path = Path(_ESCAPE.sub(lambda match: chr(int(match[1], 8)), line.split(" ")[4]))
@@ -54,7 +54,7 @@ def mounts_below(directory: Path) -> list[Path]:
 
 
 def file_system_of(directory: Path) -> tuple[str, str]:
-    """Type and device of the file system that holds `directory`."""
+    """Return type and device of the file system that contains `directory`."""
     best, found = -1, ("unknown", "unknown")
     resolved = directory.resolve()
     for line in (_PROC / "self/mountinfo").read_text().splitlines():
@@ -68,7 +68,7 @@ def file_system_of(directory: Path) -> tuple[str, str]:
 
 
 def bound_sockets(pid: int) -> list[Path]:
-    """Socket files that `pid` listens on. A killed server leaves them behind."""
+    """Return the socket files on which `pid` listens. A killed server leaves them behind."""
     inodes = set()
     with contextlib.suppress(OSError):
         for fd in (_PROC / str(pid) / "fd").iterdir():
@@ -83,7 +83,7 @@ def bound_sockets(pid: int) -> list[Path]:
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """`VmRSS` of a process and its parts, `RssAnon`, `RssFile` and `RssShmem`."""
+    """Return `VmRSS` of a process and its parts, `RssAnon`, `RssFile` and `RssShmem`, in bytes."""
     found = {}
     for line in Path(_PROC / str(pid) / "status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -93,7 +93,7 @@ def memory_bytes(pid: int) -> dict[str, int]:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has computed, and its children that ended; 0 if it is gone."""
+    """Return the CPU seconds of a process and its reaped children; 0 if the process is gone."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:

@@ -1,15 +1,15 @@
-"""Reads files as a training job's worker would, in a process of its own. Run as a script:
+"""Reads files like a worker of a training job, in a separate process. Run as a script:
 
     python -S reader.py ROOT LIST PASSES FIRST STEP WHOLE|PYTHON|CHUNKS
 
-LIST holds paths below ROOT, one per line; this reader takes every STEP-th from FIRST on. It says
-"ready", waits for a line on stdin, and then says "at FILES BYTES" now and then and, at the end,
-"done FILES BYTES BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). WHOLE reads each
-file with open(2), fstat(2) and one read(2), as libraries in C do; PYTHON with Python's open(),
-which also asks of every file whether it is a terminal (an ioctl, and so a request on any FUSE file
-system). CHUNKS reads it in pieces of 1 MiB, as one reads a file that is too large.
+LIST contains paths below ROOT, one per line; this reader takes every STEP-th from FIRST on. It
+prints "ready" and waits for a line on stdin. Then it prints "at FILES BYTES" from time to time, and
+at the end "done FILES BYTES BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). WHOLE reads
+each file with open(2), fstat(2) and one read(2), as libraries in C do. PYTHON uses Python's open(),
+which also checks whether every file is a terminal (an ioctl, and therefore a request on any FUSE
+file system). CHUNKS reads in pieces of 1 MiB, as programs read a very large file.
 
-Standard library only and few imports, so that 64 of them start quickly.
+It imports few modules and only the standard library, so that 64 readers start quickly.
 """
 
 import os
@@ -79,4 +79,4 @@ if __name__ == "__main__":
     try:
         main()
     except BrokenPipeError:
-        os._exit(1)  # whoever started us is gone
+        os._exit(1)  # the parent process has ended

@@ -1,4 +1,4 @@
-"""The figures: one `Row` each, printed as a table, written as JSON and as Markdown."""
+"""Print the figures, one `Row` each, as a table, and write them as JSON and as Markdown."""
 
 import json
 import statistics
@@ -12,13 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 COLUMNS = ("figure", "cachefs", "", "unit", "ratio", "bar", "")
-"""The third is headed by what a case is compared with."""
+"""The third column's heading is the side that a case is compared with."""
 _WIDTHS = (29, 7, 7, 7, 6, 8, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `passed` is None where there is no bar."""
+    """One figure. `passed` is None without a bar."""
 
     case: str
     figure: str
@@ -30,7 +30,7 @@ class Row:
     bar: str = ""
     passed: bool | None = None
     rounds: dict[str, list[float]] = field(default_factory=dict)
-    """What was measured, by side, one value a round."""
+    """The measured values by side, one per round."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def ratio_row(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Row:
-    """Medians of both sides, and the median of the ratios of each round."""
+    """Return a row with the medians of both sides, and the median of the ratios of each round."""
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     bar, passed = "", None
     if at_least is not None:
@@ -73,7 +73,7 @@ def ratio_row(
 
 
 def show(value: float) -> str:
-    """Three digits or, where there are more before the point, all of them."""
+    """Return the value with three digits, or with all digits before the point if they are more."""
     if value == int(value):
         return f"{value:,.0f}"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
@@ -81,13 +81,13 @@ def show(value: float) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """How many bars were met."""
+    """Return how many bars were met."""
     judged = [row for row in rows if row.passed is not None]
     return f"{sum(bool(row.passed) for row in judged)} of {len(judged)} bars met"
 
 
 def print_report(console: Console, machine: dict[str, Any], rows: Sequence[Row]) -> None:
-    """The machine, then the figures."""
+    """Print the machine, then the figures."""
     for line in _describe(machine):
         console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
     for case in dict.fromkeys(row.case for row in rows):
@@ -117,7 +117,7 @@ def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
 def write(
     directory: Path, machine: dict[str, Any], settings: dict[str, Any], rows: Sequence[Row]
 ) -> list[Path]:
-    """`results.json` and `results.md`."""
+    """Write `results.json` and `results.md`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     as_json, as_text = directory / "results.json", directory / "results.md"
     as_json.write_text(

@@ -1,4 +1,4 @@
-"""The moving parts of a measurement: an S3 server, a mount, reader processes, cold caches."""
+"""The parts of a measurement: an S3 server, a mount, reader processes, cold caches."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 class Server(SeaweedFS):
-    """SeaweedFS with one bucket, its own count of requests, and a quick end."""
+    """SeaweedFS with one bucket, a request counter of its own, and a quick end."""
 
     _metrics_port = 0
 
@@ -38,7 +38,7 @@ class Server(SeaweedFS):
         return [*arguments, f"-metricsPort={self._metrics_port}"]
 
     def stop(self) -> None:
-        """Kill it: its data is of no use to anyone, and it takes half a minute to stop."""
+        """Kill the server. A normal stop takes half a minute, to store data that is not needed."""
         self.close_client()
         if self._process is not None:
             sandbox.end_process(self._process.pid)
@@ -46,7 +46,7 @@ class Server(SeaweedFS):
             self._process = None
 
     def store(self, endpoint: str | None = None) -> Any:
-        """obstore's view of the bucket, through another endpoint if one is given."""
+        """Return an obstore store for the bucket, through another endpoint if one is given."""
         from obstore.store import S3Store
 
         return S3Store(
@@ -60,13 +60,13 @@ class Server(SeaweedFS):
         )
 
     def object_gets(self, bucket: str = BUCKET) -> int:
-        """GETs of objects that the server has begun to answer, by its own count (no HEADs, no
-        listings)."""
+        """Return how many GETs of objects the server has begun to answer, by its own count (no
+        HEADs, no listings)."""
         wanted = "SeaweedFS_s3_time_to_first_byte_millisecond_count{"
         return self._sum(wanted, 'type="GET"', f'bucket="{bucket}"')
 
     def sent_bytes(self, bucket: str = BUCKET) -> int:
-        """Bytes that the server has sent from the bucket, by its own count."""
+        """Return how many bytes the server has sent from the bucket, by its own count."""
         return self._sum("SeaweedFS_s3_bucket_traffic_sent_bytes_total{", f'bucket="{bucket}"')
 
     def _sum(self, metric: str, *labels: str) -> int:
@@ -83,7 +83,7 @@ class Server(SeaweedFS):
 
 @contextlib.contextmanager
 def server(directory: Path) -> Iterator[Server]:
-    """A running server with an empty bucket, its files in `directory`."""
+    """Run a server with an empty bucket and its files in `directory`."""
     directory.mkdir(parents=True)
     with Server(directory) as running:
         running.make_bucket(BUCKET)
@@ -96,7 +96,8 @@ def upload(
     in_flight: int = 32,
     on_done: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
-    """Put files (or bytes) under their keys; `on_done` is called, in any thread, for each."""
+    """Put files (or bytes) under their keys. After each it calls `on_done` with the bytes, in any
+    thread."""
     import obstore
 
     def put(item: tuple[str, Path | bytes]) -> None:
@@ -110,7 +111,7 @@ def upload(
 
 
 def cachefs_command() -> list[str]:
-    """The console script of this environment, as a user would run it."""
+    """Return the console script of this environment, as a user would run it."""
     script = Path(sys.executable).with_name("cachefs")
     if not script.exists():
         raise RuntimeError(f"{script} is missing: run scripts/bootstrap (make demo does)")
@@ -118,7 +119,7 @@ def cachefs_command() -> list[str]:
 
 
 class Mount:
-    """A mount by the real command line; `with Mount(...) as mount`."""
+    """A mount through the real command line. `with Mount(...) as mount` mounts and unmounts it."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Mount:
         endpoint: str | None,
         options: Sequence[str] = (),
     ) -> None:
-        """Everything of it stands below `base`: `mnt`, `cache` and `daemon.log`."""
+        """All files of the mount lie below `base`: `mnt`, `cache` and `daemon.log`."""
         self.path = base / "mnt"
         self.cache_dir = base / "cache"
         self._base = base
@@ -147,7 +148,7 @@ class Mount:
 
     @property
     def command_line(self) -> str:
-        """What a user would type."""
+        """The command line, as a user would type it."""
         return shlex.join(["cachefs", *self.arguments])
 
     def __enter__(self) -> "Mount":
@@ -159,16 +160,16 @@ class Mount:
         self.unmount()
 
     def unmount(self) -> None:
-        """Unmount, and wait until the daemon has ended; nothing if it is not mounted."""
+        """Unmount, and wait until the daemon has ended. Does nothing if it is not mounted."""
         if self.path.is_mount():
             self._call(["umount", str(self.path)])
 
     def remove(self) -> None:
-        """Delete the cache and all else, after the unmount."""
+        """Delete all files below `base`. Call it after the unmount."""
         shutil.rmtree(self._base)
 
     def status(self) -> dict[str, Any]:
-        """What `cachefs status --json` says of this mount."""
+        """Return the object of this mount in `cachefs status --json`."""
         for mount in json.loads(self._call(["status", "--json"])):
             if mount["mountpoint"] == str(self.path):
                 status: dict[str, Any] = mount
@@ -176,11 +177,11 @@ class Mount:
         raise RuntimeError(f"`cachefs status --json` doesn't list {self.path}")
 
     def command(self, *arguments: str) -> str:
-        """What a command of cachefs prints. Raises `RuntimeError` if it fails."""
+        """Run a cachefs command and return its output. Raises `RuntimeError` if it fails."""
         return self._call(arguments)
 
     def daemon_log(self) -> str:
-        """The end of what the daemon logged."""
+        """Return the last 2,000 characters of the daemon's log."""
         with contextlib.suppress(OSError):
             return (self._base / "daemon.log").read_text(errors="replace")[-2000:]
         return ""
@@ -203,7 +204,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What some readers did together."""
+    """The sums over some readers."""
 
     files: int
     bytes: int
@@ -232,9 +233,12 @@ def read_files(
     on_progress: Callable[[int], None] | None = None,
     before_go: Callable[[], None] = lambda: None,
 ) -> Reading:
-    """Read `names` below `root` with `readers` processes, which share them out (or, with
-    `everyone_all`, read them all each). They start and load `list_file`, which is written anew,
-    before the clock; `before_go` is called just before it. How they read, reader.py tells."""
+    """Read `names` below `root` with `readers` processes. Each reads a share of the names, or with
+    `everyone_all` all of them.
+
+    The clock starts after the processes have started and loaded `list_file`, which this function
+    writes. It calls `before_go` just before the clock starts. See reader.py for the ways to read.
+    """
     list_file.write_text("\n".join(names) + "\n", encoding="utf-8")
     how = "CHUNKS" if chunks else "PYTHON" if by_python else "WHOLE"
     processes = []
@@ -317,19 +321,19 @@ def _go(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def can_drop_caches() -> bool:
-    """Whether the kernel's page cache can be dropped: root, and not in a container."""
+    """Return whether the kernel's page cache can be dropped: as root, and not in a container."""
     return os.geteuid() == 0 and os.access(_DROP_CACHES, os.W_OK)
 
 
 def drop_page_cache(names_too: bool = False) -> None:
-    """Write everything back and drop clean pages; directory entries and inodes stay, unless
+    """Write everything back and drop clean pages. Directory entries and inodes stay, unless
     `names_too`."""
     os.sync()
     _DROP_CACHES.write_text("3\n" if names_too else "1\n")
 
 
 def list_directory(path: Path, timeout_s: float = 120) -> tuple[int, float]:
-    """Number of names and seconds of `ls -f`, "." and ".." left out."""
+    """Return the number of names, without "." and "..", and the seconds of `ls -f`."""
     began = time.monotonic()
     result = subprocess.run(
         ["ls", "-f", str(path)], stdout=subprocess.PIPE, timeout=timeout_s, check=True

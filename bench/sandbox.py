@@ -1,15 +1,15 @@
-"""Run something that starts servers and mounts, and leave nothing behind, however it ends.
+"""Run work that starts servers and mounts, and leave nothing behind, however the work ends.
 
-The work is done in a child process. The parent does nothing but wait, with all signals blocked,
-so there is no moment at which one could interrupt it: it takes Ctrl-C and SIGTERM from a queue,
-ends the child, and cleans up from what it finds, not from what was noted down:
+A child process does the work. The parent only waits, with all signals blocked, so that no signal
+can interrupt it at any moment. It takes Ctrl-C and SIGTERM from a queue, ends the child, and cleans
+up everything that it finds, without relying on records:
 
 - every process that descends from it (it is a "subreaper": daemons that detach themselves become
   its children, not init's),
 - every mount below its temporary directory, the directory, and what those processes left outside.
 
-The child lives in a session of its own. So the terminal's Ctrl-C reaches the parent only, and the
-server is still there to answer while the mount is taken down.
+The child has its own session. The terminal's Ctrl-C therefore reaches only the parent, and the
+server can still answer during the unmount.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ _MNT_DETACH = 2
 _KILL_AFTER_S = 8.0
 _LAZY_AFTER_S = 3.0
 _SERVERS = {"weed"}
-"""Stopped after the mounts are gone, and killed: they take half a minute to shut down, for data
-that is about to be removed."""
+"""The servers, which are killed after the mounts are gone. A normal stop takes half a minute, to
+store data that is removed next."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,10 +47,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def run(
     name: str, work: Callable[[Path], int], undo: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """Exit with what `work(directory)` returns, 128 + N after signal N, 1 after an exception.
+    """Run `work(directory)` and exit with its result, 128 + N after signal N, 1 after an exception.
 
-    `directory` is temporary, under $TMPDIR or /var/tmp (where /tmp may be memory). `undo` takes
-    back what `work` may have changed elsewhere. Call this first, while there are no threads.
+    `directory` is temporary, under $TMPDIR or /var/tmp (/tmp may be in memory). `undo` reverts
+    changes that `work` may have made elsewhere. Call this first, before the process has threads.
     """
     directory = Path(os.environ.get("TMPDIR") or _default_base()) / (
         f"cachefs-{name}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -70,7 +70,7 @@ def run(
     undo()
     for problem in left:
         _say(f"{name}: left behind: {problem}")
-    # No way back through Python's exit: a queued Ctrl-C must not spoil the last line.
+    # Don't return through Python's exit: a queued Ctrl-C must not garble the last line.
     sys.stdout.flush()
     os._exit(code or bool(left))
 
@@ -91,7 +91,7 @@ def _become_child(work: Callable[[Path], int], directory: Path) -> NoReturn:
         directory.mkdir(mode=0o700)
         code = work(directory)
     except (BrokenPipeError, SystemExit):
-        pass  # `make demo | head`; rich says so with the latter
+        pass  # from `make demo | head`; rich raises SystemExit for it
     except BaseException:
         traceback.print_exc()
     finally:
@@ -102,7 +102,8 @@ def _become_child(work: Callable[[Path], int], directory: Path) -> NoReturn:
 
 
 def _wait(child: int) -> tuple[int, bool]:
-    """Exit code, and whether a signal ended the wait (the child may go on then)."""
+    """Wait for the child. Return the exit code, and whether a signal ended the wait (the child may
+    then still run)."""
     while True:
         number = signal.sigwait(_AWAITED)
         if number in _ENDING:
@@ -122,8 +123,10 @@ def _reap() -> list[tuple[int, int]]:
 
 
 def clean_up(directory: Path) -> list[str]:
-    """End what descends from this process, unmount and remove `directory`; says what it could
-    not. May be called again. Takes some 10 s at worst."""
+    """End all descendants of this process, unmount everything below `directory` and remove it.
+
+    Returns what it could not clean up. It may be called again. Takes about 10 s at most.
+    """
     _restore_terminal()
     sockets: set[Path] = set()
     _end_clients(directory, sockets)
@@ -140,7 +143,7 @@ def clean_up(directory: Path) -> list[str]:
 
 
 def _end_clients(directory: Path, sockets: set[Path]) -> None:
-    """Everything but the servers, politely at first: a daemon unmounts on SIGTERM."""
+    """End all processes except the servers, first with SIGTERM, on which a daemon unmounts."""
     began = time.monotonic()
     told: set[int] = set()
     while True:
@@ -164,8 +167,8 @@ def _end_clients(directory: Path, sockets: set[Path]) -> None:
 
 
 def end_process(pid: int) -> set[Path]:
-    """Kill a process that we started, and remove the socket files it listened on. It is ours
-    to reap, or its parent's."""
+    """Kill a process of this sandbox and remove its listening socket files. Its parent, which may
+    be this process, must reap it."""
     sockets = set(procfs.bound_sockets(pid))
     _send(pid, signal.SIGKILL)
     deadline = time.monotonic() + 5
@@ -176,7 +179,7 @@ def end_process(pid: int) -> set[Path]:
 
 
 def unmount(mountpoint: Path, lazily: bool = False) -> None:
-    """Take a mount down if that can be done; no error if not."""
+    """Unmount if possible. Ignores errors."""
     if os.geteuid() == 0:
         _libc.umount2(os.fsencode(mountpoint), _MNT_DETACH if lazily else 0)
         return
@@ -193,7 +196,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _runtime_dirs() -> list[Path]:
-    """Where daemons keep their runtime files (cachefs.mounts)."""
+    """Return the directories of the daemons' runtime files (cachefs.mounts)."""
     uid = os.geteuid()
     candidates = [Path("/run/cachefs"), Path(f"/tmp/cachefs-{uid}")]
     if xdg := os.environ.get("XDG_RUNTIME_DIR"):
@@ -202,7 +205,7 @@ def _runtime_dirs() -> list[Path]:
 
 
 def _remove_outside(directory: Path, sockets: set[Path]) -> None:
-    """Socket files of ended processes, and the runtime files of daemons that were killed."""
+    """Remove socket files of ended processes, and the runtime files of killed daemons."""
     _unlink(sockets)
     for runtime in _runtime_dirs():
         for entry in runtime.glob("*.json"):
@@ -234,7 +237,7 @@ def _leftovers(directory: Path) -> list[str]:
 
 
 def _restore_terminal() -> None:
-    """Show the cursor again, which a progress bar may have hidden."""
+    """Show the cursor again, because a progress bar may have hidden it."""
     with contextlib.suppress(OSError):
         if sys.stdout.isatty():
             sys.stdout.write("\x1b[?25h")

@@ -1,4 +1,4 @@
-"""Many files of 20 to 180 KB: warm, with the page cache dropped, cold."""
+"""Read many files of 20 to 180 KB: warm, with the page cache dropped, and cold."""
 
 from collections import defaultdict
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ DIRECT_IN_FLIGHT = 32
 
 
 def cached(bench: Bench) -> list[Row]:
-    """Re-reading what was read before, beside the same files on the local file system."""
+    """Compare repeated reads with reads of the same files on the local file system."""
     names = bench.small_files()
     settings: dict[str, int | None] = {"as found": None}
     if machine.can_set_halt_poll() and machine.halt_poll_ns() != POLL_NS:
@@ -71,10 +71,10 @@ def _cached_rows(bench: Bench, mount: rig.Mount, names: list[str], setting: str)
 
 
 def cold(bench: Bench) -> list[Row]:
-    """Reading for the first time, beside the same GETs without cachefs."""
+    """Compare first reads with the same GETs without cachefs."""
     names = bench.small_files()
     keys = [f"small/{name}" for name in names]
-    direct.get_all(bench.store, keys, DIRECT_IN_FLIGHT)  # the server's pages are warm from here
+    direct.get_all(bench.store, keys, DIRECT_IN_FLIGHT)  # warm up the server's page cache
     measured: dict[str, list[float]] = defaultdict(list)
     requests: list[dict[str, int]] = []
     for turn in range(bench.scale.rounds):
@@ -118,7 +118,7 @@ def cold(bench: Bench) -> list[Row]:
 
 
 def herd(bench: Bench) -> list[Row]:
-    """Many processes read one cold file at once: how many GETs reach the server."""
+    """Count the GETs that reach the server when many processes read one cold file at once."""
     names = bench.small_files()[: bench.scale.rounds]
     counts = []
     with bench.mount("small") as mount:

@@ -1,9 +1,9 @@
-"""`python -m bench.soak`: everything at once for ten minutes.
+"""`python -m bench.soak` does everything at once for ten minutes.
 
-Eight readers who compare every byte, a cache too small for the data, files that are replaced at the
-origin, loads, dropped page caches, and in the first third daemons that are killed or replaced. At
-the end: wrong bytes, errors other than ESTALE (a file that was replaced while it was read), and
-whether memory and descriptors of daemon and supervisor have grown since.
+Eight readers compare every byte. The cache is too small for the data, files change at the origin,
+load jobs run, page caches are dropped, and in the first third daemons are killed or replaced. The
+results are wrong bytes, errors other than ESTALE (a file that was replaced during a read), and
+whether memory and descriptors of daemon and supervisor have grown since the first third.
 """
 
 import argparse
@@ -41,11 +41,11 @@ class Samples:
         for name, pid in (("daemon", status["pid"]), ("supervisor", status["supervisor_pid"])):
             memory = procfs.memory_bytes(pid)
             fds = len(os.listdir(f"/proc/{pid}/fd"))
-            # What is shared with the relay, and pages of files, is not a leak of ours.
+            # Count only RssAnon: memory shared with the relay and pages of files are no leak.
             self.by_process[name].append((memory["RssAnon"], fds))
 
     def report(self) -> bool:
-        """True if something has grown."""
+        """Print the growth. Return True if memory or descriptors have grown too much."""
         grown = False
         for name, samples in self.by_process.items():
             third = max(1, len(samples) // 3)
@@ -102,7 +102,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 
 
 def _replace_files(source: Path, stop: threading.Event) -> None:
-    """Ten files a second get another version, and another size."""
+    """Replace ten files per second by another version with another size."""
     chance = random.Random(7)
     version = 0
     while not stop.wait(0.1):
@@ -114,7 +114,7 @@ def _replace_files(source: Path, stop: threading.Event) -> None:
 
 
 def _trouble(mount: rig.Mount, seconds: float) -> Samples:
-    """Returns what was sampled after the last restart."""
+    """Disturb the mount for `seconds` and return the samples after the last restart."""
     began = time.monotonic()
     samples = Samples(mount)
     wanted = mount.path.with_name("wanted")
@@ -131,7 +131,7 @@ def _trouble(mount: rig.Mount, seconds: float) -> Samples:
         elif passed_s > seconds / 3 + 15:
             samples.take()
         if turn % 3 == 0:
-            with contextlib.suppress(RuntimeError):  # what was evicted again, or replaced
+            with contextlib.suppress(RuntimeError):  # files were evicted again, or replaced
                 mount.command("load", "-f", str(wanted), "--mount", str(mount.path))
         if turn % 5 == 0 and rig.can_drop_caches():
             rig.drop_page_cache()

@@ -1,8 +1,8 @@
-"""`python -m bench.storm`: many readers, and a server that refuses more than 16 requests at once.
+"""`python -m bench.storm` runs many readers against a server that refuses over 16 requests at once.
 
 32 processes share 2,000 cold files of 20 KB. A proxy before the S3 server answers 503 above 16
-requests at one time and keeps each for a while, so that the number under way decides the speed.
-How many may be under way the mount must find out; beside it, in turns, a mount that was told 16.
+concurrent requests and delays each request, so that the number of requests in flight decides the
+speed. One mount must find the limit itself; in turns with it runs a mount with the option for 16.
 """
 
 import argparse

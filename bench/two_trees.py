@@ -1,7 +1,7 @@
-"""Two checkouts side by side: `python -m bench.two_trees OLD NEW` (directories with a .venv each).
+"""Compare two checkouts: `python -m bench.two_trees OLD NEW` (directories with a .venv each).
 
-Mounts the same files with both, and reads them in turn, round after round, so that whatever else
-the machine does hits both. Prints the best time of each row and ratios. As root.
+It mounts the same files with both and reads them in turn, round after round, so that other load on
+the machine affects both. It prints the best time of each row and ratios. It must run as root.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def _measure(root: Path, trees: dict[str, Path], rounds: int) -> None:
             point.mkdir()
             _cachefs(tree, "mount", f"file://{source}", point, "--cache-dir", root / f"c-{side}")
             mounted.append((tree, point))
-            for _ in range(3):  # stored, and told to the relay
+            for _ in range(3):  # until the files are stored and published to the relay
                 _small(point), _in_order(point)
                 time.sleep(1)
                 _forget(point)
