@@ -1,1 +1,1 @@
-"""The cache engine without kernel and network: what it hits, holds, and costs."""
+"""Measure the cache engine without kernel and network: hit ratio, space, and costs."""

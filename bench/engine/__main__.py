@@ -1,9 +1,9 @@
-"""`python -m bench.engine PROGRAM`: figures of the cache engine, without kernel and network.
+"""`python -m bench.engine PROGRAM` measures the cache engine without kernel and network.
 
-hit_ratio   what each eviction policy hits on the traffic of training, and on others'
-space       how much of the disk space holds data, also after the mix of sizes has changed
+hit_ratio   the hit ratio of each eviction policy on training reads and on other reads
+space       the share of the disk space with data, also after the mix of sizes has changed
 scale       4 million cached blocks: start, memory, look-ups
-admission   what storing a fetched block costs
+admission   the cost of storing a fetched block
 quota       bytes on disk while the quota changes; hits while evicting
 sick        hits on one disk while another fails, is full, or takes two seconds
 """
@@ -26,7 +26,7 @@ PROGRAMS = {
     "quota": "/dev/shm",
     "sick": "/dev/shm",
 }
-"""And where their caches stand; None: on a disk."""
+"""The programs, with the directory of their caches; None means a disk."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:4.0f} s[/]  {text}", soft_wrap=True)
 
-    gc.freeze()  # both as in the daemon
+    gc.freeze()  # this and the thresholds are as in the daemon
     gc.set_threshold(50_000, 50, 100)
     findings = program.run(directory, Options(arguments.quick, policies, workloads, say))
     console.print(

@@ -1,4 +1,4 @@
-"""What it costs to fetch a block of 100,000 bytes from memory and to store it on tmpfs."""
+"""Measure the cost of fetching a block of 100,000 bytes from memory and storing it on tmpfs."""
 
 import os
 import resource
@@ -17,9 +17,10 @@ from cachefs.types import ObjectRef
 
 _BLOCK_BYTES = 100_000
 _UNDER_WAY = 256
-"""Blocks asked for and not yet fetched, at most."""
+"""The most requested blocks that are not fetched yet."""
 _POLL_S = 0.001
-"""Between two looks at how many. Asking without a pause would cost more than what is measured."""
+"""The pause between two checks of their number. Checks without a pause would cost more than the
+measured work."""
 _READERS = 16
 _BAR_PER_CPU_S = 5_000
 _JUDGED = ("fetch, into free slots", "fetch, evicting")
@@ -27,7 +28,7 @@ _JUDGED = ("fetch, into free slots", "fetch, evicting")
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Of one block, in microseconds."""
+    """The cost of one block in microseconds."""
 
     wall_us: float
     user_us: float
@@ -39,7 +40,7 @@ class _Cost:
 
 
 class _Stopwatch:
-    """Wall clock, and CPU time of all threads of the process."""
+    """Measures wall time, and CPU time of all threads of the process."""
 
     def __init__(self) -> None:
         self._wall = time.perf_counter()
@@ -64,7 +65,7 @@ def run(directory: Path, options: Options) -> Findings:
 
 
 def _floor(path: Path, count: int) -> _Cost:
-    """xxh3 and pwrite into a file whose space is there already, and nothing else."""
+    """Measure only xxh3 and pwrite into a file whose space is allocated already."""
     source = RollingOrigin()
     size_bytes = 256 * MIB
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -83,7 +84,7 @@ def _floor(path: Path, count: int) -> _Cost:
 
 
 class _Supply:
-    """Files that nobody has read before."""
+    """A source of files that no reader has read before."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -94,7 +95,7 @@ class _Supply:
 
 
 async def _measure(directory: Path, count: int, rounds: int, costs: dict[str, list[_Cost]]) -> None:
-    # Room for two and a half rounds between the marks, so that a whole round never evicts.
+    # The marks leave room for two and a half rounds between them, so that a round never evicts.
     quota_bytes = int(count * 120_320 * 3.5)
     tier = open_tier(directory, quota_bytes, high=0.95, low=0.15)
     supply = _Supply()
@@ -120,7 +121,7 @@ async def _measure(directory: Path, count: int, rounds: int, costs: dict[str, li
 
 
 async def _make_room(cache: BlockCache, supply: _Supply) -> None:
-    """Fill up to the high mark and a little more: the evictor then works down to the low one."""
+    """Fill to a little above the high mark, so that the evictor works down to the low mark."""
     before = _evicted(cache)
     while _evicted(cache) == before:
         await _fetched(cache, supply.take(200))
@@ -133,7 +134,7 @@ def _evicted(cache: BlockCache) -> int:
 
 
 async def _fetched(cache: BlockCache, refs: list[ObjectRef]) -> _Cost:
-    """Fetch ahead, as read-ahead and warm-up do; done when all is stored."""
+    """Prefetch `refs`, as read-ahead and warm-up do, until all are stored. Return the cost."""
     counters = cache.counters
     target = counters.fetched_bytes
     admitted = cache.status()[0].counters.admitted
@@ -150,7 +151,7 @@ async def _fetched(cache: BlockCache, refs: list[ObjectRef]) -> _Cost:
 
 
 async def _read(cache: BlockCache, refs: list[ObjectRef]) -> _Cost:
-    """Several readers, each waiting for one block after another."""
+    """Read `refs` with several readers, each of which waits for one block after another."""
 
     async def reader(first: int) -> None:
         for ref in refs[first::_READERS]:

@@ -1,4 +1,4 @@
-"""What a program found: tables for people, bars with a verdict, and all of it as JSON."""
+"""The results of a program: tables for people, bars with a verdict, and everything as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Cell = str | float | None
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure that must not be below (`at_least`) or above (`at_most`) something."""
+    """A figure that must be at least `at_least` or at most `at_most`."""
 
     name: str
     value: float
@@ -39,7 +39,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table: the first column is text, the others mostly figures."""
+    """A table whose first column is text and whose other columns are mostly figures."""
 
     title: str
     columns: Sequence[str]
@@ -83,7 +83,7 @@ class Findings:
 
 
 def show_fine(value: float) -> str:
-    """Ratios with four digits, larger figures as everywhere."""
+    """Return a ratio with four digits, and a larger figure like `show`."""
     return f"{value:.4f}" if 0 < abs(value) < 2 and value != int(value) else show(value)
 
 

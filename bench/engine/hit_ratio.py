@@ -1,9 +1,9 @@
-"""What each eviction policy hits, against what would be possible.
+"""Measure the hit ratio of each eviction policy, and compare it with the optimum.
 
-One reader, one file after another, through the engine as it is: admissions settle in the
-background, with a pause of one turn of the loop between two reads and nothing else. A hit is a
-read that needed no GET. What has been fetched and not yet stored also counts as one, so the memory
-for such blocks is kept small.
+One reader reads one file after another through the real engine. Admissions run in the background;
+between two reads there is only a pause of one turn of the loop. A hit is a read that needed no GET.
+A read of a block that is fetched but not yet stored is also a hit, so the memory for such blocks is
+small.
 """
 
 import shutil
@@ -52,14 +52,15 @@ def run(directory: Path, options: Options) -> Findings:
 
 
 def _is_spared(workload: Workload, policy: str, options: Options) -> bool:
-    """Time is short, so the policies that no bar speaks of are run where they are telling."""
+    """Return whether to skip this run. To save time, policies without a bar run only on the
+    workloads in which they differ."""
     if options.policies or policy in ("epoch", "lru"):
         return False
     return options.quick or not workload.for_all_policies
 
 
 def _quota(workload: Workload) -> int:
-    """Whole slabs, nearest to f."""
+    """Return the quota in bytes: whole slabs, nearest to f."""
     return round(workload.f * workload.data_bytes / _SLAB_BYTES) * _SLAB_BYTES
 
 
@@ -73,7 +74,7 @@ def _capacity(workload: Workload, quota_bytes: int) -> int:
 async def _replay(
     directory: Path, workload: Workload, quota_bytes: int, policy_name: str
 ) -> list[int]:
-    """Hits in each phase."""
+    """Run the workload and return the hits in each phase."""
     tier = open_tier(directory, quota_bytes, slab_bytes=_SLAB_BYTES)
     assert tier.identity.slab_bytes == _SLAB_BYTES
     refs: dict[int, ObjectRef] = {}

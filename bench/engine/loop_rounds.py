@@ -1,7 +1,7 @@
-"""Who held the event loop, when it was held for long.
+"""Find the functions that block the event loop for long.
 
-Between two looks at what has happened outside the loop runs all tasks that can run: one round. A
-request that comes meanwhile waits until it is over, whichever tasks it consists of.
+In one round, the loop runs all runnable tasks between two checks for external events. A request
+that arrives during a round waits until the round ends, whichever tasks run in it.
 """
 
 import signal
@@ -20,22 +20,22 @@ _CALLERS = 3
 
 
 class LongRounds(trio.abc.Instrument):
-    """Of rounds of 1 ms and more: how long they took, and where they were found every half a
-    millisecond. Costs some microseconds a round: not for what is judged."""
+    """Records rounds of 1 ms and more: their duration, and a stack sample every half a millisecond.
+    It costs some microseconds per round, so don't use it in a measurement with a bar."""
 
     def __init__(self) -> None:
         self.count = 0
         self.total_ns = self.cpu_ns = 0
         self.found: Counter[str] = Counter()
-        """How often the loop was found in a function, with its callers, in a long round."""
+        """The number of samples in long rounds, by function with its callers."""
         self.longest_ns: dict[str, int] = {}
-        """Of the rounds in which that was found most often."""
+        """The longest round in which a function had the most samples, by function."""
         self._began_ns = self._began_cpu_ns = 0
         self._places: list[str] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In the main thread, and inside of the loop."""
+        """Record within the context. Call this in the main thread and inside the loop."""
         before = signal.signal(signal.SIGALRM, self._look)
         trio.lowlevel.add_instrument(self)
         try:

@@ -1,8 +1,8 @@
-"""A program that asks for cached blocks at a steady pace, in a process of its own.
+"""A program that requests cached blocks at a steady pace, in a separate process.
 
-Its request is a byte on a socket, as a read on a mount is a message on /dev/fuse: until the answer
-is back it waits for the event loop, for the hit, and for whatever else has the process's lock on
-Python. It measures that itself. A request that was due while it waited for the one before counts
+Its request is a byte on a socket, as a read on a mount is a message on /dev/fuse. Until the answer
+arrives, it waits for the event loop, for the hit, and for any other holder of the cache process's
+GIL. It measures this wait itself. A request that was due while it waited for the one before counts
 from when it was due: a loop that stands still for a while makes many of them wait.
 
 Run as a script by `PacedReader`: python -S paced_reader.py RATE, with the socket as stdin.
@@ -18,28 +18,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 _REQUEST = struct.Struct("<q")
-"""How long the answer to the request before took, in ns; -1 at first."""
+"""The duration of the previous request in ns; -1 in the first request."""
 
 
 class PacedReader:
-    """The side of the cache. Figures in ns."""
+    """The side of the cache process. Figures are in ns."""
 
     def __init__(self, answer: Callable[[], Awaitable[None]]) -> None:
-        """`answer` does what the program asks for."""
+        """`answer` serves a request of the program."""
         self._answer = answer
         self._waits_ns: list[int] = []
         self._service_ns: list[int] = []
 
     def take(self) -> tuple[list[int], list[int]]:
-        """Since the last call: how long each request waited for its answer, in all and for
-        `answer` alone."""
+        """Return, for each request since the last call, its total wait in ns, and the part of
+        `answer`."""
         taken = self._waits_ns, self._service_ns
         self._waits_ns, self._service_ns = [], []
         return taken
 
     @asynccontextmanager
     async def running(self, rate: float) -> AsyncIterator[None]:
-        """The program runs, with `rate` requests a second."""
+        """Run the program with `rate` requests per second within the context."""
         import trio
 
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,10 +1,11 @@
-"""Whether a tier keeps to its quota while that changes, and what evicting costs those who hit.
+"""Check that a tier keeps to a changing quota, and measure what evictions cost hits.
 
-The quota: new blocks come in at a steady pace, three quotas of them, the policy evicts all the
-time, and the tier is resized meanwhile. What the slab files take on disk is looked at all along.
+The quota: new blocks with three times the quota in bytes arrive at a steady pace. The policy evicts
+all the time, and the tier is resized meanwhile. The program samples the disk space of the slab
+files all the time.
 
-Hits: a program asks for blocks that stay hot. Either nothing else happens (idle), or new blocks
-come in, at the same pace into free slots (loading) or into a full cache (evicting).
+Hits: a program requests blocks that stay hot. Either nothing else happens (idle), or new blocks
+arrive at the same pace, into free slots (loading) or into a full cache (evicting).
 """
 
 import itertools
@@ -46,9 +47,9 @@ _SAMPLE_S = 0.1
 
 _LOAD_QUOTAS = 3
 _RESIZES = ((0.5, 0.5), (1.0, 1.0), (1.5, 0.5), (2.0, 1.25), (2.5, 0.5))
-"""After so many quotas of load: the new quota, as a share of the first."""
+"""Pairs of the load so far, in quotas, and the new quota, as a share of the first quota."""
 _REST_SHARE = 0.25
-"""And once more when the load is over."""
+"""The last quota, set after the load, as a share of the first."""
 _PATIENCE_S = 10.0
 
 _HIT_RATE = 500
@@ -59,7 +60,7 @@ _WATCHED_S = 1.5
 _PHASES = ("idle", "loading", "evicting")
 _SLOWER = 2.0
 _QUIET_US = 1_000
-"""If hits wait for longer while nothing else happens, it is others that they wait for."""
+"""If hits wait for longer although the program is idle, other programs on the machine cause it."""
 
 
 def run(directory: Path, options: Options) -> Findings:
@@ -75,7 +76,7 @@ def run(directory: Path, options: Options) -> Findings:
 
 
 class _SourceOfBlocks(RollingOrigin):
-    """The hot files as `NumberedOrigin` has them; the others cost the loop nothing to make."""
+    """Serves the hot files like `NumberedOrigin`. The other files cost the loop no work."""
 
     @override
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
@@ -85,7 +86,7 @@ class _SourceOfBlocks(RollingOrigin):
 
 
 class _NewBlocks:
-    """Fetches files that nobody has read before: 20-180 KB, and some of 1 MiB."""
+    """Fetches files that no reader has read before: 20-180 KB, and some of 1 MiB."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(_HOT_BLOCKS)
@@ -98,7 +99,8 @@ class _NewBlocks:
             yield make_ref(next(self._numbers), size_bytes)
 
     async def flow(self, cache: BlockCache, bytes_per_s: float, total_bytes: float) -> None:
-        """At that pace: behind it, blocks are asked for sooner, never all at once."""
+        """Request blocks at that pace. If it falls behind, it requests them sooner, but never all
+        at once."""
         began_s, asked_bytes = time.monotonic(), 0
         for ref in self._refs():
             while asked_bytes > (time.monotonic() - began_s) * bytes_per_s:  # noqa: ASYNC110
@@ -107,10 +109,10 @@ class _NewBlocks:
                 return
             cache.fetch(ref, 0, 1)
             asked_bytes += ref.meta.size_bytes
-            await trio.lowlevel.checkpoint()  # as by many readers, not all in one round
+            await trio.lowlevel.checkpoint()  # like many readers: not all requests in one round
 
     async def fill(self, cache: BlockCache, total_bytes: float) -> None:
-        """As fast as it goes."""
+        """Request blocks as fast as possible."""
         asked_bytes = 0
         for ref in self._refs():
             if asked_bytes >= total_bytes:
@@ -128,25 +130,25 @@ class _NewBlocks:
 
 @dataclass
 class _Stage:
-    """From one change of the quota to the next."""
+    """The period from one change of the quota to the next."""
 
     name: str
     quota_bytes: int
     allowed_bytes: int
-    """Until the files are within the quota for the first time."""
+    """The limit of the check: the larger old quota until the files first fit, then the quota."""
     began_s: float
     fits_after_s: float | None = None
     samples: int = 0
     most_bytes: int = 0
     most_over_bytes: int = 0
-    """Above what was allowed just then."""
+    """The most bytes above `allowed_bytes` at the time of a sample."""
     rejected_before: int = 0
     evicted_before: int = 0
     cells: list[Cell] = field(default_factory=list)
 
 
 class _Watch:
-    """Looks at the slab files, and holds them against the quota in force."""
+    """Samples the slab files and compares them with the current quota."""
 
     def __init__(self, directory: Path, cache: BlockCache) -> None:
         self._slabs = directory / "slabs"
@@ -188,7 +190,7 @@ class _Watch:
             await trio.sleep(_SAMPLE_S)
 
     def look(self) -> bool:
-        """One sample. True: within the quota."""
+        """Take one sample. Return True if the files are within the quota."""
         stage = self.stages[-1]
         present_bytes = self._on_disk()
         fits = present_bytes <= stage.quota_bytes
@@ -202,7 +204,8 @@ class _Watch:
         return fits
 
     def _on_disk(self) -> int:
-        """Allocated bytes. The names are those of one moment; what has gone since counts 0."""
+        """Return the allocated bytes of the slab files. A file that disappears after the listing
+        counts 0."""
         total_bytes = 0
         for name in os.listdir(self._slabs):
             try:
@@ -256,7 +259,7 @@ async def _resize_under_load(
 
 @dataclass
 class _Phase:
-    """Figures of one phase, in us."""
+    """The figures of one phase, in us."""
 
     p50_us: float
     p99_us: float
@@ -267,14 +270,14 @@ class _Phase:
 
 
 class _Hot:
-    """Blocks that a program asks for over and over, from the cache that is looked at."""
+    """Blocks that a program requests again and again from the measured cache."""
 
     def __init__(self) -> None:
         self._refs = [make_ref(number, _HOT_BYTES) for number in range(_HOT_BLOCKS)]
         self._turn = itertools.cycle(self._refs)
         self.cache: BlockCache
         self.not_now = 0
-        """Reads that had to be fetched again."""
+        """The number of reads that needed a new fetch."""
 
     async def read_all(self, cache: BlockCache) -> None:
         for ref in self._refs:
@@ -288,7 +291,7 @@ class _Hot:
 async def _hit_while_evicting(
     directory: Path, rounds: int, phase_s: float, options: Options, findings: Findings
 ) -> None:
-    # Between the marks there is room for all rounds.
+    # The space between the marks has room for all rounds.
     roomy_bytes = int(phase_s * _LOAD_BYTES_PER_S * (rounds + 4) * 3)
     roomy_tier = open_tier(directory / "roomy", roomy_bytes, high=0.55, low=0.15)
     full_tier = open_tier(directory / "full", 256 * MIB)
