@@ -135,7 +135,8 @@ class _Stage:
     name: str
     quota_bytes: int
     allowed_bytes: int
-    """The limit of the check: the larger old quota until the files first fit, then the quota."""
+    """The limit of the check: until the files first fit, the size at the change if that is larger
+    than the quota; then the quota."""
     began_s: float
     fits_after_s: float | None = None
     samples: int = 0
@@ -234,7 +235,7 @@ async def _resize_under_load(
             name = f"{'load over' if share == _REST_SHARE else 'then'}: to {share:g} x"
             await watch.resize(directory, int(share * quota_bytes), name)
         with trio.move_on_after(_PATIENCE_S):
-            while not watch.look():  # noqa: ASYNC110 - the evictor tells nobody
+            while not watch.look():  # noqa: ASYNC110 - the evictor has no event for it
                 await trio.sleep(_TICK_S)
         watch.end()
         nursery.cancel_scope.cancel()

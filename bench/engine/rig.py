@@ -1,4 +1,4 @@
-"""A running `BlockCache` over an origin that costs next to nothing."""
+"""Run a `BlockCache` over an origin with almost no cost."""
 
 import contextlib
 import os
@@ -19,23 +19,23 @@ from cachefs.types import BlockKey, Buffer, Entry, ObjectMeta, ObjectRef
 
 
 def go_first() -> None:
-    """Before all other programs of the machine, if that is allowed: what they do would be most of
-    what a measurement of single reads sees. Call this before there are threads."""
+    """Run before all other programs of the machine, if allowed, because their load would dominate
+    a measurement of single reads. Call this before the process has threads."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _FIRST)
-        # Within the session, that was. The sandbox is one of its own.
+        # That priority counts only within the session, and the sandbox is a separate session.
         Path("/proc/self/autogroup").write_text(str(_FIRST), encoding="ascii")
 
 
 def stolen_s() -> float:
-    """CPU time that a virtual machine did not get, since it was started."""
+    """Return the CPU seconds that this virtual machine did not get since its start."""
     with open("/proc/stat", encoding="ascii") as lines:
         return int(lines.readline().split()[_STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for. No names: all."""
+    """The options of the command line. An empty list of names means all."""
 
     quick: bool
     policies: Sequence[str]
@@ -44,7 +44,7 @@ class Options:
 
 
 _FIRST = -15
-"""As `nice` has it."""
+"""The priority in the scale of `nice`."""
 _STEAL = 8
 """The column of /proc/stat."""
 IDENTITY = "bench://"
@@ -52,7 +52,7 @@ MIB = 1 << 20
 
 
 class BenchOrigin(Origin):
-    """Objects of one block. Children say what is in them."""
+    """An origin of objects of one block. Subclasses define their content."""
 
     url = identity = IDENTITY
 
@@ -79,12 +79,13 @@ class BenchOrigin(Origin):
 
 
 def numbered_bytes(path: str, length: int) -> bytes:
-    """The first `length` bytes of a file of `NumberedOrigin`."""
+    """Return the first `length` bytes of a file of `NumberedOrigin`."""
     return (int(path).to_bytes(8, "little") * (-(-length // 8)))[:length]
 
 
 class NumberedOrigin(BenchOrigin):
-    """File N consists of the number N, eight bytes each time: a wrong byte can't hide."""
+    """An origin whose file N repeats the number N in eight bytes, so that wrong bytes are
+    detected."""
 
     @override
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
@@ -94,8 +95,8 @@ class NumberedOrigin(BenchOrigin):
 
 
 class RollingOrigin(BenchOrigin):
-    """Answers from 64 MiB of noise, further on every time: no copy, no allocation, and the
-    bytes are not in the processor's caches, as they wouldn't be after a download."""
+    """Answers with the next piece of 64 MiB of noise, without a copy or an allocation. As after a
+    download, the bytes are not in the processor's caches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,13 +118,13 @@ class RollingOrigin(BenchOrigin):
 
 
 def make_ref(number: int, size_bytes: int) -> ObjectRef:
-    """File number `number`; its name and id depend on nothing else."""
+    """Return file number `number`; its name and id depend on nothing else."""
     path = str(number)
     return ObjectRef(object_id(IDENTITY, path, "v"), path, ObjectMeta(size_bytes, 0, "v"))
 
 
 def open_tier(path: Path, quota_bytes: int, **options: Any) -> Tier:
-    """`options` are those of `Tier.open`."""
+    """Open a tier with the `options` of `Tier.open`."""
     return Tier.open(path, quota_bytes, IDENTITY, free_space_ratio=0.01, **options)
 
 
@@ -134,7 +135,7 @@ async def running(
     policy_name: str = "lru",
     buffer_bytes: int = DEFAULT_BUFFER_BYTES,
 ) -> AsyncIterator[BlockCache]:
-    """A cache that is closed at the end."""
+    """Run a cache within the context and close it at the end."""
     cache = BlockCache(origin, tiers, policy_name=policy_name, buffer_bytes=buffer_bytes)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
@@ -150,7 +151,8 @@ class WrongBytesError(Exception):
 
 
 async def read_numbered(cache: BlockCache, ref: ObjectRef) -> bool:
-    """Read a whole file of `NumberedOrigin`, on the loop if it can be. True: no GET was needed."""
+    """Read a whole file of `NumberedOrigin`, on the loop if possible. Return True if it needed no
+    GET. Raises `WrongBytesError`."""
     length = ref.meta.size_bytes
     misses = cache.counters.misses
     data = cache.read_now(BlockKey(ref.object_id, 0), 0, length)
@@ -162,7 +164,8 @@ async def read_numbered(cache: BlockCache, ref: ObjectRef) -> bool:
 
 
 async def at_rest(cache: BlockCache) -> None:
-    """Wait until what was fetched is stored, and no tier is above its high mark any more."""
+    """Wait until all fetched blocks are stored, no tier is above its high mark, and evictions have
+    stopped."""
     await cache.drain()
     with trio.fail_after(60):
         while any(  # noqa: ASYNC110 - the evictor has no event for its rest
@@ -176,7 +179,7 @@ async def at_rest(cache: BlockCache) -> None:
 
 
 def directory_bytes(path: Path) -> tuple[int, int]:
-    """Allocated bytes of everything below `path`: of the slab files, and of all else."""
+    """Return the allocated bytes below `path`: of the slab files, and of everything else."""
     slabs = rest = 0
     for root, names, files in os.walk(path):
         for name in (*names, *files):

@@ -1,11 +1,11 @@
-"""A cache of 4 million blocks: how fast it starts, what it keeps in memory, how fast it looks up.
+"""Measure a cache of 4 million blocks: the time of its start, its memory, and its look-ups.
 
-The cache directory is made up: sparse slab files full of zeros, with headers, slot tables and an
-index that agree with them. It is then opened by fresh processes (`scale_probe.py`):
+The cache directory is synthetic: sparse slab files full of zeros, with matching headers, slot
+tables and index. New processes (`scale_probe.py`) then open it:
 
 clean      closed properly; the kernel has the index in its page cache
-cold       after a process that just ended, with the index thrown out of the page cache
-crashed    the same with the index in the page cache; in the end it evicts a tenth of everything
+cold       after a process that did not close it, with the index dropped from the page cache
+crashed    the same with the index in the page cache; at the end it evicts a tenth of everything
 """
 
 import json
@@ -43,7 +43,7 @@ from cachefs.types import BlockKey, BlockLocation
 _BLOCKS = 4_000_000
 _BLOCK_BYTES = 16_000
 _FULL = 0.969
-"""Of the quota: just below the high mark."""
+"""The filled share of the quota, just below the high mark."""
 _COMMIT_BLOCKS = 500_000
 _PROBE_LIMIT_S = 300
 _FIRST_READ_S, _MEMORY_MIB, _LOOK_UP_US = 1.0, 400, 50
@@ -51,7 +51,7 @@ _FIRST_READ_S, _MEMORY_MIB, _LOOK_UP_US = 1.0, 400, 50
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the made-up directory looks like."""
+    """The layout of the synthetic directory."""
 
     slabs: int
     slots: int
@@ -92,7 +92,7 @@ async def _make(paths: TierPaths, plan: _Plan) -> None:
     class_index = class_of(_BLOCK_BYTES)
     checksum = checksum_of(bytes(_BLOCK_BYTES))
     numbers = list(range(plan.blocks))
-    random.Random(0).shuffle(numbers)  # so that no slab holds neighbours
+    random.Random(0).shuffle(numbers)  # so that no slab has neighbouring files
     bitmap = pack_bitmap(bytes([1]) * plan.slots)
     uncommitted = 0
     for slab_id in range(plan.slabs):

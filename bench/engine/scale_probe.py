@@ -1,6 +1,6 @@
-"""One fresh process for `scale.py`: opens a large cache directory and prints figures as JSON.
+"""A new process of `scale.py` that opens a large cache directory and prints figures as JSON.
 
-It ends without closing anything, as a crash would.
+It ends without closing anything, like a crash.
 """
 
 import gc
@@ -24,12 +24,12 @@ from cachefs.types import BlockKey, Buffer, ObjectMeta, ObjectRef
 _READS = 20_000
 _LOOK_UPS = 200_000
 _ABSENT = 0.25
-"""The share of look-ups of blocks that aren't there."""
+"""The share of look-ups of blocks that are not cached."""
 _EVICTION_S = 200
 
 
 class _NoOrigin(BenchOrigin):
-    """New files only: what is cached must not be asked for."""
+    """Serves only new files: the cache must not request what it has."""
 
     def __init__(self, first_number: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _Probe:
         first = self._random_ref()
         began = time.perf_counter()
         tier = open_tier(self._directory, self._quota_bytes)
-        # lru, as it evicts whatever was read; nothing else here depends on the policy
+        # lru evicts blocks whether or not they were read; nothing else depends on the policy
         policy = "lru" if evict else "epoch"
         async with running(_NoOrigin(self._blocks), tier, policy_name=policy) as cache:
             await self._read(cache, first)
@@ -76,7 +76,7 @@ class _Probe:
         return make_ref(self._chance.randrange(self._blocks), self._block_bytes)
 
     async def _read(self, cache: BlockCache, ref: ObjectRef) -> bool:
-        """True if it took no waiting."""
+        """Read and check a block. Return True if the loop could answer without waiting."""
         found = cache.read_now(BlockKey(ref.object_id, 0), 0, self._block_bytes)
         data = found
         if data is None:
@@ -106,7 +106,7 @@ class _Probe:
         return (self._chance.random() < _ABSENT for _ in range(_LOOK_UPS))
 
     async def _read_many(self, cache: BlockCache) -> None:
-        """Random blocks of all slabs: each first as after a start, verified in a thread, then
+        """Read random blocks of all slabs: first as after a start, verified in a thread, then
         again on the loop."""
         first_ns, again_ns = array("Q"), array("Q")
         refs = [self._random_ref() for _ in range(_READS)]
@@ -136,7 +136,7 @@ class _Probe:
             self.figures[name.format(label)] = ordered[at] / 1e3
 
     async def _evict(self, cache: BlockCache) -> None:
-        """New blocks until the evictor goes down to the low mark."""
+        """Add new blocks until the evictor has worked down to the low mark."""
         began, number, most_mib = time.perf_counter(), self._blocks, 0.0
         longest_ns, last_ns = 0, time.perf_counter_ns()
         with trio.fail_after(_EVICTION_S):
@@ -156,7 +156,7 @@ class _Probe:
         self.figures["evicted blocks"] = cache.status()[0].counters.evicted
         self.figures["eviction, s"] = time.perf_counter() - began
         self.figures["longest turn of the loop meanwhile, ms"] = longest_ns / 1e6
-        for _ in range(25):  # commits of what was evicted
+        for _ in range(25):  # wait for the commits of the evictions
             await trio.sleep(0.1)
             most_mib = max(most_mib, _memory_mib())
         self.figures["memory at most while evicting, MiB"] = most_mib
@@ -174,7 +174,7 @@ def _memory_mib() -> float:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     evict = arguments.pop("evict")
-    gc.freeze()  # these as in the daemon
+    gc.freeze()  # this and the thresholds are as in the daemon
     gc.set_threshold(50_000, 50, 100)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))

@@ -1,9 +1,9 @@
-"""What those who hit on one disk notice of another that fails, is full, or takes two seconds.
+"""Measure hits on one disk while another disk fails, is full, or takes two seconds.
 
-Two directories of the same speed in one mount. Programs ask for blocks that lie on the healthy
-one, which are hits; meanwhile blocks of both are read, from the sick one by asking its disk, and
-new ones come in. Each round begins with new directories, goes well for a while, and then has the
-fault until its end: the cache has to find out what is wrong, and to go around it, in that time.
+One mount has two directories of the same speed. Programs request blocks on the healthy disk, which
+are hits. Meanwhile other reads request blocks of both disks, those of the sick one from its disk,
+and new blocks arrive. Each round begins with new directories and without a fault for a while, and
+then has the fault until its end. In that time the cache must detect the fault and bypass the disk.
 """
 
 import errno
@@ -43,11 +43,12 @@ from tests.cache.faulty_disk import FaultyDisk
 _QUOTA_BYTES = 512 * MIB
 _BLOCK_BYTES = 100_000
 _OLD_BLOCKS = 400
-"""Stored before it begins, about half of them in each directory."""
+"""The number of blocks stored before a round, about half of them in each directory."""
 _HIT_RATE = 200
-"""Of each program: hits in memory, and hits that go through the threads of the healthy disk."""
+"""Requests per second of each program: one for hits in memory, one for hits through the threads of
+the healthy disk."""
 _OLD_RATE = 40
-"""Of old blocks, wherever they are."""
+"""Reads of old blocks per second, on both disks."""
 _NEW_RATE = 40
 _SLOWER = 2.0
 _WAYS = ("in memory", "from disk")
@@ -58,20 +59,21 @@ _FAULTS: dict[str, Callable[[FaultyDisk], None]] = {
     "2 s": lambda disk: disk.delay(2.0),
 }
 _NOTICED_LATE = "2 s"
-"""It takes some 3 s until the cache goes around such a disk. The rest of the time is for after."""
+"""The fault that the cache detects late: it takes some 3 s to bypass such a disk. The rest of the
+time is for the reads after that."""
 
 
 @dataclass
 class _Phase:
     waits_ns: dict[str, list[int]]
-    """By way, of hits on the healthy disk."""
+    """The waits of hits on the healthy disk, by program."""
     missed: int
-    """Of them: reads that had to be fetched again."""
+    """The number of these hits that needed a new fetch."""
     reads: int
-    """By others, and the slowest of them."""
+    """The number of other reads; the slowest took `slowest_s`."""
     slowest_s: float
     failed: int
-    """Of all reads."""
+    """The number of all reads that failed."""
     health: str
 
 
@@ -91,7 +93,7 @@ class _CountingOrigin(NumberedOrigin):
 
 def run(directory: Path, options: Options) -> Findings:
     go_first()
-    logging.getLogger("cachefs").addHandler(logging.NullHandler())  # it has a lot to say here
+    logging.getLogger("cachefs").addHandler(logging.NullHandler())  # drop its many warnings
     rounds, well_s, ill_s, late_s = (2, 0.6, 0.7, 3) if options.quick else (3, 2.0, 2.5, 3.0)
     phases: dict[str, list[tuple[_Phase, _Phase]]] = {name: [] for name in _FAULTS}
     for number, name in itertools.product(range(rounds), _FAULTS):
@@ -135,13 +137,13 @@ async def _round(
 
 
 def _on_first(tiers: Sequence[Tier], refs: Sequence[ObjectRef]) -> list[ObjectRef]:
-    """Files whose blocks lie in the first directory."""
+    """Return the files whose blocks lie in the first directory."""
     placement = Placement([Place(tier.identity.uuid, tier.quota_bytes, 0) for tier in tiers])
     return [ref for ref in refs if placement.order(BlockKey(ref.object_id, 0))[0] == 0]
 
 
 class _Readers:
-    """Programs that hit on the healthy disk, and all the others."""
+    """The programs with hits on the healthy disk, and all other reads."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class _Readers:
         healthy: Sequence[ObjectRef],
         under_way: trio.Nursery,
     ) -> None:
-        """`under_way` is for what others read: it ends when the last of them has its bytes."""
+        """`under_way` runs the other reads; it ends when the last of them has its bytes."""
         self._cache = cache
         self._origin = origin
         self._under_way = under_way
@@ -164,7 +166,7 @@ class _Readers:
         self._reads = 0
         self._slowest_s = 0.0
         self.failed = 0
-        """Since the last phase."""
+        """The number of failed reads since the last phase."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -183,7 +185,7 @@ class _Readers:
         return self._take()
 
     def _take(self) -> _Phase:
-        """What happened since the last call."""
+        """Return the results since the last call."""
         phase = _Phase(
             {way: reader.take()[0] for way, reader in self._programs.items()},
             self._origin.watched_gets,
@@ -200,14 +202,14 @@ class _Readers:
         await self._read(next(refs))
 
     async def _hit_by_thread(self, refs: Iterator[ObjectRef]) -> None:
-        """As if the bytes had to come from the disk."""
+        """Read through the threads of the disk, as if the bytes were not in memory."""
         try:
             await self._cache.read(next(refs), 0, 0, _BLOCK_BYTES)
         except CachefsError:
             self.failed += 1
 
     async def _flow(self, rate: float, refs: Iterator[ObjectRef]) -> None:
-        """Nobody waits for the one before."""
+        """Start reads at `rate` per second; no read waits for the one before."""
         for ref in refs:
             self._under_way.start_soon(self._timed, ref)
             await trio.sleep(1 / rate)

@@ -1,7 +1,7 @@
-"""How much of the space on disk holds data, and how much is lost where.
+"""Measure the share of the disk space that contains data, and the causes of lost space.
 
-Everything in the cache directory counts, by allocated bytes: slab files and index. Lost is what no
-slot is used for (occupancy), what blocks leave free in their slots (filling), and the index.
+The space is the allocated bytes of all files in the cache directory: slab files and index. Lost
+space is unused slots (occupancy), the free rest of used slots (filling), and the index.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.types import BlockKey, ObjectRef
 
 _STEP_BYTES = 24 * MIB
-"""Fetched between two looks at how full the cache is."""
+"""The bytes fetched between two checks of the cache's fill level."""
 _RUN_BLOCKS = 8
 _POLL_S = 0.001
 _KINDS = ("20-180 KB", "site-packages")
@@ -83,7 +83,7 @@ async def _fill_and_rewrite(
 
 
 class _Files:
-    """Files that nobody has read before, with sizes of a kind; and those that were read last."""
+    """A source of new files with sizes of one kind. It also has the files that were read last."""
 
     def __init__(self, recent_bytes: int) -> None:
         self._numbers = itertools.count()
@@ -100,7 +100,7 @@ class _Files:
             yield ref
 
     def recent_share(self, cache: BlockCache) -> float:
-        """How much of the recent bytes is cached."""
+        """Return the cached share of the recently read bytes."""
         total = cached = 0
         for ref in self._recent:
             for index in range(ref.block_count):
@@ -117,7 +117,7 @@ def _uniform() -> Iterator[int]:
 
 
 def _package_sizes() -> list[int]:
-    """Of every file of this Python's packages, in the order of their names."""
+    """Return the sizes of all files of this Python's packages, in the order of their names."""
     sizes = []
     for root, names, files in os.walk(sysconfig.get_path("purelib")):
         names.sort()
@@ -126,8 +126,8 @@ def _package_sizes() -> list[int]:
 
 
 async def _fill(cache: BlockCache, files: Iterator[ObjectRef]) -> None:
-    """Up to just below the high mark, where the evictor has nothing to do yet; or until it is
-    plain that the mark is not to be reached."""
+    """Fill the cache to just below the high mark, where the evictor does nothing yet. Stop after
+    two quotas of bytes if the cache can't reach the mark."""
     quota_bytes = left_bytes = cache.status()[0].quota_bytes
     while left_bytes > -quota_bytes:
         tier = cache.status()[0]
@@ -139,14 +139,15 @@ async def _fill(cache: BlockCache, files: Iterator[ObjectRef]) -> None:
 
 
 async def _rewrite(cache: BlockCache, files: Iterator[ObjectRef], total_bytes: float) -> None:
-    """Read that many bytes of new files."""
+    """Fetch `total_bytes` of new files."""
     while total_bytes > 0:
         total_bytes -= await _fetch(cache, files, min(_STEP_BYTES, total_bytes))
     await at_rest(cache)
 
 
 async def _fetch(cache: BlockCache, files: Iterator[ObjectRef], least_bytes: float) -> int:
-    """Fetch whole files until it is that much; returns their bytes when all are stored."""
+    """Fetch whole files of at least `least_bytes` together. Return their bytes when all are
+    stored."""
     fetched_before, size_bytes = cache.counters.fetched_bytes, 0
     while size_bytes < least_bytes:
         ref = next(files)

@@ -1,4 +1,4 @@
-"""Streams of file numbers, and the best that any cache could make of them."""
+"""Streams of file numbers, and the optimal hit ratio of any cache for them."""
 
 import heapq
 import random
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 FILES = 4_000
-"""In a data set. `f` is the share of one data set that the quota holds."""
+"""The number of files in a data set. `f` is the share of one data set that fits in the quota."""
 FILE_BYTES = 39_936
-"""Exactly a slot, so that no space is lost inside of slots."""
+"""The size of exactly one slot, so that slots lose no space."""
 _NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A hit ratio over some phases. `bar` gives what `epoch` must reach, from f and lru's ratio."""
+    """A hit ratio over some phases. `bar` computes the ratio that `epoch` must reach from f and
+    lru's ratio."""
 
     name: str
     phases: Sequence[int]
@@ -24,8 +25,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one reader reads, phase by phase. `f` is what is wanted; slabs make it a bit more
-    or less. `sizes`: bytes of each file, if they differ."""
+    """The files that one reader reads, phase by phase. `f` is the intended share; the real one
+    differs a little, because the quota consists of whole slabs. `sizes` are the bytes of each file,
+    if they differ."""
 
     name: str
     f: float
@@ -36,7 +38,7 @@ class Workload:
 
     @property
     def data_bytes(self) -> int:
-        """Of one data set."""
+        """The bytes of one data set."""
         return FILES * FILE_BYTES if self.sizes is None else sum(self.sizes)
 
     def size_of(self, number: int) -> int:
@@ -44,7 +46,7 @@ class Workload:
 
 
 def all_workloads(quick: bool) -> list[Workload]:
-    """Everything, or one of each kind with fewer requests."""
+    """Return all workloads, or with `quick` one of each kind with fewer requests."""
     fractions = (0.385,) if quick else (0.2, 0.385, 0.6, 0.8)
     zipfs = ((1.0, 0.385),) if quick else ((0.7, 0.1), (0.7, 0.385), (1.0, 0.1), (1.0, 0.385))
     return [
@@ -59,13 +61,13 @@ def all_workloads(quick: bool) -> list[Workload]:
 
 
 def shuffled(f: float) -> Workload:
-    """Training: every file once an epoch, in a new order each time."""
+    """Return a training: every file once per epoch, in a new order each time."""
     figures = [Figure("epochs 3-8", range(2, 8), lambda f, _: 0.93 * f)]
     return Workload("shuffle", f, _epochs(8, range(FILES)), figures)
 
 
 def switched() -> Workload:
-    """Training on one data set, then on another."""
+    """Return a training on one data set, then on another."""
     phases = _epochs(6, range(FILES)) + _epochs(4, range(FILES, 2 * FILES))
     figures = [Figure(f"B's epoch {n + 1}", [6 + n]) for n in range(4)]
     figures[2] = Figure("B's epoch 3", [8], lambda f, _: 0.85 * f)
@@ -73,14 +75,14 @@ def switched() -> Workload:
 
 
 def switched_to_small() -> Workload:
-    """The same, but the second data set would fit."""
+    """Return the same, but with a second data set that fits in the cache."""
     phases = _epochs(6, range(FILES)) + _epochs(6, range(FILES, FILES + FILES // 10))
     figures = [Figure(f"B's epoch {n + 1}", [6 + n]) for n in range(6)]
     return Workload("switch to small", 0.385, phases, figures)
 
 
 def zipf(skew: float, f: float, quick: bool) -> Workload:
-    """The file of rank r is asked for with a probability proportional to 1 / r ** skew."""
+    """Return requests for the file of rank r with a probability proportional to 1 / r ** skew."""
     chance = random.Random(f"zipf{skew}")
     files = list(range(FILES))
     chance.shuffle(files)
@@ -93,7 +95,8 @@ def zipf(skew: float, f: float, quick: bool) -> Workload:
 
 
 def hot_and_scan(quick: bool) -> Workload:
-    """5 % of the files get 70 % of the requests, the rest are files that are read but once."""
+    """Return a workload in which 5 % of the files get 70 % of the requests. The other requests
+    read each file only once."""
     chance = random.Random("scan")
     hot, scanned = FILES // 20, FILES
     phases: list[list[int]] = []
@@ -110,7 +113,7 @@ def hot_and_scan(quick: bool) -> Workload:
 
 
 def alternating() -> Workload:
-    """Two trainings take turns, epoch by epoch."""
+    """Return two trainings that alternate, epoch by epoch."""
     first, second = _epochs(5, range(FILES)), _epochs(5, range(FILES, 2 * FILES))
     phases = [epoch for pair in zip(first, second, strict=True) for epoch in pair]
     figures = [Figure("rounds 3-5", range(4, 10), lambda _, lru: lru - 0.005)]
@@ -118,7 +121,7 @@ def alternating() -> Workload:
 
 
 def mixed_sizes() -> Workload:
-    """`shuffled` with files of 20 to 180 KB; shows what classes of sizes cost."""
+    """Return `shuffled` with files of 20 to 180 KB; it shows the cost of size classes."""
     chance = random.Random(20_180)
     sizes = [chance.randrange(20_000, 180_001) for _ in range(FILES)]
     figures = [Figure("epochs 3-8", range(2, 8))]
@@ -136,8 +139,8 @@ def _requests(quick: bool) -> tuple[int, int]:
 
 
 def optimum(phases: Sequence[Sequence[int]], capacity: int) -> list[int]:
-    """Hits in each phase of a cache of `capacity` files that knows the future: it gives up, or
-    doesn't let in, what is needed again last (Belady, with bypass)."""
+    """Return the hits in each phase of a cache of `capacity` files with knowledge of the future.
+    It evicts, or does not admit, the file whose next use is latest (Belady, with bypass)."""
     stream = [number for phase in phases for number in phase]
     next_use = [_NEVER] * len(stream)
     seen: dict[int, int] = {}

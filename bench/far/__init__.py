@@ -1,1 +1,1 @@
-"""An origin that is far away: 30 ms for a round trip, 80 MB/s on a connection."""
+"""Measure a distant origin: 30 ms per round trip, 80 MB/s per connection."""

@@ -1,4 +1,4 @@
-"""The first epoch over a far origin: what a reader gets who waits for each round trip."""
+"""Measure the first epoch over a distant origin, where a reader may wait for each round trip."""
 
 import json
 import random
@@ -23,7 +23,8 @@ _IN_FLIGHT = 64
 
 
 def far_origin(bench: Bench) -> list[Row]:
-    """Files per second, or bytes, of one reader; each round with a new mount and an empty cache."""
+    """Measure files or bytes per second of one reader, with a new mount and an empty cache in each
+    round."""
     names, large = bench.small_files(), bench.large_file()
     measured: dict[str, list[float]] = defaultdict(list)
     with far(bench.server.endpoint, bench.directory) as endpoint:

@@ -1,4 +1,4 @@
-"""The bench's S3 server as it looks from far away: `relay.c` between the mount and the server."""
+"""Make the S3 server of the benchmark distant, with `relay.c` between the mount and the server."""
 
 import contextlib
 import subprocess
@@ -15,8 +15,8 @@ _SOURCE = Path(__file__).with_name("relay.c")
 
 @contextlib.contextmanager
 def far(endpoint: str, directory: Path) -> Iterator[str]:
-    """The endpoint through which `endpoint` is `ROUND_TRIP_MS` away, and each connection brings at
-    most `CONNECTION_MB_S`. Compiles the relay in `directory`."""
+    """Yield a URL that leads to `endpoint` with a delay of `ROUND_TRIP_MS` and at most
+    `CONNECTION_MB_S` per connection. Compiles the relay in `directory`."""
     program = directory / "relay"
     subprocess.run(["cc", "-O2", "-o", str(program), str(_SOURCE)], check=True)
     (port,) = free_ports(1)
@@ -31,4 +31,4 @@ def far(endpoint: str, directory: Path) -> Iterator[str]:
                 raise RuntimeError("the relay did not start")
             yield f"http://127.0.0.1:{port}"
         finally:
-            relay.communicate()  # closes its standard input, which ends it
+            relay.communicate()  # closes the relay's standard input, which ends the relay

@@ -1,9 +1,9 @@
 /* A far object store in front of a near one: relay LISTEN_PORT TARGET_PORT DELAY_MS MB_PER_S
  *
- * Relays TCP connections on 127.0.0.1. What the server says is handed on DELAY_MS later, and each
- * connection carries at most MB_PER_S (10^6 bytes per second; 0 is no limit). What the client says
- * is handed on at once, so DELAY_MS is the round trip. One thread; prints its port and serves until
- * its standard input ends.
+ * Relays TCP connections on 127.0.0.1. It forwards the server's data DELAY_MS later, at most
+ * MB_PER_S per connection (10^6 bytes per second; 0 means no limit). It forwards the client's data
+ * at once, so DELAY_MS is the round trip. It uses one thread, prints its port and serves until its
+ * standard input ends.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 
 enum { PIECE_BYTES = 64 << 10, MOST_QUEUED_BYTES = 8 << 20, MOST_PAIRS = 1024 };
 
-/* What the server said and the client has not got yet; a list in the order of `due_ns`. */
+/* Data from the server that is not sent to the client yet; a list in the order of `due_ns`. */
 struct piece {
     struct piece *next;
     int64_t due_ns;
@@ -32,8 +32,8 @@ struct piece {
 
 struct pair {
     int client, server;             /* -1: closed */
-    int server_ended;               /* nothing more comes; close when the queue is empty */
-    int64_t free_ns;                /* when the line has carried all that was put on it */
+    int server_ended;               /* end of file from the server; close when the queue is empty */
+    int64_t free_ns;                /* when the line has carried all data so far */
     size_t queued_bytes;
     struct piece *first, *last;     /* to the client */
     char up[PIECE_BYTES];           /* to the server */
@@ -94,7 +94,7 @@ static void accept_one(int listener, int target_port)
     pairs[pair_count++] = pair;
 }
 
-/* Take what the server says, and write down when it is due. */
+/* Read the server's data and record when it is due. */
 static void take(struct pair *pair)
 {
     while (pair->queued_bytes < MOST_QUEUED_BYTES) {
@@ -124,7 +124,7 @@ static void take(struct pair *pair)
     }
 }
 
-/* Give the client what is due. Returns -1 if it has gone, 1 if it can't take more just now. */
+/* Send the client the due data. Returns -1 if it has closed, 1 if it can't take more now. */
 static int give(struct pair *pair, int64_t now)
 {
     while (pair->first != NULL && pair->first->due_ns <= now) {
@@ -143,7 +143,7 @@ static int give(struct pair *pair, int64_t now)
     return pair->first == NULL && pair->server_ended ? -1 : 0;
 }
 
-/* Hand on what the client says. Returns -1 if either side has gone. */
+/* Forward the client's data. Returns -1 if either side has closed. */
 static int hand_up(struct pair *pair)
 {
     if (pair->up_start == pair->up_end) {

@@ -1,1 +1,1 @@
-"""cachefs beside what others mount object stores with: `python -m bench.peers` (see `__main__`)."""
+"""Compare cachefs with other mounts of object stores: `python -m bench.peers` (see `__main__`)."""

@@ -1,10 +1,10 @@
-"""`python -m bench.peers`: cachefs, JuiceFS, rclone, s3fs-fuse and the local disk on the same data.
+"""`python -m bench.peers` compares cachefs, JuiceFS, rclone, s3fs-fuse and the local disk.
 
-Starts an S3 server on loopback, mounts each peer as its manual advises, and has them take turns at
-each workload. A whole run writes bench/RESULTS.md and bench/peers.svg; a part of it (--quick,
---only, --peers) writes both to bench/out. All values are in peers.json in bench/out. What a peer
-can't do, or fails at, is a footnote. As root it also drops the kernel's page cache (of the whole
-machine); without, those figures are left out.
+It starts an S3 server on loopback, mounts each peer as its manual advises, and runs each workload
+on the peers in turn, on the same data. A whole run writes bench/RESULTS.md and bench/peers.svg; a
+part of it (--quick, --only, --peers) writes both to bench/out. All values are in peers.json in
+bench/out. A footnote names each workload that a peer can't do or fails. As root it also drops the
+kernel's page cache (of the whole machine); otherwise it omits the figures that need this.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the sandbox stands, there is no mess
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the sandbox starts, nothing needs cleanup
 
 from bench import sandbox
 
@@ -29,14 +29,14 @@ WORKLOADS = {
     "cold": 3, "cached": 4, "memory": 2, "large": 3, "lmdb": 2, "import": 3, "names": 5,
     "warmup": 1, "epochs": 3,
 }  # fmt: skip
-"""With the share of the time that they take, relative to each other."""
+"""The workloads, with the time that they may take relative to each other."""
 PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "local")
 _BENCH = Path(__file__).resolve().parent.parent
 _FULL_S, _QUICK_S = 25 * 60, 5 * 60
-"""Kept by making fewer rounds, if one of each can be made. The run is ended from outside after
-twice that and 5 minutes."""
+"""The time limits. The run makes fewer rounds to keep them, but at least one round per workload. A
+signal ends the run after twice the limit and 5 minutes."""
 _LAST_START = 1.5
-"""No workload is begun when more than this share of the time is gone."""
+"""No workload starts after more than this share of the time limit."""
 
 
 def main() -> None:
@@ -204,7 +204,7 @@ def _write(
     versions: dict[str, str],
     seconds: float,
 ) -> list[Path]:
-    """RESULTS.md, the plot, and everything as JSON."""
+    """Write RESULTS.md, the plot, and everything as JSON. Return the paths."""
     from bench.peers import markdown, plot
 
     whole = not (arguments.quick or arguments.tiny or arguments.only)

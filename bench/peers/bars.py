@@ -1,4 +1,4 @@
-"""What cachefs is meant to reach beside the others."""
+"""The bars: the ratios that cachefs must reach against the other peers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from bench.peers.figures import FIGURES, Measures
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`at_least`: so many times as good as `against` (for times: their time by ours)."""
+    """cachefs must be `at_least` times as good as `against` (for times: their time by ours)."""
 
     key: str
     against: str
     at_least: float
     their_key: str | None = None
-    """The figure of the other, if it is another one."""
+    """The figure of the other peer, if it differs from `key`."""
 
     @property
     def target(self) -> str:
@@ -47,7 +47,7 @@ BARS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Medians of both, and how they compare; `ratio` is None where one is missing."""
+    """The medians of both peers and their comparison. `ratio` is None if a median is missing."""
 
     bar: Bar
     ours: float | None
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def ratio(self) -> float | None:
-        """As in the target: of times, ours by theirs."""
+        """The ratio of the medians, ours by theirs."""
         if self.ours is None or not self.theirs:
             return None
         return self.ours / self.theirs
@@ -70,7 +70,7 @@ class Verdict:
 
 
 def judge(measures: Measures) -> Sequence[Verdict]:
-    """Every bar, in order."""
+    """Return the verdict on every bar, in order."""
     return [
         Verdict(
             bar,

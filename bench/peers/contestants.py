@@ -19,7 +19,7 @@ _NO_COMMAND = "it has no command that loads ahead"
 
 
 class Cachefs(Peer):
-    """With the defaults of the command line."""
+    """cachefs with the defaults of the command line."""
 
     kind = "cachefs"
     bucket = rig.BUCKET
@@ -60,7 +60,7 @@ class Cachefs(Peer):
 
 
 class JuiceFS(Peer):
-    """Its metadata in SQLite, its blocks in a bucket of its own."""
+    """JuiceFS with its metadata in SQLite and its blocks in a separate bucket."""
 
     kind = "JuiceFS"
     bucket = juicefs.BUCKET
@@ -78,7 +78,8 @@ class JuiceFS(Peer):
         return self._volume.version()
 
     def fill(self, prefix: str) -> None:
-        """Written through a mount; the directories of the many names are alike, and cloned."""
+        """Write the data set through a mount. The directories of `names` are identical, so they
+        are cloned."""
         self._volume.mount(self.cache_dir(in_memory=False))
         source, target = self.bench.local / prefix, self.path / prefix
         if prefix == "names":
@@ -89,7 +90,7 @@ class JuiceFS(Peer):
         self.wipe()
 
     def _clone(self, source: Path, target: Path) -> None:
-        """One directory by writing it, its group by cloning that, and all groups like the first."""
+        """Write one directory, clone it within its group, and clone the group for the others."""
         first_group, *groups = sorted(source.iterdir())
         first, *others = sorted(first_group.iterdir())
         copied = target / first_group.name / first.name
@@ -103,7 +104,8 @@ class JuiceFS(Peer):
         self._volume.call("warmup", "-p", "32", str(self.path / prefix))
 
     def hits(self) -> tuple[int, int] | None:
-        """It sends several GETs for one file, so GETs would speak against it."""
+        """Return JuiceFS's own counts: it sends several GETs for one file, so a count of GETs
+        would be unfair."""
         counts = dict.fromkeys(("hit", "miss"), 0)
         for line in (self.path / ".stats").read_text().splitlines():
             for kind in counts:
@@ -125,7 +127,7 @@ class JuiceFS(Peer):
 
 
 class Rclone(ForegroundPeer):
-    """`rclone mount` with its VFS cache; modification times as S3 lists them."""
+    """`rclone mount` with its VFS cache, and modification times from the S3 listing."""
 
     kind = "rclone"
     bucket = rig.BUCKET
@@ -160,7 +162,7 @@ class Rclone(ForegroundPeer):
 
 
 class S3fs(ForegroundPeer):
-    """s3fs-fuse, of Debian."""
+    """s3fs-fuse from Debian."""
 
     kind = "s3fs"
     bucket = rig.BUCKET
@@ -199,7 +201,7 @@ class S3fs(ForegroundPeer):
 
 
 class Local(Peer):
-    """The files that the data sets were uploaded from. There is no mount."""
+    """The local files from which the data sets were uploaded, without a mount."""
 
     kind = "local"
     lacks: ClassVar[Mapping[str, str]] = {
@@ -221,7 +223,7 @@ class Local(Peer):
         self.path.mkdir(parents=True, exist_ok=True)
 
     def wipe(self) -> None:
-        """Even names must come from the disk again."""
+        """Drop the page cache with names, so that names come from the disk again, too."""
         with contextlib.suppress(OSError):
             rig.drop_page_cache(names_too=True)
 
@@ -236,7 +238,7 @@ PEERS: tuple[type[Peer], ...] = (Cachefs, JuiceFS, Rclone, S3fs, Local)
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """The bytes alone, many files at a time: a file that is closed has been uploaded."""
+    """Copy only the bytes, many files at a time, because closing a file waits for its upload."""
     files = []
     target.mkdir(parents=True)
     for path in sorted(source.rglob("*")):

@@ -1,4 +1,4 @@
-"""The data sets: below `local` and in the bucket, made when a workload first asks for them."""
+"""Make the data sets below `local` and in the bucket, when a workload first needs them."""
 
 import random
 import shutil
@@ -37,7 +37,8 @@ def make(bench: Bench, prefix: str) -> None:
 
 
 def lmdb_records(bench: Bench) -> int:
-    """How many records of `VALUE_BYTES` there are; a quarter of the large file's size."""
+    """Return the number of records of `VALUE_BYTES`; together a quarter of the large file's
+    size."""
     return max(bench.scale.large_bytes // 4 // VALUE_BYTES, 100)
 
 
@@ -61,7 +62,7 @@ def _lmdb(bench: Bench, directory: Path) -> None:
 
 
 def _packages(bench: Bench, directory: Path) -> None:
-    """moto with all that it imports, as pip installed it here, compiled."""
+    """Copy moto and everything that it imports from this environment, and compile them."""
     listed = subprocess.run(
         [sys.executable, "-I", "-S", "-B", _IMPORTER, *_site_packages(), "--list"],
         capture_output=True, text=True, timeout=120, check=True,
@@ -83,7 +84,7 @@ def _packages(bench: Bench, directory: Path) -> None:
 
 
 def _metadata(listed: list[str]) -> list[Path]:
-    """The *.dist-info directories of what was listed, where its versions are looked up."""
+    """Return the *.dist-info directories of the listed packages, which contain their versions."""
     tops = {Path(name).stem for name in listed}
     names = {
         name for top, names in packages_distributions().items() if top in tops for name in names

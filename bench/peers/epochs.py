@@ -1,4 +1,4 @@
-"""Epochs over data for which the cache is too small."""
+"""Measure epochs over data for which the cache is too small."""
 
 from bench import rig
 from bench.case import shuffled
@@ -11,7 +11,7 @@ _DROP_EVERY = 500
 
 
 def epochs(lab: Lab) -> None:
-    """Each round and peer: all epochs on a fresh mount."""
+    """Run all epochs on a fresh mount, for each round and peer."""
     lab.data("small")
     names = lab.bench.small_files()
     size_bytes = sum((lab.bench.local / "small" / name).stat().st_size for name in names)
@@ -33,7 +33,7 @@ def epochs(lab: Lab) -> None:
 
 
 def _epoch(lab: Lab, peer: Peer, order: list[str]) -> list[rig.Reading]:
-    """The pauses in which the page cache is dropped don't count."""
+    """Read one epoch. The pauses that drop the page cache don't count."""
     readings = []
     for start in range(0, len(order), _DROP_EVERY):
         if rig.can_drop_caches():
@@ -43,7 +43,7 @@ def _epoch(lab: Lab, peer: Peer, order: list[str]) -> list[rig.Reading]:
 
 
 def _counts(lab: Lab, peer: Peer) -> tuple[int, int, int, int]:
-    """GETs, bytes sent, and the bytes of the peer's own hits and misses, so far."""
+    """Return GETs, bytes sent, and the bytes of the peer's own hits and misses, so far."""
     sent_bytes = lab.bench.server.sent_bytes(peer.bucket) if peer.bucket else 0
     return lab.gets(peer), sent_bytes, *(peer.hits() or (0, 0))
 

@@ -1,4 +1,4 @@
-"""What is measured: every figure, in the order of the table, and the values that were found."""
+"""All figures, in the order of the table, and their measured values."""
 
 import statistics
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table. A failure in `workload` explains why a cell is empty."""
+    """One row of the table. A failure in `workload` explains an empty cell."""
 
     key: str
     workload: str
@@ -18,7 +18,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Figures under one heading; what was done for them, for the reader."""
+    """Figures under one heading, with a description of their measurement for the reader."""
 
     title: str
     text: str
@@ -134,11 +134,11 @@ FIGURES = {figure.key: figure for section in SECTIONS for figure in section.figu
 
 @dataclass(slots=True)
 class Measures:
-    """Values by figure and peer, one a round, and reasons why there are none."""
+    """Values by figure and peer, one per round, and the reasons for missing values."""
 
     values: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By workload or figure, and peer."""
+    """Notes by workload or figure, and peer."""
 
     def add(self, key: str, peer: str, value: float) -> None:
         assert key in FIGURES, key
@@ -149,5 +149,5 @@ class Measures:
         return statistics.median(found) if found else None
 
     def note(self, key: str, peer: str) -> str | None:
-        """What is to be said about a cell."""
+        """Return the note about a cell, if any."""
         return self.notes.get((key, peer)) or self.notes.get((FIGURES[key].workload, peer))

@@ -1,10 +1,10 @@
-"""Imports a large tree of packages, in a process of its own. Run as a script:
+"""Imports a large tree of packages, in a separate process. Run as a script:
 
     python -I -S -B import_reader.py SITE_PACKAGES [--list]
 
-It imports moto with the models of every service it knows, some 1,000 modules, and prints how many
-came from SITE_PACKAGES and the seconds that took. `--list` prints the top-level packages and
-modules that these are instead.
+It imports moto with the models of all its services, some 1,000 modules. It prints how many came
+from SITE_PACKAGES, and the seconds. With `--list` it instead prints their top-level packages and
+modules.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ def main() -> None:
     began = time.perf_counter()
     index = importlib.import_module("moto.backend_index")
     for service in sorted({name for name, _ in index.backend_url_patterns}):
-        with contextlib.suppress(ImportError):  # some want packages that aren't installed
+        with contextlib.suppress(ImportError):  # some need packages that aren't installed
             importlib.import_module(f"moto.{service}.models")
     seconds = time.perf_counter() - began
     names = [

@@ -1,4 +1,4 @@
-"""One run over all peers: data made on demand, attempts that may fail, figures that add up."""
+"""A run over all peers: make data on demand, allow failed attempts, collect figures."""
 
 import contextlib
 import subprocess
@@ -21,11 +21,11 @@ FAILURES = (RuntimeError, OSError, subprocess.SubprocessError)
 
 @dataclass(frozen=True, slots=True)
 class PeerScale(Scale):
-    """How much is measured."""
+    """The amount of work of a run."""
 
     cold_files: int
     random_s: float
-    """How long one measurement of random reads may take."""
+    """The most seconds of one measurement of random reads."""
     epochs: int
 
 
@@ -45,24 +45,24 @@ TINY = PeerScale(
 
 @dataclass(slots=True)
 class Lab:
-    """What a workload gets."""
+    """The context of a workload."""
 
     bench: Bench
     scale: PeerScale
     peers: Sequence[Peer]
     ends_at: float
-    """Of the monotonic clock. Later workloads have fewer rounds rather than end after that; one
-    round is made in any case."""
+    """The time limit on the monotonic clock. Later workloads make fewer rounds to keep it, but at
+    least one round."""
     weights: dict[str, float]
-    """What share of the time the workloads to come may take, relative to each other."""
+    """The time that the remaining workloads may take, relative to each other."""
     measures: Measures = field(default_factory=Measures)
     rounds_made: dict[str, int] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By workload and peer, what went wrong."""
+    """The reasons of failures, by workload and peer."""
     _made: set[str] = field(default_factory=set)
 
     def prepare(self) -> None:
-        """Once, before the first workload."""
+        """Prepare the peers. Call this once, before the first workload."""
         for peer in self.peers:
             peer.prepare()
             for beginning, reason in peer.lacks.items():
@@ -71,7 +71,7 @@ class Lab:
                         self.measures.notes[key, peer.name] = reason
 
     def data(self, prefix: str) -> None:
-        """Make a data set and fill it into the peers that need that, if it isn't there yet."""
+        """Make a data set and copy it into the peers that need a copy, if not done yet."""
         if prefix not in self._made:
             data.make(self.bench, prefix)
             self._made.add(prefix)
@@ -80,8 +80,8 @@ class Lab:
                     peer.fill(prefix)
 
     def able(self, workload: str, turn: int = 0) -> list[Peer]:
-        """The peers that can do it and haven't failed, in an order that turns with the rounds;
-        the local disk last, because the page cache is dropped for it."""
+        """Return the peers that support the workload and haven't failed in it. Their order rotates
+        with the rounds; the local disk is last, because it drops the page cache."""
         able = [
             peer
             for peer in self.peers
@@ -93,7 +93,8 @@ class Lab:
 
     @contextlib.contextmanager
     def attempt(self, peer: Peer, workload: str, limit_s: float) -> Iterator[None]:
-        """What fails in here, or takes longer, is noted, and the peer is out of this workload."""
+        """Run an attempt. If it fails or takes longer than `limit_s`, record this and exclude the
+        peer from the workload."""
         late = threading.Event()
 
         def end() -> None:
@@ -115,8 +116,8 @@ class Lab:
             watchdog.cancel()
 
     def rounds(self, workload: str) -> Iterator[int]:
-        """The number of each round, with the server's files in memory at its beginning. Fewer
-        than planned if they take more than the workload's share of the time that is left."""
+        """Yield the number of each round, with the server's files in memory at its begin. Yields
+        fewer than planned if they exceed the workload's share of the remaining time."""
         began = time.monotonic()
         left = sum(self.weights.values())
         share_s = (self.ends_at - began) * self.weights.pop(workload) / left
@@ -147,7 +148,7 @@ class Lab:
                 peer.wipe()
 
     def warm_server(self) -> None:
-        """Read all that the server has on disk, so that no peer finds it colder than another."""
+        """Read all of the server's files, so that every peer finds them in the page cache."""
         buffer = bytearray(1 << 20)
         for path in sorted((self.bench.directory / "server" / "data").rglob("*")):
             if path.is_file():
@@ -156,20 +157,20 @@ class Lab:
                         pass
 
     def gets(self, peer: Peer) -> int:
-        """GETs of objects that the server has answered in the peer's bucket, so far."""
+        """Return how many GETs of objects in the peer's bucket the server has answered so far."""
         return self.bench.server.object_gets(peer.bucket) if peer.bucket else 0
 
     def read(
         self, peer: Peer, prefix: str, names: Sequence[str], readers: int = 1, **how: Any
     ) -> rig.Reading:
-        """`rig.read_files` of a data set through a peer."""
+        """Read files of a data set through a peer with `rig.read_files`."""
         return rig.read_files(
             peer.path / prefix, names, readers, list_file=self.bench.list_file, **how
         )
 
     @contextlib.contextmanager
     def cost(self, key: str, peer: Peer) -> Iterator[list[rig.Reading]]:
-        """CPU seconds per GB of what is put into the list."""
+        """Record CPU seconds per GB of the readings that the caller adds to the yielded list."""
         readings: list[rig.Reading] = []
         before = peer.usage().cpu_s
         yield readings
@@ -180,7 +181,8 @@ class Lab:
 
 
 def run_script(name: str, *arguments: object, site: bool = False) -> list[float]:
-    """The numbers that one of the scripts here prints. Raises `RuntimeError` if it fails."""
+    """Run a script of this directory and return the numbers that it prints. Raises `RuntimeError`
+    if it fails."""
     how = [] if site else ["-I", "-S", "-B"]
     done = subprocess.run(
         [sys.executable, *how, str(Path(__file__).with_name(name)), *map(str, arguments)],

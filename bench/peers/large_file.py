@@ -1,4 +1,4 @@
-"""One large file, in order and at random: cold, cached, page-cached."""
+"""Read one large file, in order and at random: cold, cached, page-cached."""
 
 from bench import rig
 from bench.peers.lab import Lab, run_script
@@ -8,11 +8,12 @@ _PIECES = {"4k": 4 << 10, "128k": 128 << 10}
 _MOST_READS = 50_000
 _COLD_S = 10.0
 _COLD_READS = 50
-"""Few enough that most of them still find their part of the file uncached."""
+"""The number is small, so that most reads still find their part of the file uncached."""
 
 
 def large_file(lab: Lab) -> None:
-    """In each round everything cold first, because dropping the page cache cools the server."""
+    """Measure. Each round begins with all cold reads, because dropping the page cache also affects
+    the server."""
     lab.data("large")
     for turn in lab.rounds("large"):
         for peer in lab.able("large", turn):
@@ -48,7 +49,7 @@ def _in_order(lab: Lab, peer: Peer, key: str | None = None) -> rig.Reading:
 
 
 def _random(lab: Lab, peer: Peer, state: str, turn: int) -> None:
-    """Small pieces in the first half of the file, larger ones in the second."""
+    """Read small pieces in the first half of the file, larger ones in the second."""
     half = lab.scale.large_bytes // 2
     path = peer.path / "large" / lab.bench.large_file()
     most, most_s = (_COLD_READS, _COLD_S) if state == "cold" else (_MOST_READS, lab.scale.random_s)

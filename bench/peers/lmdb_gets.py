@@ -1,4 +1,4 @@
-"""Random gets from an LMDB file through the mount, over mmap."""
+"""Measure random gets from an LMDB file through the mount, over mmap."""
 
 from bench import rig
 from bench.peers import data
@@ -7,11 +7,12 @@ from bench.peers.peer import Peer
 
 _MOST_GETS = 200_000
 _COLD_GETS, _COLD_S = 50, 10.0
-"""Few enough that most of them still find their part of the file uncached."""
+"""The number is small, so that most gets still find their part of the file uncached."""
 
 
 def lmdb_gets(lab: Lab) -> None:
-    """In each round everything cold first, because dropping the page cache cools the server."""
+    """Measure. Each round begins with all cold gets, because dropping the page cache also affects
+    the server."""
     lab.data("lmdb")
     for turn in lab.rounds("lmdb"):
         with lab.all_mounted("lmdb"):

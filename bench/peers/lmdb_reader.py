@@ -1,8 +1,9 @@
-"""Gets records of an LMDB file at random over mmap, in a process of its own. Run as a script:
+"""Gets records of an LMDB file at random over mmap, in a separate process. Run as a script:
 
     python lmdb_reader.py PATH RECORDS MOST_GETS MOST_SECONDS SEED
 
-Opened as data loaders do: read-only, no lock, no read-ahead. Prints gets, bytes and seconds.
+It opens the file like data loaders: read-only, no lock, no read-ahead. It prints gets, bytes and
+seconds.
 """
 
 import random

@@ -1,4 +1,5 @@
-"""The results as Markdown: bars, tables, where others are ahead, footnotes, command lines."""
+"""Write the results as Markdown: bars, tables, figures in which others are ahead, footnotes,
+command lines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,12 @@ _COMMAND_LINES = (
     "epochs, size and place of the cache differ."
 )
 _AHEAD = 1.05
-"""Others are called ahead from this ratio on; below it, rounds differ as much."""
+"""The least ratio at which another peer counts as ahead. Below it, rounds differ as much."""
 
 
 @dataclass(slots=True)
 class Footnotes:
-    """Numbered in the order of their first use; the same text has one number."""
+    """Footnotes, numbered in the order of first use. The same text has one number."""
 
     texts: list[str] = field(default_factory=list)
 
@@ -44,8 +45,8 @@ def render(
     plot: str,
     whole: bool = False,
 ) -> str:
-    """The whole page. `facts` say what it was measured on and how. Of a `whole` run, bars that
-    weren't measured are listed, too."""
+    """Return the whole page. `facts` describe the machine and the method. After a `whole` run the
+    page also lists bars without measurements."""
     notes = Footnotes()
     verdicts = [verdict for verdict in judge(measures) if whole or verdict.met is not None]
     lines = [
@@ -111,7 +112,7 @@ def _bars(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _ahead(measures: Measures, peers: Sequence[str]) -> list[str]:
-    """One line for each figure in which a mount beats cachefs."""
+    """Return one line for each figure in which another mount beats cachefs."""
     lines = []
     for figure in FIGURES.values():
         ours = measures.median(figure.key, "cachefs")
@@ -148,13 +149,13 @@ def _table(
 
 
 def title_of(figure: Figure) -> str:
-    """The figure's title with its section's, as it stands alone."""
+    """Return the figure's title after its section's title."""
     section = next(section for section in SECTIONS if figure in section.figures)
     return f"{section.title}: {figure.title}"
 
 
 def describe(machine: Mapping[str, Any]) -> list[str]:
-    """The machine, as facts."""
+    """Return facts about the machine."""
     return [
         "{cpu}, {cores} cores, {memory_gib} GiB, {virtualisation}; {system}, Linux {kernel}; "
         "caches on {cache_file_system}; load before: {load_before}".format(**machine),

@@ -1,4 +1,4 @@
-"""`ls -lR` and `find` of very many files."""
+"""Measure `ls -lR` and `find` of very many files."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ _COMMANDS = {"find": ["find"], "ls": ["ls", "-lR"]}
 
 
 def names(lab: Lab) -> None:
-    """A fresh mount for each cold command; after the second, both again."""
+    """Measure each cold command on a fresh mount, and then both again on the second mount."""
     lab.data("names")
     for turn in lab.rounds("names"):
         for peer in lab.able("names", turn):

@@ -1,10 +1,10 @@
-"""`import` of a large tree of Python packages."""
+"""Measure `import` of a large tree of Python packages."""
 
 from bench.peers.lab import Lab, run_script
 
 
 def packages(lab: Lab) -> None:
-    """A fresh mount in each round: nothing cached, then once more."""
+    """Import twice on a fresh mount in each round: first with nothing cached, then again."""
     lab.data("packages")
     modules = set()
     for turn in lab.rounds("import"):

@@ -1,4 +1,4 @@
-"""What every peer does for the workloads: mount, unmount, forget, and say what it costs."""
+"""The interface of every peer: mount, unmount, wipe the cache, and report the cost."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _END_S = 20
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Where a mount keeps blocks, and how many bytes of them."""
+    """The place and the size of a mount's block cache."""
 
     size_bytes: int = 8 << 30
     in_memory: bool = False
@@ -28,23 +28,23 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of all processes of a mount."""
+    """The resources of all processes of a mount."""
 
     cpu_s: float
     rss_bytes: int
 
 
 class Peer:
-    """One way to read the data. A mount's processes are those that appear while it is mounted."""
+    """One way to read the data. The processes that start during its mount call belong to it."""
 
     kind: ClassVar[str]
     bucket: ClassVar[str | None] = None
-    """Where its reads of the origin go, for counting GETs."""
+    """The bucket from which it reads, for counting GETs."""
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Beginnings of figure keys that make no sense for this peer, and why."""
+    """Prefixes of figure keys that this peer can't have, with the reasons."""
 
     def __init__(self, bench: Bench, options: Sequence[str] = (), name: str = "") -> None:
-        """`options` are added to those of every mount; `name` tells two of a kind apart."""
+        """Every mount also gets `options`; `name` distinguishes two peers of a kind."""
         self.name = name or type(self).kind
         self.bench = bench
         self.options = list(options)
@@ -54,43 +54,43 @@ class Peer:
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it can't take part on this machine, with what to do; None if it can."""
+        """Return why it can't run on this machine, and the fix; None if it can."""
         return None
 
     @property
     def path(self) -> Path:
-        """The directory that holds the data sets."""
+        """The directory of the data sets."""
         return self.base / "mnt"
 
     @property
     def command_line(self) -> str:
-        """How it was mounted last, as a user would type it."""
+        """The command line of the last mount, as a user would type it."""
         return ""
 
     def version(self) -> str:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Once, before the first mount."""
+        """Prepare the peer. Called once, before the first mount."""
         self.path.mkdir(parents=True, exist_ok=True)
 
     def fill(self, prefix: str) -> None:
-        """Make a data set readable, which stands below `local` and in the bucket already."""
+        """Make a data set readable that is already below `local` and in the bucket."""
 
     def mount(self, cache: Cache | None = None) -> None:
-        """Mount, with what the cache holds already. Raises `RuntimeError` and `OSError`."""
+        """Mount, keeping the content of the cache. Raises `RuntimeError` and `OSError`."""
         before = set(_all_processes())
         self._mount(cache or Cache())
         self._pids = set(_all_processes()) - before
         self.first_command_line = self.first_command_line or self.command_line
 
     def unmount(self) -> None:
-        """Unmount and wait for the end of its processes; nothing if it is not mounted."""
+        """Unmount and wait for the end of its processes. Does nothing if it is not mounted."""
         self._unmount()
         self._pids = set()
 
     def abandon(self) -> None:
-        """Kill its processes and take the mount away, whatever state they are in."""
+        """Kill its processes and unmount lazily, whatever state they are in."""
         for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -99,13 +99,13 @@ class Peer:
         self._pids = set()
 
     def wipe(self) -> None:
-        """Forget what was cached. Not while mounted."""
+        """Delete the cached data. Must not be called while mounted."""
         for directory in (self.cache_dir(in_memory=False), self.cache_dir(in_memory=True)):
             shutil.rmtree(directory, ignore_errors=True)
 
     @contextlib.contextmanager
     def fresh(self, cache: Cache | None = None) -> Iterator[Path]:
-        """Mounted with nothing cached, and unmounted at the end."""
+        """Mount with an empty cache, and unmount at the end."""
         self.wipe()
         self.mount(cache)
         yield self.path  # after a failure `abandon` unmounts
@@ -116,12 +116,12 @@ class Peer:
         raise NotImplementedError
 
     def hits(self) -> tuple[int, int] | None:
-        """Bytes that came from the cache and bytes that did not, so far, by its own count; None
-        if GETs tell: one for each file that was not cached."""
+        """Return how many bytes came from the cache and how many did not, so far, by its own
+        count. None if it sends one GET per uncached file, so that GETs give the count."""
         return None
 
     def usage(self) -> Usage:
-        """CPU and memory of the mount's processes until now."""
+        """Return CPU and memory of the mount's processes until now."""
         pids = self._processes()
         memory = 0
         for pid in pids:
@@ -144,13 +144,13 @@ class Peer:
 
 
 class ForegroundPeer(Peer):
-    """A peer whose mount command serves until it is ended."""
+    """A peer with a mount command that serves until it receives a signal."""
 
     _process: subprocess.Popen[bytes] | None = None
     _command: Sequence[str] = ()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run it, and return when the mount is there."""
+        """Run the mount command, and return when the mount is ready."""
         self._command = command
         with (self.base / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -186,5 +186,5 @@ class ForegroundPeer(Peer):
 
 
 def _all_processes() -> list[int]:
-    """All that descend from the sandbox, which adopts daemons."""
+    """Return all descendants of the sandbox, which adopts daemons."""
     return procfs.descendants(os.getppid())

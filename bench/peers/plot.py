@@ -1,4 +1,4 @@
-"""The plot: a panel of horizontal bars for each of the main figures, as SVG by hand."""
+"""Draw the plot as SVG: a panel of horizontal bars for each of the main figures."""
 
 from collections.abc import Sequence
 from html import escape
@@ -20,12 +20,12 @@ _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 _COLUMNS, _WIDTH, _GAP, _MARGIN = 3, 340, 24, 20
 _HEAD, _STEP, _BAR = 44, 19, 13
 _LABEL, _VALUE = 58, 62
-"""Room for the name before a bar, and for the figure behind it."""
+"""The room for the name before a bar, and for the figure after it."""
 _TOP = 62
 
 
 def draw(measures: Measures, peers: Sequence[str]) -> str:
-    """The SVG's text. Panels without a figure are left out."""
+    """Return the text of the SVG, without panels that have no figure."""
     keys = [key for key in _PANELS if any(measures.median(key, peer) is not None for peer in peers)]
     height = _HEAD + _STEP * len(peers) + 12
     rows = -(-len(keys) // _COLUMNS)

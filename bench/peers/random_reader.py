@@ -1,8 +1,8 @@
-"""Reads pieces of a large file at random, in a process of its own. Run as a script:
+"""Reads pieces of a large file at random, in a separate process. Run as a script:
 
     python -S random_reader.py PATH PIECE_BYTES FIRST_BYTE END_BYTE MOST_READS MOST_SECONDS SEED
 
-Prints reads, bytes and seconds. Pieces are aligned to their size.
+It prints reads, bytes and seconds. Pieces are aligned to their size.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Files of 20 to 180 KB: cold, warm, with the page cache dropped, and their blocks in memory."""
+"""Read files of 20 to 180 KB: cold, warm, without page cache, and with blocks in memory."""
 
 import subprocess
 import time
@@ -9,13 +9,13 @@ from bench.peers.lab import Lab
 from bench.peers.peer import Cache, Peer
 
 _WARM_S = 2.0
-"""About how long one measurement of warm reads takes; at least one pass, all the same."""
+"""The approximate seconds of one measurement of warm reads, which makes at least one pass."""
 _SETTLE_S = 2.0
-"""What was read is still being written to the caches for a while."""
+"""The pause after reads, because the peers still write the data to their caches."""
 
 
 def cold(lab: Lab) -> None:
-    """A fresh mount for each measurement."""
+    """Measure cold reads, with a fresh mount for each measurement."""
     lab.data("small")
     names = lab.bench.small_files()
     for turn in lab.rounds("cold"):
@@ -33,12 +33,13 @@ def cold(lab: Lab) -> None:
 
 
 def cached(lab: Lab) -> None:
-    """All are mounted at once and read everything before the first round."""
+    """Measure cached reads. All peers are mounted together and read everything before the first
+    round."""
     _cached(lab, "cached", Cache())
 
 
 def memory(lab: Lab) -> None:
-    """The same with caches on tmpfs."""
+    """Measure the same with caches on tmpfs."""
     if not rig.can_drop_caches():
         return
     place = lab.bench.directory / "memory"

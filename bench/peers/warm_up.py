@@ -1,4 +1,4 @@
-"""Loading everything ahead, with the commands that the peers have for it."""
+"""Measure the peers' commands that load everything ahead."""
 
 import time
 
@@ -6,7 +6,7 @@ from bench.peers.lab import Lab
 
 
 def warm_up(lab: Lab) -> None:
-    """An empty cache each time; the whole command counts."""
+    """Measure the whole command, each time with an empty cache."""
     lab.data("small")
     lab.data("large")
     for turn in lab.rounds("warmup"):
