@@ -133,7 +133,7 @@ class Lab:
 
     @contextlib.contextmanager
     def all_mounted(self, workload: str, cache: Cache | None = None) -> Iterator[None]:
-        """Every peer that is able, with an empty cache; unmounted at the end."""
+        """Mount every peer that supports the workload, with an empty cache; unmount at the end."""
         for peer in self.able(workload):
             with self.attempt(peer, workload, 60):
                 peer.wipe()

@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _JournalPrefix(logging.Formatter):
-    """Another formatter's lines with their priority in front, as sd-daemon(3) describes."""
+    """Puts the priority before the lines of another formatter, as sd-daemon(3) describes."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()

@@ -87,7 +87,7 @@ class ObjectRef:
         return -(-self.meta.size_bytes // BLOCK_BYTES)
 
     def block_length(self, block_index: int) -> int:
-        """Length in bytes of one block; the last one may be short."""
+        """Return the length in bytes of one block; the last one may be short."""
         return min(BLOCK_BYTES, self.meta.size_bytes - block_index * BLOCK_BYTES)
 
 

@@ -52,7 +52,7 @@ def _job_command(name: str, help_text: str) -> Callable[..., Any]:
 
 @_job_command("show", "Show what a job was asked for, and how far it is.")
 def show(job_id: str, as_json: bool, debug: bool) -> None:
-    """See the help text."""
+    """Run the command; `_job_command` above has its help text."""
     place, report = _find(job_id)
     if as_json:
         click.echo(json.dumps(report))
@@ -67,14 +67,14 @@ def show(job_id: str, as_json: bool, debug: bool) -> None:
 
 @_job_command("attach", "Follow a job to its end; Ctrl-C leaves it to the daemon.")
 def attach(job_id: str, as_json: bool, debug: bool) -> None:
-    """See the help text."""
+    """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     raise SystemExit(follow(place, job_id, as_json, cancel=False))
 
 
 @_job_command("cancel", "Stop a job; what it has loaded stays.")
 def cancel(job_id: str, as_json: bool, debug: bool) -> None:
-    """See the help text."""
+    """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     report = ask(socket_path(place), api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
     click.echo(json.dumps(report) if as_json else f"load job {job_id}: {report['state']}")
@@ -82,7 +82,7 @@ def cancel(job_id: str, as_json: bool, debug: bool) -> None:
 
 @_job_command("resume", "Carry a job on that has ended, and follow it to its end.")
 def resume(job_id: str, as_json: bool, debug: bool) -> None:
-    """See the help text."""
+    """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     ask(socket_path(place), api.JOB_RESUME, {"id": job_id}, TIMEOUT_S)
     raise SystemExit(follow(place, job_id, as_json, cancel=False))
@@ -90,7 +90,7 @@ def resume(job_id: str, as_json: bool, debug: bool) -> None:
 
 @_job_command("failures", "Print what a job could not load, as a list for load -f.")
 def failures(job_id: str, as_json: bool, debug: bool) -> None:
-    """See the help text."""
+    """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     for line in stream(socket_path(place), api.JOB_FAILURES, {"id": job_id}):
         click.echo(json.dumps(line["failure"]))

@@ -18,7 +18,7 @@ from cachefs.config.fields import MEDIUM, RATIO, TIER_PATHS, check_size, nearest
 from cachefs.types import Medium
 
 MIN_CACHE_DIR_BYTES = 64 << 20
-"""Least capacity of one cache directory."""
+"""The least capacity of one cache directory."""
 
 _KEYS = {
     "medium": f"one of {', '.join(Medium.__members__)}",
