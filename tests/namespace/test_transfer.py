@@ -9,6 +9,7 @@ import trio
 
 from cachefs.control.metadata_verbs import MetadataVerbs
 from cachefs.errors import CachefsError, UsageError
+from cachefs.format.inode_record import Dirent, dirent_key, ino_key, pack_dirent
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.transfer import KnownEntry
 from cachefs.types import Posix
@@ -331,3 +332,19 @@ async def test_half_a_character_is_no_path(
     pieces[0][field] = "\ud800"
     with pytest.raises(UsageError, match="half a character"):
         await take(other, [head, *pieces])
+
+
+async def test_a_damaged_root_and_circles_end_no_export(
+    tree: Tree, other: Tree, origin: ScriptedOrigin
+) -> None:
+    fill(origin)
+    wanted = await walk(tree)
+    directory = tree.namespace.table.dirent(1, b"dir")
+    assert directory is not None
+    tree.db.put("dirents", dirent_key(1, b"circle"), pack_dirent(Dirent(1, 0)))
+    tree.db.put("dirents", dirent_key(directory.ino, b"circle"), pack_dirent(directory))
+    tree.db.put("listings", ino_key(1), b"no listing")
+    lines = await exported(tree)
+    await take(other, lines)
+    origin.take_requests()
+    assert await walk(other) == wanted

@@ -1,12 +1,15 @@
 """Where OSS is and who asks. What reading does is in the contract suite, over OSS addressing."""
 
+import importlib
 import os
 import sys
+import warnings
 
 import pytest
 
 from cachefs.errors import AccessDeniedError, UsageError
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from tests.servers.told_s3 import Answer, ToldS3
 
 HANGZHOU = "https://data.oss-cn-hangzhou.aliyuncs.com"
 
@@ -125,3 +128,20 @@ async def test_ossfs_that_is_not_installed(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "oss2", None)
     with pytest.raises(UsageError, match=r"pip install 'cachefs\[ossfs\]'"):
         opened(region="cn-hangzhou", oss_driver="ossfs")
+
+
+DENIED = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+
+async def test_ossfs_says_that_a_listing_is_denied(monkeypatch) -> None:
+    with warnings.catch_warnings():  # Python warns of escapes in oss2, whenever it compiles that
+        warnings.simplefilter("ignore")
+        importlib.import_module("ossfs")
+    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "secret")
+    with ToldS3(lambda asked: Answer(DENIED, 403, {"x-oss-request-id": "1"})) as server:
+        origin = opened("oss://data/p", endpoint=server.endpoint, oss_driver="ossfs")
+        with pytest.raises(AccessDeniedError):
+            async for _ in origin.list_dir(""):
+                pass
+        await origin.aclose()

@@ -55,6 +55,7 @@ def test_a_quarter_is_for_data_on_their_way(monkeypatch: pytest.MonkeyPatch) -> 
         (200 * MIB, 300 * MIB, 50 * MIB),
         (2000 * MIB, 300 * MIB, 300 * MIB),
         (10 * MIB, 300 * MIB, 8 * MIB),
+        (10 * MIB, 4 * MIB, 4 * MIB),
         (200 * MIB, 20 * MIB, 20 * MIB),
     ]:
         monkeypatch.setattr(memory_limit, "memory_limit", lambda limit=limit: limit)

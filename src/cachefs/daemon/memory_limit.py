@@ -25,6 +25,8 @@ def bounded_buffer(wanted_bytes: int) -> int:
     if limit_bytes is None or wanted_bytes <= limit_bytes // _BUFFER_SHARE:
         return wanted_bytes
     bounded_bytes = max(_LEAST_BYTES, limit_bytes // _BUFFER_SHARE)
+    if wanted_bytes <= bounded_bytes:
+        return wanted_bytes
     log.info(
         "at most %s of memory for data on its way, not %s: the control group is limited to %s",
         *(format_bytes(number) for number in (bounded_bytes, wanted_bytes, limit_bytes)),

@@ -58,11 +58,17 @@ async def _download(origin: Origin, name: str, manifest: str, descriptor: int) -
         for offset in range(0, found.size_bytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, found.size_bytes - offset)
             data = await origin.read(name, found, offset, length)
-            await trio.to_thread.run_sync(os.write, descriptor, data)
+            await trio.to_thread.run_sync(_write_all, descriptor, memoryview(data))
     except CachefsError as error:
         raise type(error)(f"can't read the manifest: {error}") from error
     except OSError as error:
         raise CachefsError(f"can't keep a copy of the manifest: {error.strerror}") from error
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    """Write all of `data`: a disk that becomes full takes a part first. Raises `OSError`."""
+    while data.nbytes:
+        data = data[os.write(descriptor, data) :]
 
 
 def digest_of(file: Path, name: str, *others: str) -> str:

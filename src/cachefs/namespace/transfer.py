@@ -78,17 +78,22 @@ class Piece(NamedTuple):
 
 
 def known_root(snapshot: DatabaseSnapshot) -> KnownEntry | None:
-    """Return the root as an entry with the name ""; None if the database is empty. Raises
-    `BadRecordError` and `DamagedDatabaseError`."""
+    """Return the root as an entry with the name ""; None if the database has no valid one. Raises
+    `DamagedDatabaseError`."""
     record = snapshot.get("inodes", ino_key(ROOT_INO))
-    return None if record is None else _entry(snapshot, ROOT_INO, record, 0)
+    try:
+        return None if record is None else _entry(snapshot, ROOT_INO, record, 0)
+    except BadRecordError:
+        return None
 
 
 def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
     """Yield all known names, directory by directory. Names that are not valid UTF-8 are left out,
-    and their directories count as not listed. Blocks for the disk."""
+    and their directories count as not listed. So are further names of a directory that was yielded
+    before: after damage, a directory may contain itself. Blocks for the disk."""
     root = known_root(snapshot)
-    directories = [] if root is None else [(ROOT_INO, "", root.listed_at_ns)]
+    directories = [(ROOT_INO, "", None if root is None else root.listed_at_ns)]
+    seen = {ROOT_INO}
     while directories:
         ino, path, listed_at_ns = directories.pop()
         entries: list[KnownEntry] = []
@@ -104,6 +109,8 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
                 entry = _entry(snapshot, dirent.ino, stored, dirent.checked_at_ns)
             except BadRecordError:
                 continue
+            if entry.is_dir and dirent.ino in seen:
+                continue
             if len(entries) == _PIECE_ENTRIES:
                 yield Piece(path, after, False, listed_at_ns, entries)
                 after, entries = entries[-1].name, []
@@ -111,6 +118,7 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
             if entry.is_dir:
                 name_below = f"{path}/{entry.name}" if path else entry.name
                 below.append((dirent.ino, name_below, entry.listed_at_ns))
+                seen.add(dirent.ino)
         if entries or listed_at_ns is not None:
             yield Piece(path, after, True, listed_at_ns, entries)
         # The other node numbers directories in this order: it then needs less sorting.

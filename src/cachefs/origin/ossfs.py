@@ -69,11 +69,15 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
             return found
 
         def _list(self, path: str) -> list[dict[str, Any]]:
-            try:
-                found: list[dict[str, Any]] = self._ls_dir(self._strip_protocol(path))
-            except oss2.exceptions.OssError as error:  # ossfs does not translate errors of LIST
-                raise translate_oss_error(error) from None
+            found: list[dict[str, Any]] = self._ls_dir(self._strip_protocol(path))
             return found
+
+        def _get_object_info_list(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super()._get_object_info_list(*args, **kwargs)
+            except oss2.exceptions.OssError as error:
+                # ossfs does not translate errors of LIST, and takes a denied one for an empty one.
+                raise translate_oss_error(error) from None
 
         def cat_file(
             self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any
