@@ -112,12 +112,12 @@ class UidLimits:
     def usage(self) -> Iterator[Usage]:
         """Yield the usage of the users without a number first, then of each user with a number."""
         if self._users is not None:
-            for number, uid, his_bytes in self._users.users():
+            for number, uid, sent_bytes in self._users.users():
                 if self._owners.setdefault(number, uid) != uid and number:
                     self._owners[number] = uid
                     self.read_bytes[0] += self.read_bytes[number]
                     self.read_bytes[number] = self.stalled_ns[number] = 0
-                given_bytes = self.read_bytes[number] + his_bytes
+                given_bytes = self.read_bytes[number] + sent_bytes
                 yield Usage(uid if number else None, given_bytes, self.stalled_ns[number])
             return
         yield Usage(None, self.read_bytes[0], self.stalled_ns[0])
@@ -127,8 +127,8 @@ class UidLimits:
     def uid_of(self, number: int) -> int | None:
         """Return the uid that has this number; None if no user has it."""
         if self._users is not None:
-            return next((uid for his, uid, _ in self._users.users() if his == number), None)
-        return next((uid for uid, his in self._numbers.items() if his == number), None)
+            return next((uid for given, uid, _ in self._users.users() if given == number), None)
+        return next((uid for uid, given in self._numbers.items() if given == number), None)
 
     def handle(self, ino: int, uid: int) -> int:
         """Return the file handle for an inode that `uid` opens."""

@@ -218,14 +218,14 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
         const struct rt_entry *entry = set + way;
         uint32_t seq = atomic_load_explicit(&entry->seq, memory_order_acquire);
         if (seq == 0 || (seq & 1)) continue;
-        uint64_t his_ino = GET(entry->ino);
-        uint32_t his_block = GET(entry->block), length = GET(entry->length);
+        uint64_t found_ino = GET(entry->ino);
+        uint32_t found_block = GET(entry->block), length = GET(entry->length);
         found->file = GET(entry->file);
         found->slot = GET(entry->slot);
         found->generation = GET(entry->generation);
         found->checksum = GET(entry->checksum);
         atomic_thread_fence(memory_order_acquire); /* orders the fields before the second look */
-        if (GET(entry->seq) != seq || his_ino != ino || his_block != block) continue;
+        if (GET(entry->seq) != seq || found_ino != ino || found_block != block) continue;
         found->entry = (uint64_t)(entry - table->entries);
         found->length = length & ~RT_LAST;
         found->is_last = (length & RT_LAST) != 0;
@@ -265,9 +265,9 @@ void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t 
 /* Gives a number to another user. The bytes of its former user go to number 0. A number with a
  * limit keeps its user. */
 static bool replace_user(struct rt_table *table, uint32_t number, uint32_t wanted) {
-    uint32_t his = GET(table->users[number]);
+    uint32_t found = GET(table->users[number]);
     if (number == 0 || GET(table->limited[number])) return false;
-    if (!atomic_compare_exchange_strong(&table->users[number], &his, wanted)) return false;
+    if (!atomic_compare_exchange_strong(&table->users[number], &found, wanted)) return false;
     atomic_fetch_add(&table->user_bytes[0], atomic_exchange(&table->user_bytes[number], 0));
     return true;
 }
@@ -278,11 +278,11 @@ uint32_t rt_user(struct rt_table *table, uint32_t uid) {
     for (uint32_t tries = 0; tries < RT_USER_TRIES; tries++) {
         uint32_t number = (home + tries) % RT_USERS;
         if (number == 0) continue;
-        uint32_t his = GET(table->users[number]);
-        if (his == 0 &&
-            atomic_compare_exchange_strong(&table->users[number], &his, wanted))
+        uint32_t found = GET(table->users[number]);
+        if (found == 0 &&
+            atomic_compare_exchange_strong(&table->users[number], &found, wanted))
             return number;
-        if (his == wanted) return number; /* a failed exchange stores the found value in `his` */
+        if (found == wanted) return number; /* a failed exchange stores the found value in `found` */
     }
     for (uint32_t tries = 0; tries < RT_USER_TRIES; tries++) {
         uint32_t number = (home + (uid / RT_USERS + tries) % RT_USER_TRIES) % RT_USERS;
