@@ -258,16 +258,22 @@ def test_a_killed_supervisor_leaves_nothing(relayed: Site) -> None:
     assert len(os.listdir(relayed.mountpoint)) == 4
 
 
-def test_a_daemon_that_can_not_begin_again_ends_the_mount(relayed: Site, tmp_path: Path) -> None:
-    relayed.umount()
-    relayed.expected_trouble = (" WARNING ", " ERROR ", "Traceback")
+def mount_breakable(site: Site, tmp_path: Path) -> Path:
+    """Mount so that no later daemon starts while the returned file exists."""
     broken = tmp_path / "broken"
-    relayed.environment = {"PYTHONPATH": str(tmp_path)}
+    site.environment = {"PYTHONPATH": str(tmp_path)}
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\nif os.path.exists({str(broken)!r}) and sys.argv[-1].isdecimal():\n"
         "    raise SystemExit(9)\n"
     )
-    relayed.mount("--data-path", "relay")
+    site.mount("--data-path", "relay")
+    return broken
+
+
+def test_a_daemon_that_can_not_begin_again_ends_the_mount(relayed: Site, tmp_path: Path) -> None:
+    relayed.umount()
+    relayed.expected_trouble = (" WARNING ", " ERROR ", "Traceback")
+    broken = mount_breakable(relayed, tmp_path)
     supervisor = relayed.pid()
     (daemon,) = children_of(supervisor)
     broken.touch()
@@ -394,13 +400,7 @@ def test_an_upgrade_that_fails_is_told(relayed: Site, tmp_path: Path) -> None:
     """The installed version is broken: the one that runs goes on."""
     relayed.umount()
     relayed.expected_trouble = ("the new daemon can't take over", "Traceback")
-    broken = tmp_path / "broken"
-    relayed.environment = {"PYTHONPATH": str(tmp_path)}
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import os, sys\nif os.path.exists({str(broken)!r}) and sys.argv[-1].isdecimal():\n"
-        "    raise SystemExit(9)\n"
-    )
-    relayed.mount("--data-path", "relay")
+    broken = mount_breakable(relayed, tmp_path)
     daemon = relayed.daemon_pid()
     broken.touch()
     said = relayed.cli("upgrade", relayed.mountpoint, code=1).stderr

@@ -18,9 +18,6 @@ from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-
-log = logging.getLogger(__name__)
-
 _NAMESPACE_MAP_BYTES = 1 << 38
 
 

@@ -1,7 +1,7 @@
 """The FUSE request handlers. Each one decodes a request, makes one call below, and encodes a reply.
 
 The mount is read-only. There is no state per open file: `fh` is the inode number, so a data path
-without OPEN requests (DESIGN: the zero-message path) needs no other code. In a file's `fh`, the
+without OPEN requests (docs/ARCHITECTURE.md) needs no other code. In a file's `fh`, the
 bits above the inode number hold the user number (`uid_limits.py`). A directory position is
 `generation << 32 | index` in the snapshot that the reader began with.
 

@@ -11,7 +11,7 @@ random order very rarely start one: three files in order are very improbable.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 
 import trio
@@ -37,8 +37,9 @@ _FILE_BYTES = 8 << 20
 """Larger files are not fetched ahead, because their readers have read-ahead within the file."""
 _REQUESTS = 24
 """Most files to fetch at a time. With 30 ms per request, 24 give about 700 files/s."""
-_NAMES_AT_A_TIME = 128
-"""Names that are read from the table at a time: reading few names costs nearly as much."""
+_NAMES_AT_A_TIME = 32
+"""Names that are read from the table at a time, because one read for each name costs too much.
+Each stream may keep so many, so this also bounds the memory."""
 _STREAMS = 8
 """Most streams of one directory."""
 _DIRECTORIES = 1_024
@@ -173,15 +174,17 @@ class OrderPrefetcher:
     def _fetch_next(self, stream: _Stream) -> None:
         """Fetch ahead as many files as the stream may have. It considers at most twice as many
         names, so that a run of cached files costs little."""
-        table = self._namespace.table
         # More than `stream.files` may be ahead, if that number has halved since.
         most = max(0, 2 * stream.files - len(stream.ahead))
-        for name, ino in islice(self._names_to_fetch(stream), most):
+        for _ in range(most):
             if len(stream.ahead) >= stream.files or not self._has_room(stream):
                 return
+            following = self._following(stream)
+            if not following:
+                return
+            name, ino = following.popleft()
             stream.asked = name
-            stream.following.popleft()
-            inode = table.get(ino)
+            inode = self._namespace.table.get(ino)
             if inode is None or inode.is_dir or not 0 < inode.size_bytes <= _FILE_BYTES:
                 continue
             ref = self._namespace.object_ref(inode)
@@ -191,21 +194,18 @@ class OrderPrefetcher:
             self._ahead_bytes += inode.size_bytes
             self._nursery.start_soon(self._fetch, stream, name, ref)
 
-    def _names_to_fetch(self, stream: _Stream) -> Iterator[tuple[bytes, int]]:
-        """Yield the first of `following` again and again, while the caller takes it away. Reads
-        more names when there are none left."""
+    def _following(self, stream: _Stream) -> deque[tuple[bytes, int]]:
+        """Return the names to consider next. Read more from the table if none are left; the result
+        is empty at the end of the directory."""
         stream.asked = max(stream.asked, stream.head)
         following = stream.following
         while following and following[0][0] <= stream.asked:
             following.popleft()
-        while True:
-            if not following:
-                names = self._namespace.table.dirents(stream.parent, stream.asked)
-                found = islice(names, _NAMES_AT_A_TIME)
-                following.extend((name, dirent.ino) for name, dirent in found)
-            if not following:
-                return
-            yield following[0]
+        if not following:
+            names = self._namespace.table.dirents(stream.parent, stream.asked)
+            found = islice(names, _NAMES_AT_A_TIME)
+            following.extend((name, dirent.ino) for name, dirent in found)
+        return following
 
     def _has_room(self, stream: _Stream) -> bool:
         """Return whether the stream may fetch one more file. To make room, drop the streams of the
