@@ -133,14 +133,15 @@ async def test_ossfs_that_is_not_installed(monkeypatch) -> None:
 DENIED = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
 
 
-async def test_ossfs_says_that_a_listing_is_denied(monkeypatch) -> None:
+@pytest.mark.parametrize("url", ["oss://data", "oss://data/p"])
+async def test_ossfs_says_that_a_listing_is_denied(monkeypatch, url) -> None:
     with warnings.catch_warnings():  # Python warns of escapes in oss2, whenever it compiles that
         warnings.simplefilter("ignore")
         importlib.import_module("ossfs")
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "secret")
     with ToldS3(lambda asked: Answer(DENIED, 403, {"x-oss-request-id": "1"})) as server:
-        origin = opened("oss://data/p", endpoint=server.endpoint, oss_driver="ossfs")
+        origin = opened(url, endpoint=server.endpoint, oss_driver="ossfs")
         with pytest.raises(AccessDeniedError):
             async for _ in origin.list_dir(""):
                 pass
