@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from cachefs import log as cachefs_log
-from cachefs.cache import admission
+from cachefs.cache.tier import admission
 from cachefs.tiers import health
 from cachefs.types import Medium
 from tests.full_database import FullDatabase

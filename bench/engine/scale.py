@@ -23,7 +23,7 @@ import trio
 from bench.engine.findings import Bar, Cell, Findings, Grid
 from bench.engine.rig import IDENTITY, MIB, Options, make_ref
 from bench.rig import ROOT
-from cachefs.cache.index import Index
+from cachefs.cache.tier.index import Index
 from cachefs.format.index_record import SlabRow, pack_bitmap
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import (

@@ -34,7 +34,7 @@ from bench.engine.rig import (
     running,
 )
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.placement import Place, Placement
+from cachefs.cache.levels.placement import Place, Placement
 from cachefs.errors import CachefsError
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, ObjectMeta, ObjectRef

@@ -8,11 +8,11 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.store import TierStore
+from cachefs.cache.tier.store import TierStore
 from cachefs.format.object_id import object_id
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+from tests.memory_origin import MemoryOrigin
 
 MIB = 1 << 20
 PATIENCE_S = 60

@@ -5,8 +5,8 @@ import errno
 import pytest
 import trio
 
-from cachefs.cache import arrivals
-from cachefs.cache.arrivals import Arrivals
+from cachefs.cache.tier import page_in as arrivals
+from cachefs.cache.tier.page_in import Arrivals
 
 FLAGS = 8
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache import check
-from cachefs.cache.check import MOST_DETAILS, Report, check_directory
-from cachefs.cache.check_slab import Problem
+from cachefs.cache.check import directory as check
+from cachefs.cache.check.directory import MOST_DETAILS, Report, check_directory
+from cachefs.cache.check.slab import Problem
 from cachefs.cli import main
 from cachefs.db import Database
 from cachefs.errors import CacheDirError
@@ -34,10 +34,10 @@ from cachefs.format.index_record import (
 )
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import decode_header, slab_layout, table_offset
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.leftover import inspect_cache, remove_cache
 from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, assert_right, open_tier, put_many, recount, serving
+from tests.memory_origin import MemoryOrigin
 
 SMALL, LARGE = 40, 8
 

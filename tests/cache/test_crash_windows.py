@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache import store as store_module
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.check import check_directory
+from cachefs.cache.check.directory import check_directory
+from cachefs.cache.tier import store as store_module
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import HEADER_BYTES, SLOT_ENTRY, entry_at
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.disk import Disk
 from cachefs.types import ObjectRef
 from tests.cache.harness import (
@@ -32,6 +31,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 QUOTA_BYTES = 12 * MIB  # three slabs of 4 MiB
 

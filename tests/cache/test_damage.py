@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache.check import check_directory
+from cachefs.cache.check.directory import check_directory
 from cachefs.cache.counters import TierCounters
 from cachefs.db import Database
 from cachefs.errors import CacheDirError, OriginUnavailableError
@@ -26,7 +26,6 @@ from cachefs.format.index_record import (
 )
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import decode_header, slab_layout, table_offset
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import ObjectRef
 from tests.cache.harness import (
     MIB,
@@ -39,6 +38,7 @@ from tests.cache.harness import (
     until,
     will_close_cleanly,
 )
+from tests.memory_origin import MemoryOrigin
 
 SMALL, LARGE = 40, 8
 ALL = SMALL + LARGE

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.cache import store as store_module
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.tier import store as store_module
 from cachefs.format.slab import class_of
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
     MIB,
@@ -26,6 +25,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 
 async def settle(cache: BlockCache) -> None:

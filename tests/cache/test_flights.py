@@ -8,9 +8,9 @@ import trio
 
 from cachefs.db import Get
 from cachefs.errors import BadDataError, ObjectChangedError, OriginUnavailableError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, ObjectMeta, ObjectRef
 from tests.cache.harness import key_of, open_tier, put, put_many, read_whole, serving
+from tests.memory_origin import MemoryOrigin
 
 
 async def test_64_readers_of_one_cold_block_cause_one_get(tmp_path: Path) -> None:

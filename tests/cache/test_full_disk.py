@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.origin.memory import MemoryOrigin
 from tests.cache.harness import MIB, assert_right, open_tier, put, serving
+from tests.memory_origin import MemoryOrigin
 
 pytestmark = pytest.mark.expect_log("can't (grow|store blocks|write the database)", required=False)
 

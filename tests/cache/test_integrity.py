@@ -9,7 +9,6 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
 from cachefs.format.slab import checksum_of
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
@@ -23,6 +22,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 
 def damage(cache: BlockCache, ref: ObjectRef) -> None:

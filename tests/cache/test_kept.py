@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.cache import evictor as evictor_module
-from cachefs.cache import placement
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.check import check_directory
+from cachefs.cache.check.directory import check_directory
 from cachefs.cache.policies import POLICIES
+from cachefs.cache.tier import cooldown
+from cachefs.cache.tier import evictor as evictor_module
 from cachefs.errors import CacheDirError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
@@ -29,6 +28,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 BLOCK = 100_000
 
@@ -54,7 +54,7 @@ def below_high(cache: BlockCache) -> bool:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Background work comes soon."""
     monkeypatch.setattr(evictor_module, "_CHECK_INTERVAL_S", 0.05)
-    monkeypatch.setattr(placement, "REST_S", 0.01)
+    monkeypatch.setattr(cooldown, "COOLDOWN_S", 0.01)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -9,7 +9,6 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.format.index_record import SlabRow
 from cachefs.format.slab import SlabHeader, class_of, decode_header, encode_header, slab_layout
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.slabs import SlabSet
 from cachefs.tiers.tier import Tier, slab_bytes_for
 from tests.cache.faulty_disk import FaultyDisk
@@ -21,6 +20,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 SLAB_BYTES = 72 << 10
 MOST = 6

@@ -6,12 +6,12 @@ import pytest
 import trio
 import trio.testing
 
-from cachefs.cache import fetches
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.fetch import fetches
 from cachefs.errors import OriginUnavailableError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, serving
+from tests.memory_origin import MemoryOrigin
 
 PATIENCE_S = 2.0
 """A busy machine must not use it up between two steps of a test."""

@@ -10,7 +10,6 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import entry_at
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
     MIB,
@@ -26,6 +25,7 @@ from tests.cache.harness import (
     will_close_cleanly,
 )
 from tests.full_database import FullDatabase
+from tests.memory_origin import MemoryOrigin
 
 
 async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.cache import active_tier, admission, evictor, tier_io
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
-from cachefs.origin.memory import MemoryOrigin
+from cachefs.cache.levels import active_tier
+from cachefs.cache.tier import admission, evictor
+from cachefs.cache.tier import disk_threads as tier_io
 from cachefs.tiers import health
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium, ObjectRef
@@ -30,6 +31,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 pytestmark = pytest.mark.real_disk_limits
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.cache import active_tier, admission, evictor, placement
-from cachefs.cache import store as store_module
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.check import check_directory
+from cachefs.cache.check.directory import check_directory
 from cachefs.cache.counters import TierCounters
-from cachefs.cache.store import TierStore
+from cachefs.cache.levels import active_tier
+from cachefs.cache.tier import admission, cooldown, evictor
+from cachefs.cache.tier import store as store_module
+from cachefs.cache.tier.store import TierStore
 from cachefs.format.slab import SlotEntry
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import BlockKey, Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
@@ -36,6 +36,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 BLOCK = 100_000
 
@@ -43,7 +44,7 @@ BLOCK = 100_000
 @pytest.fixture(autouse=True)
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing happens because time has passed."""
-    monkeypatch.setattr(placement, "REST_S", 1e6)
+    monkeypatch.setattr(cooldown, "COOLDOWN_S", 1e6)
     monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.05)
 
 
@@ -84,7 +85,7 @@ def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]
 def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
     """A second has passed for these."""
     for ref in refs:
-        cache._tiers.resting._since.pop(key_of(ref), None)
+        cache._tiers.cooldown._since.pop(key_of(ref), None)
 
 
 async def fill(cache: BlockCache, origin: MemoryOrigin, count: int, name: str) -> list[ObjectRef]:
@@ -294,7 +295,7 @@ async def test_promoted_although_nothing_was_stored_since(
         await cache.add_tier(mem(tmp_path))
         await assert_right(cache, origin, refs)
         assert counters(cache, "mem").promoted == 0
-        monkeypatch.setattr(placement, "REST_S", 0.0)
+        monkeypatch.setattr(cooldown, "COOLDOWN_S", 0.0)
         await assert_right(cache, origin, refs)
         await until(lambda: counters(cache, "mem").promoted == 3)
         assert origin.counters.gets == 3

@@ -9,7 +9,6 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
 from cachefs.errors import CacheDirError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.slabs import Slab
 from cachefs.types import Medium
@@ -26,12 +25,13 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.memory_origin import MemoryOrigin
 
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks may move at once."""
-    monkeypatch.setattr("cachefs.cache.placement.REST_S", 0.0)
+    monkeypatch.setattr("cachefs.cache.tier.cooldown.COOLDOWN_S", 0.0)
 
 
 def tier_of(cache: BlockCache, medium: Medium) -> TierStatus:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.disk import Disk
 from cachefs.tiers.tier import Tier
 from cachefs.types import Medium, ObjectRef
 from tests.cache.harness import MIB, open_tier, put
+from tests.memory_origin import MemoryOrigin
 
 SIZES = {
     "tiny": (80, (200, 3_400)),
@@ -59,8 +59,8 @@ class Order:
     tiers: list[str]
     policy: str = "lru"
     commit_interval_s: float = 0.03
-    rest_s: float = 0.01
-    """In place of `placement.REST_S`."""
+    cooldown_s: float = 0.01
+    """In place of `cooldown.COOLDOWN_S`."""
     kinds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SIZES, 1.0))
     """How often each kind of file is read."""
     resizing: bool = False

@@ -87,7 +87,7 @@ class Rounds:
             tiers=choice.choices(TIER_CHOICES, (8, 1, 1))[0],
             policy=choice.choices(("lru", "epoch", "2-random"), (6, 3, 1))[0],
             commit_interval_s=choice.choice((0.01, 0.02, 0.05, 0.2)),
-            rest_s=choice.choice((0.0, 0.05, 1.0)),
+            cooldown_s=choice.choice((0.0, 0.05, 1.0)),
             kinds={kind: choice.choice((0.1, 1, 5)) for kind in SIZES},
             resizing=choice.random() < 0.3,
             undo_file=None if undo_file is None else str(undo_file),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache import index as index_module
+from cachefs.cache.tier import index as index_module
 from tests.cache.faulty_disk import undo
 from tests.crash.rounds import EXPECTED, Rounds, Server
 

@@ -5,15 +5,15 @@ import random
 from pathlib import Path
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.check import check_directory
-from cachefs.cache.store import TierStore
+from cachefs.cache.check.directory import check_directory
+from cachefs.cache.tier.store import TierStore
 from cachefs.format.paths import TierPaths, slab_name
 from cachefs.format.slab import entry_at
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.slabs import FREE, KEPT, USED
 from cachefs.types import BLOCK_BYTES, BlockLocation, ObjectRef
 from tests.cache.harness import assert_right, serving, stores, until
 from tests.crash.load import TIERS, open_tiers
+from tests.memory_origin import MemoryOrigin
 
 
 async def verify(

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import trio
 
-from cachefs.cache import placement as placement_module
-from cachefs.cache import store as store_module
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.tier import cooldown
+from cachefs.cache.tier import store as store_module
 from cachefs.db.database import Database
 from cachefs.errors import CacheDirError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.types import ObjectRef
 from tests.cache.faulty_disk import UndoDisk
 from tests.cache.harness import read_whole
 from tests.crash.load import COUNTED, TIERS, Order, Tally, open_tiers
+from tests.memory_origin import MemoryOrigin
 
 READERS = 6
 FAILURE_NAME = "failure"
@@ -69,7 +69,7 @@ class Worker:
     def _patch(self) -> None:
         store_module._COMMIT_INTERVAL_S = self._order.commit_interval_s
         store_module._RECENCY_INTERVAL_S = 0.1
-        placement_module.REST_S = self._order.rest_s
+        cooldown.COOLDOWN_S = self._order.cooldown_s
         end_commit = Database._end_commit
 
         def count(database: Database, committed: bool) -> None:

@@ -12,9 +12,9 @@ from cachefs.errors import OriginUnavailableError
 from cachefs.load.fetch import Fetcher
 from cachefs.load.spec import Progress
 from cachefs.load.walk import Failure
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, until
+from tests.memory_origin import MemoryOrigin
 
 SETTINGS = Resilience(
     read_timeout_s=120, request_timeout_s=60, max_downloads=64, download_limit=None, hedge=False

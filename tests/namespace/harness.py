@@ -13,10 +13,10 @@ from cachefs.format.inode_record import TABLES, Inode
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
 from cachefs.namespace.reader import FileReader, Readers
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.names import Pages
 from cachefs.tiers.tier import Tier
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
+from tests.memory_origin import MemoryOrigin
 
 NS = 1_000_000_000
 TTLS = Ttls(attr_s=100, entry_s=100, negative_s=30, list_s=100)

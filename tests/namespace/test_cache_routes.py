@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from cachefs.control.api import Handler
-from cachefs.control.cache_routes import CacheRoutes
+from cachefs.control.routes.cache import CacheRoutes
 from cachefs.errors import CacheDirError, OriginUnavailableError, UsageError
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.types import BLOCK_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.control.metadata_verbs import MetadataVerbs
+from cachefs.control.routes.metadata import MetadataVerbs
 from cachefs.errors import CachefsError, UsageError
 from cachefs.format.inode_record import Dirent, dirent_key, ino_key, pack_dirent
 from cachefs.namespace.namespace import Namespace

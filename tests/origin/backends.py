@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 
 from cachefs.origin.base import Origin
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from tests.memory_origin import MemoryOrigin
 from tests.servers.hdfs import Hdfs as HdfsServer
 from tests.servers.s3_server import S3Server
 

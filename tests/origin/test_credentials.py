@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from cachefs.errors import UsageError
-from cachefs.origin import credential_files
-from cachefs.origin.credential_files import open_credentials_dir
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.s3 import credential_files
+from cachefs.origin.s3.credential_files import open_credentials_dir
 from cachefs.types import ObjectMeta
 
 META = ObjectMeta(4, 1_793_613_600_000_000_000, '"one"')

@@ -18,8 +18,8 @@ from cachefs.errors import (
     OriginUnavailableError,
     UsageError,
 )
-from cachefs.origin import hdfs as hdfs_origin
-from cachefs.origin.hdfs_config import resolve_target
+from cachefs.origin.hdfs import client as hdfs_origin
+from cachefs.origin.hdfs.config import resolve_target
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.types import UNKNOWN_ID, Posix
 from tests.origin.listing import list_all

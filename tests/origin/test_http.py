@@ -13,8 +13,8 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
-from cachefs.origin import http_tree
 from cachefs.origin.base import Origin
+from cachefs.origin.fsspec import http_tree
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.types import ObjectMeta
 from tests.origin.listing import list_all

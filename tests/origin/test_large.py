@@ -1,8 +1,7 @@
 """Objects of 5 GiB, where a store can have one without 5 GiB of bytes: generated or sparse.
 
-HDFS can't: its DataNodes hold what they report. The arithmetic of `hdfs.py` is that of a file of
-a few bytes.
-"""
+HDFS can't: its DataNodes hold what they report. The arithmetic of `origin/hdfs/client.py` is that
+of a file of a few bytes."""
 
 import random
 import re
@@ -14,8 +13,8 @@ import pytest
 
 from cachefs.errors import ObjectChangedError
 from cachefs.origin.base import Origin
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from tests.memory_origin import MemoryOrigin
 from tests.origin.listing import list_all
 
 GIB = 1 << 30

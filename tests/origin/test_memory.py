@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from cachefs.errors import NotADirError, ObjectChangedError, OriginUnavailableError
-from cachefs.origin.memory import MemoryOrigin
+from tests.memory_origin import MemoryOrigin
 from tests.origin.listing import list_all, list_pages
 
 

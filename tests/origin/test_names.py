@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.origin import s3_listing
 from cachefs.origin.names import TwinMerger, is_key_name, is_name, resolve_twins
+from cachefs.origin.s3 import listing as s3_listing
 from cachefs.types import Entry, ObjectMeta
 
 

@@ -20,10 +20,10 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
-from cachefs.origin import s3_direct
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3_sign import signed_headers
+from cachefs.origin.s3 import direct_reader as s3_direct
+from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 
 _buckets = itertools.count()

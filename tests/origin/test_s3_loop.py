@@ -15,9 +15,9 @@ from cachefs.errors import (
     OriginBusyError,
     OriginUnavailableError,
 )
-from cachefs.origin import s3_loop
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.s3 import loop_reader as s3_loop
 from cachefs.types import ObjectMeta
 
 BODY = bytes(range(256)) * 400

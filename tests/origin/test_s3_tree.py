@@ -9,8 +9,8 @@ import pytest
 from cachefs.errors import NotFoundError, OriginError
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import Pages
-from cachefs.origin.s3_listing import PageRequest
-from cachefs.origin.s3_pages import PagedListing, TreeShapes
+from cachefs.origin.s3.listing import PageRequest
+from cachefs.origin.s3.pages import PagedListing, TreeShapes
 from cachefs.types import Entry
 
 PARTS = ("a", "a-", "a.b", "a b+%", "b", "é", "z", "")

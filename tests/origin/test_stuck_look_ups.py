@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from cachefs.origin.host_names import HostNames
-from cachefs.origin.object_store import ObjectStoreOrigin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3_credentials import Source
-from cachefs.origin.s3_wire import Wanted
+from cachefs.origin.s3.client import ObjectStoreOrigin
+from cachefs.origin.s3.credentials import Source
+from cachefs.origin.s3.wire import Wanted
 
 _MORE_THAN_TRIO_HAS = 60
 

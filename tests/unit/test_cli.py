@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cachefs import __version__
-from cachefs.cli import main
+from cachefs.cli import all_mounts, main
 from cachefs.cli import status as status_module
 from cachefs.cli.mount_words import parse_mount_words
 from cachefs.config import flags
@@ -261,7 +261,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise CachefsError("the daemon did not answer")
         return {**REPORT, "started_at": time.time() - 3700}
 
-    module = status_module
+    module = all_mounts
     monkeypatch.setattr(module, "cachefs_mounts", lambda: mounts)
     monkeypatch.setattr(module, "read_entries", lambda: entries)
     monkeypatch.setattr(module, "socket_path", lambda place: Path("/run", place.name))
@@ -379,8 +379,8 @@ def test_status_of_a_machine_without_mounts(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = RuntimeEntry("/mnt/z", "s3://z", 1, 0.0)
-    monkeypatch.setattr(status_module, "cachefs_mounts", list)
-    monkeypatch.setattr(status_module, "read_entries", lambda: [dead])
+    monkeypatch.setattr(all_mounts, "cachefs_mounts", list)
+    monkeypatch.setattr(all_mounts, "read_entries", lambda: [dead])
     assert run("status").stdout == "nothing is mounted\n"
     assert run("status", "--json").stdout == "[]\n"
     assert machine["removed"] == ["/mnt/z", "/mnt/z"]

@@ -11,13 +11,13 @@ from cachefs.cli import set as set_module
 from cachefs.config import load_mount_config
 from cachefs.control import api
 from cachefs.control.api import Route
-from cachefs.control.set_verb import SetVerb
+from cachefs.control.routes.set import SetVerb
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.mounts import RuntimeEntry
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from tests.memory_origin import MemoryOrigin
 
 MIB = 1 << 20
 

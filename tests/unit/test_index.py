@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache.index import Index
+from cachefs.cache.tier.index import Index
 from cachefs.db import Database
 from cachefs.format.index_record import BLOCKS_TABLE, SLABS_TABLE, STATE_TABLE, SlabRow
 from cachefs.types import BlockKey, BlockLocation

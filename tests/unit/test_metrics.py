@@ -21,14 +21,14 @@ from cachefs.control.exporter import Exporter
 from cachefs.control.http import MAX_CONNECTIONS
 from cachefs.control.metrics_server import application, serve_metrics
 from cachefs.control.mount_state import MountState
-from cachefs.control.set_verb import SetVerb
+from cachefs.control.routes.set import SetVerb
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
 from cachefs.metrics import BOUNDS_S, METRICS, Histogram
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import DataPath, DataPathName, Medium
+from tests.memory_origin import MemoryOrigin
 
 DOCS = Path(__file__).parents[2] / "docs"
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")

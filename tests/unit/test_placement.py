@@ -2,7 +2,8 @@
 
 import random
 
-from cachefs.cache.placement import REST_S, Place, Placement, Resting, promotes
+from cachefs.cache.levels.placement import Place, Placement, promotes
+from cachefs.cache.tier.cooldown import COOLDOWN_S, Cooldown
 from cachefs.types import BlockKey
 
 KEYS = [BlockKey(random.Random(n).randbytes(16), n % 3) for n in range(4000)]
@@ -81,14 +82,14 @@ def test_promotion() -> None:
 
 
 def test_blocks_rest_for_a_second() -> None:
-    resting = Resting()
-    resting.note(KEYS[0], 5.0)
-    resting.note(KEYS[1], 5.5)
-    assert KEYS[0] in resting
-    resting.note(KEYS[0], 5.9)
-    resting.forget(5.0 + REST_S)
-    assert KEYS[0] in resting
-    resting.forget(5.9 + REST_S)
-    assert KEYS[0] not in resting
-    assert not resting._since
-    assert not resting._queue
+    cooldown = Cooldown()
+    cooldown.begin(KEYS[0], 5.0)
+    cooldown.begin(KEYS[1], 5.5)
+    assert KEYS[0] in cooldown
+    cooldown.begin(KEYS[0], 5.9)
+    cooldown.expire(5.0 + COOLDOWN_S)
+    assert KEYS[0] in cooldown
+    cooldown.expire(5.9 + COOLDOWN_S)
+    assert KEYS[0] not in cooldown
+    assert not cooldown._since
+    assert not cooldown._queue

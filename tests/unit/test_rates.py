@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from cachefs.cli import top_view
-from cachefs.cli.figures import short_bytes, short_count, short_share, short_time
-from cachefs.cli.rates import Sample, difference, quantile
-from cachefs.cli.top_view import MountView, Section, fit, screen
+from cachefs.cli.views import top as top_view
+from cachefs.cli.views.rates import Sample, difference, quantile
+from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
+from cachefs.cli.views.top import MountView, Section, fit, screen
 from cachefs.metrics import BOUNDS_S, Histogram
 
 MIB = 1 << 20

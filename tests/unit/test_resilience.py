@@ -18,9 +18,9 @@ from cachefs.errors import (
     OriginUnavailableError,
 )
 from cachefs.origin.body import Body
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import Buffer, Entry, ObjectMeta
+from tests.memory_origin import MemoryOrigin
 
 DOWN = OriginUnavailableError("down")
 MIB = 1 << 20

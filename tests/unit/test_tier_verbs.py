@@ -9,7 +9,7 @@ import pytest
 
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.config import TierConfig, load_mount_config
-from cachefs.control.tier_verbs import TierVerbs
+from cachefs.control.routes.tier import TierVerbs
 from cachefs.daemon import tiers as daemon_tiers
 from cachefs.errors import CacheDirError, CachefsError
 from cachefs.tiers.tier import Tier

@@ -5,7 +5,7 @@ which uses a worker thread or an in-flight fetch (`Flight`). A block passes thro
 `_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step is
 atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
 
-`fetches.py` fetches blocks from the origin.
+`fetch/fetches.py` fetches blocks from the origin.
 """
 
 import math
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import trio
 
-from cachefs.cache.active_tier import ActiveTier, CacheOptions
-from cachefs.cache.admission import Candidate
 from cachefs.cache.counters import CacheCounters, TierStatus
-from cachefs.cache.fetches import Fetches
-from cachefs.cache.flights import Flight
-from cachefs.cache.intents import Intents
+from cachefs.cache.fetch.fetches import Fetches
+from cachefs.cache.fetch.in_flight import Flight
+from cachefs.cache.fetch.unstored import UnstoredAhead
+from cachefs.cache.levels.active_tier import ActiveTier, CacheOptions
+from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
-from cachefs.cache.store import OnAdmitted, TierStore
-from cachefs.cache.tier_set import TierSet
-from cachefs.cache.unstored import UnstoredAhead
+from cachefs.cache.tier.admission import Candidate
+from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
 from cachefs.tiers.tier import Tier
@@ -176,7 +176,7 @@ class BlockCache:
         else:
             await trio.lowlevel.checkpoint()
 
-    # -- processes that read blocks without the cache (`sharing.py`) ---------------------------
+    # -- processes that read blocks without the cache (`publisher.py`) -------------------------
 
     def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
         """Return store and location of a block that the relay may read; see `TierStore.proven`."""

@@ -5,7 +5,7 @@ blocks. Within a step, no await comes between the look-up of a block and its cha
 
 A dropped version does not come back by itself. Its blocks may be on their way into a tier, from
 the origin or from another tier, in the step that drops it. The tier refuses them on arrival
-(`intents.py`). A later read fetches the version again and may store it.
+(`tier/admission_filter.py`). A later read fetches the version again and may store it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import trio
 
-from cachefs.cache.active_tier import ActiveTier
-from cachefs.cache.index import Index
-from cachefs.cache.intents import Intents
-from cachefs.cache.store import TierStore
+from cachefs.cache.levels.active_tier import ActiveTier
+from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.index import Index
+from cachefs.cache.tier.store import TierStore
 from cachefs.errors import OriginUnavailableError
 from cachefs.format.slab import entry_at
 from cachefs.tiers.slabs import Slab
@@ -274,7 +274,7 @@ class CachedObjects:
 
     async def _settled(self, store: TierStore, places: list[Place]) -> list[Place]:
         """Return the places whose slab is settled and whose slot holds no other block
-        (`slab_files.py`)."""
+        (`tier/slab_files.py`)."""
         by_slab: dict[int, list[Place]] = {}
         for place in places:
             by_slab.setdefault(place[1].slab, []).append(place)

@@ -48,7 +48,7 @@ def show(directories: tuple[Path, ...], as_json: bool, debug: bool) -> None:
 
 
 def _print(caches: list[CacheInfo]) -> None:
-    from cachefs.cli import tier_table
+    from cachefs.cli.views import tier_table
 
     table = tier_table.table()
     for title in ("PATH", "SOURCE"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cachefs.cache.check import Report, check_directory
+from cachefs.cache.check.directory import Report, check_directory
 from cachefs.errors import CachefsError
 from cachefs.units import format_bytes
 

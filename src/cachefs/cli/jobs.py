@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from cachefs.cli import load_view
 from cachefs.cli.load import TIMEOUT_S, follow
+from cachefs.cli.views import load as load_view
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
@@ -134,7 +134,7 @@ def _print_list(mountpoint: str | None, as_json: bool) -> None:
     if not found:
         click.echo("no load jobs")
         return
-    from cachefs.cli import tier_table
+    from cachefs.cli.views import tier_table
 
     table = tier_table.table()
     for title in ("JOB", "MOUNT", "STATE", "AGE", "FILES", "CACHED", "FAILED"):

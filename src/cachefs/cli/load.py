@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import click
 
-from cachefs.cli import load_view
+from cachefs.cli.views import load as load_view
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, UsageError

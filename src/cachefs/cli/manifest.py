@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.progress import counting
+from cachefs.cli.views.progress import counting
 from cachefs.config import MountConfig, flags, load_mount_config
 from cachefs.errors import UsageError
 from cachefs.mounts import locate

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cachefs.cli.progress import counting
+from cachefs.cli.views.progress import counting
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import MountError

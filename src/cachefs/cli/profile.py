@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from cachefs.cli.figures import short_bytes, short_time
 from cachefs.cli.one_mount import the_mount, why_silent
+from cachefs.cli.views.short_numbers import short_bytes, short_time
 from cachefs.control import api
 from cachefs.control.client import stream
 from cachefs.errors import CachefsError, MountError
@@ -82,7 +82,7 @@ def _patience(window_s: float) -> Iterator[None]:
 
 
 def _print(place: str, report: dict[str, Any]) -> None:
-    from cachefs.cli import tier_table
+    from cachefs.cli.views import tier_table
 
     out = tier_table.console()
     for line in _summary(place, report):
@@ -131,7 +131,7 @@ def _summary(place: str, report: dict[str, Any]) -> Iterator[str]:
 
 def _table(*titles: str) -> Any:
     """Make a table. Columns whose title begins with ">" contain numbers, aligned right."""
-    from cachefs.cli import tier_table
+    from cachefs.cli.views import tier_table
 
     table = tier_table.table()
     for title in titles:

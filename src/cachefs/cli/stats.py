@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import click
 
-from cachefs.cli.figures import short_bytes, short_count, short_share, short_time
 from cachefs.cli.one_mount import the_mount, why_silent
-from cachefs.cli.rates import Rates, difference, look
+from cachefs.cli.views.rates import Rates, difference, look
+from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.errors import CachefsError
 
 _WIDE_COLUMNS = 110

@@ -51,7 +51,7 @@ def command() -> None:
 def list_tiers(mountpoint: str, debug: bool) -> None:
     """Show the tiers of MOUNTPOINT: quota, health, and activity since the mount began."""
     report = _ask(mountpoint, api.STATUS, {}, TIMEOUT_S)
-    from cachefs.cli import tier_table
+    from cachefs.cli.views import tier_table
 
     tier_table.print_tiers(tier_table.console(), report)
 

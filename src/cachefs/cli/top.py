@@ -18,10 +18,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from cachefs.cli import top_view
-from cachefs.cli.rates import difference, look_closer
-from cachefs.cli.status import SERVING, collect
-from cachefs.cli.top_view import MountView
+from cachefs.cli.all_mounts import SERVING, collect
+from cachefs.cli.views import top as top_view
+from cachefs.cli.views.rates import difference, look_closer
+from cachefs.cli.views.top import MountView
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError

@@ -16,7 +16,7 @@ from cachefs.control.report import (
     relay_report,
     tier_report,
 )
-from cachefs.control.set_verb import SetVerb
+from cachefs.control.routes.set import SetVerb
 from cachefs.fuse.relay.figures import RelayFigures
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.load.jobs import Jobs

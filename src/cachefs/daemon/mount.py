@@ -10,16 +10,16 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.sharing import SharedBlocks
+from cachefs.cache.publisher import SharedBlocks
 from cachefs.config import MountConfig
 from cachefs.control.api import Handler, Route
-from cachefs.control.cache_routes import CacheRoutes
-from cachefs.control.load_verbs import LoadVerbs
-from cachefs.control.metadata_verbs import MetadataVerbs
 from cachefs.control.mount_state import MountState
-from cachefs.control.profile_verb import ProfileVerb
-from cachefs.control.set_verb import SetVerb
-from cachefs.control.tier_verbs import TierVerbs
+from cachefs.control.routes.cache import CacheRoutes
+from cachefs.control.routes.load import LoadVerbs
+from cachefs.control.routes.metadata import MetadataVerbs
+from cachefs.control.routes.profile import ProfileVerb
+from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.tier import TierVerbs
 from cachefs.daemon.changes import Changes, access_log_in
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed

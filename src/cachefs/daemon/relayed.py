@@ -1,7 +1,7 @@
 """The additional objects of a mount behind the relay."""
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.sharing import SharedBlocks
+from cachefs.cache.publisher import SharedBlocks
 from cachefs.errors import CachefsError
 from cachefs.fuse.relay.figures import RelayFigures
 from cachefs.fuse.watchers import Watchers

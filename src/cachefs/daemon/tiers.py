@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from cachefs.cache.index import set_aside
+from cachefs.cache.tier.index import set_aside
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.db import DamagedDatabaseError, Database
 from cachefs.errors import CacheDirError

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
-from cachefs.cache.sharing import SharedBlocks
+from cachefs.cache.publisher import SharedBlocks
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s

@@ -34,26 +34,26 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     if options.credentials_dir is not None and scheme not in ("s3", "oss"):
         raise UsageError(f"--credentials-dir is for s3:// and oss://, not for {scheme}://")
     if scheme == "s3":
-        from cachefs.origin.object_store import open_s3
+        from cachefs.origin.s3.client import open_s3
 
         return open_s3(rest, options)
     if scheme == "oss":
         return _open_oss(rest, options)
     if scheme == "hdfs" and options.hdfs_driver == "native":
-        from cachefs.origin.hdfs import open_hdfs
+        from cachefs.origin.hdfs.client import open_hdfs
 
         return open_hdfs(rest, options)
-    from cachefs.origin.fsspec import open_fsspec
+    from cachefs.origin.fsspec.client import open_fsspec
 
     return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)
 
 
 def _open_oss(location: str, options: OriginOptions) -> Origin:
     if options.oss_driver == "ossfs":
-        from cachefs.origin.ossfs import open_ossfs
+        from cachefs.origin.fsspec.ossfs import open_ossfs
 
         return open_ossfs(location, options)
-    from cachefs.origin.object_store import open_oss
+    from cachefs.origin.s3.client import open_oss
 
     return open_oss(location, options)
 

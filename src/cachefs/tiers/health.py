@@ -1,8 +1,8 @@
 """Decides whether the disk of one cache directory is healthy. Pure: no I/O, no clock.
 
-The owner (`cache/tier_io.py`) reports every operation on slab files. While the directory isn't
-`usable`, the cache neither reads nor stores blocks there. The rules measure the effect on readers:
-a disk that is only busy is healthy.
+The owner (`cache/tier/disk_threads.py`) reports every operation on slab files. While the directory
+isn't `usable`, the cache neither reads nor stores blocks there. The rules measure the effect on
+readers: a disk that is only busy is healthy.
 
 NORMAL turns UNSTABLE when
 - *errors*: 3 reads or 3 writes fail within 30 s, and at least one in 50 of that kind. Errors caused

@@ -97,12 +97,12 @@ class Slab:
         self.users = 0
         """How many `in_use` contexts need the open descriptor, besides references and writes."""
         self.shared_as = -1
-        """The number of the file at the relay, if its blocks are published (`cache/sharing.py`);
+        """The number of the file at the relay, if its blocks are published (`cache/publisher.py`);
         else -1."""
         self.reported = False
         """A bad block of this slab has already been logged."""
         self.agrees = False
-        """Slots, index and slot table agree (`cache/slab_files.py`)."""
+        """Slots, index and slot table agree (`cache/tier/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
         """Returns the ticks of an earlier run, or None; called when ticks are first needed."""
         self._pins: dict[int, int] = {}

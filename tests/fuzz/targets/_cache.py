@@ -8,14 +8,14 @@ from unittest.mock import patch
 
 import trio
 
-from cachefs.cache import check
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.check import directory as check
 from cachefs.errors import CachefsError
-from cachefs.origin.memory import MemoryOrigin
 from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectRef
 from tests.cache.harness import assert_right, put_many
 from tests.fuzz.targets._support import directory
+from tests.memory_origin import MemoryOrigin
 
 SLAB_BYTES = 64 << 10
 _QUOTA_BYTES = 1 << 20

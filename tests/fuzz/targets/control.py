@@ -15,13 +15,13 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, load_mount_config
 from cachefs.control.api import Handler, Route
-from cachefs.control.cache_routes import CacheRoutes
-from cachefs.control.load_verbs import LoadVerbs
-from cachefs.control.metadata_verbs import MetadataVerbs
-from cachefs.control.profile_verb import ProfileVerb
+from cachefs.control.routes.cache import CacheRoutes
+from cachefs.control.routes.load import LoadVerbs
+from cachefs.control.routes.metadata import MetadataVerbs
+from cachefs.control.routes.profile import ProfileVerb
+from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.tier import TierVerbs
 from cachefs.control.server import application
-from cachefs.control.set_verb import SetVerb
-from cachefs.control.tier_verbs import TierVerbs
 from cachefs.errors import CacheDirError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits

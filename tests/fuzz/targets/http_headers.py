@@ -1,11 +1,12 @@
-"""Single values out of answers: headers, and error documents (origin/retry_after.py, s3_errors.py,
+"""Single values out of answers: headers, and error documents (origin/retry_after.py, s3/errors.py,
 digest.py)."""
 
 from cachefs.errors import OriginError
-from cachefs.origin import digest, s3_errors
 from cachefs.origin.retry_after import parse_retry_after
-from cachefs.origin.s3_config import S3Target
-from cachefs.origin.s3_listing import version_of
+from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import errors as s3_errors
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.listing import version_of
 from tests.fuzz.targets._support import parts
 
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)

@@ -1,4 +1,4 @@
-"""Answers to the GETs that are sent on the event loop (origin/s3_loop.py, s3_wire.py)."""
+"""Answers to the GETs that are sent on the event loop (origin/s3/loop_reader.py, wire.py)."""
 
 import socket
 
@@ -6,9 +6,9 @@ import trio
 
 from cachefs.errors import OriginError
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3_config import S3Target
-from cachefs.origin.s3_loop import LoopReader, _Connection
-from cachefs.origin.s3_wire import Wanted
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.loop_reader import LoopReader, _Connection
+from cachefs.origin.s3.wire import Wanted
 
 BODY = b"x" * 1000
 WANTED = Wanted("key", '"etag"', len(BODY), None)

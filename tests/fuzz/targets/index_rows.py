@@ -1,4 +1,4 @@
-"""Rows of an index that are not what they were (format/index_record.py, cache/index.py), and
+"""Rows of an index that are not what they were (format/index_record.py, cache/tier/index.py), and
 `cachefs.json` (format/tier_identity.py).
 
 An input is a byte of flags, and steps: a table's number, a row's number (of those that are there;

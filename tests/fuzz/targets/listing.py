@@ -1,4 +1,4 @@
-"""LIST answers, page after page (origin/s3_pages.py, s3_listing.py)."""
+"""LIST answers, page after page (origin/s3/pages.py, listing.py)."""
 
 import trio
 
@@ -6,8 +6,8 @@ from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.format.inode_record import KIND_FILE, pack_inode_of
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import is_key_name
-from cachefs.origin.s3_listing import PageRequest
-from cachefs.origin.s3_pages import PagedListing, TreeShapes
+from cachefs.origin.s3.listing import PageRequest
+from cachefs.origin.s3.pages import PagedListing, TreeShapes
 from cachefs.types import Entry, ObjectMeta
 from tests.fuzz.targets._support import parts
 

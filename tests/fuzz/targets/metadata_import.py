@@ -1,10 +1,10 @@
-"""What another node knows, sent to a mount (control/metadata_verbs.py, namespace/transfer.py)."""
+"""What another node knows, sent to a mount (control/routes/metadata.py, namespace/transfer.py)."""
 
 import json
 
 import trio
 
-from cachefs.control.metadata_verbs import MetadataVerbs
+from cachefs.control.routes.metadata import MetadataVerbs
 from cachefs.errors import CachefsError
 from tests.fuzz.targets._namespace import look_at_all, running_tree
 

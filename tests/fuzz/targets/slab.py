@@ -1,4 +1,5 @@
-"""Slab files that are not what they were (format/slab.py, cache/slab_files.py, cache/check.py).
+"""Slab files that are not what they were (format/slab.py, cache/tier/slab_files.py,
+cache/check/directory.py).
 
 An input is a byte of flags, and patches: slab, offset (4 bytes), length, bytes.
 """

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from cachefs.cache.sharing import SharedBlocks
+from cachefs.cache.publisher import SharedBlocks
 from cachefs.metrics import Requests
 
 

@@ -1,0 +1,1 @@
+"""Checks cache directories that no daemon uses."""

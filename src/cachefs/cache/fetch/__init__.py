@@ -1,0 +1,1 @@
+"""Blocks on their way from the origin."""

@@ -1,0 +1,227 @@
+"""One active tier: assembles its parts, and starts and stops them."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from cachefs.cache.levels.mover import Mover, Promoter
+from cachefs.cache.levels.placement import Place, promotes
+from cachefs.cache.policies import DEFAULT_POLICY, History
+from cachefs.cache.tier.admission import Admission
+from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.cooldown import Cooldown
+from cachefs.cache.tier.evictor import Evictor
+from cachefs.cache.tier.partial_checksums import Sums
+from cachefs.cache.tier.scrubber import Scrubber
+from cachefs.cache.tier.store import TierStore
+from cachefs.errors import CacheDirError
+from cachefs.tiers.open_slabs import OpenSlabs
+from cachefs.tiers.tier import Tier
+from cachefs.types import BlockKey
+from cachefs.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+_COMMIT_RETRY_S = 1.0
+_IDLE_S = 5.0
+"""How long a closing tier waits for its threads: a disk that hangs must not block the shutdown."""
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The options that all tiers of a mount share."""
+
+    policy: str = DEFAULT_POLICY
+    """A name of `policies.POLICIES`."""
+    verify_full: bool = False
+    """On every read also verify blocks in memory, and that the slot belongs to the block."""
+    scrub_interval_s: float = 0.0
+    """Interval in which the scrubber verifies every block once; 0 or infinity: never."""
+    tolerant: bool = False
+    """Log an error and continue without a tier if its index can't be opened."""
+    open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
+
+
+class Neighbours(Protocol):
+    """What one tier can ask about the other tiers of the mount; `TierSet` implements it."""
+
+    cooldown: Cooldown
+    intents: Intents
+    sums: Sums
+
+    def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
+        """Return the admission of the slower tier that takes the block on demotion, or None."""
+
+    def above(self, tier: "ActiveTier", key: BlockKey) -> "ActiveTier | None":
+        """Return the block's home tier in the next faster level, or None."""
+
+
+class ActiveTier:
+    """See the module docstring. The owner, `TierSet`, updates `level` when tiers are added,
+    removed or resized."""
+
+    def __init__(
+        self, tier: Tier, options: CacheOptions, history: History, neighbours: Neighbours
+    ) -> None:
+        """Opens the index. Raises `CacheDirError`; the caller still owns `tier` then."""
+        self.tier = tier
+        self.level = 0
+        self._neighbours = neighbours
+        self.store = TierStore.open(
+            tier,
+            options.policy,
+            history,
+            options.verify_full,
+            neighbours.intents,
+            options.open_slabs,
+            neighbours.sums,
+        )
+        self.evictor = Evictor(self.store)
+        self.admission = Admission(self.store, self.evictor, neighbours.cooldown)
+        self.mover = Mover(self.store, neighbours.cooldown, self._target_below)
+        self._promoter = Promoter(self.mover, self.store, neighbours.cooldown, self._target_above)
+        self._scrubber = Scrubber(self.store, options.scrub_interval_s)
+        self.store.io.on_change = self._health_changed
+        self._scope = trio.CancelScope()
+        self._stopped: trio.Event | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether the disk is healthy enough to use and the tier is not retired."""
+        return self.store.io.health.usable and not self.store.retired
+
+    @property
+    def place(self) -> Place:
+        """The tier's entry for `Placement`."""
+        return Place(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
+
+    def connect(self, level: int, level_count: int) -> None:
+        """Set the tier's `level` (0 is the fastest) of `level_count`."""
+        self.level = level
+        self.evictor.demote = self.mover.demote if level < level_count - 1 else None
+        self.store.on_lower_hit = self._hit if level else None
+
+    # -- neighbours ----------------------------------------------------------------------------
+
+    def _target_below(self, key: BlockKey, length: int) -> Admission | None:
+        return None if self.store.retired else self._neighbours.below(self, key, length)
+
+    def _target_above(self, key: BlockKey, length: int) -> Admission | None:
+        if self.store.retired:  # a retired tier has no neighbours
+            return None
+        above = self._neighbours.above(self, key)
+        return above.admission if above is not None and above.admission.takes(length) else None
+
+    def _hit(self, key: BlockKey, age: int) -> None:
+        above = self._neighbours.above(self, key)
+        if above is not None and promotes(age, above.evictor.oldest_age, above.has_room()):
+            self._promoter.want(key)
+
+    def takes(self, key: BlockKey, length: int) -> bool:
+        """Whether the tier would probably store the block, and pin it if users request that."""
+        return self.admission.takes(length) and (
+            not self.store.intents.wants_kept(key) or self.store.may_keep(length)
+        )
+
+    def refuse_to_lose_kept(self, quota_bytes: int) -> None:
+        """Raises `CacheDirError` if the pinned blocks would not fit into `quota_bytes`."""
+        kept_bytes = self.tier.slabs.kept_charge_bytes
+        if (
+            kept_bytes
+            > quota_bytes // self.tier.identity.slab_bytes * self.tier.identity.slab_bytes
+        ):
+            raise CacheDirError(
+                f"{format_bytes(kept_bytes)} are pinned in {self.tier.paths.root}, more than "
+                f"{format_bytes(quota_bytes)}: nothing was changed; unpin some first"
+            )
+
+    def has_room(self) -> bool:
+        """Whether the tier can take promoted blocks without evicting others."""
+        return self.tier.slabs.used_charge_bytes < self.tier.watermarks.low_bytes
+
+    def _health_changed(self) -> None:
+        if not self.store.io.health.usable:
+            self.store.slabs.withdraw_all()
+            self.admission.give_up()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the tier's tasks until `close`, or until cancelled."""
+        self._stopped = trio.Event()
+        store = self.store
+        store.io.start()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(store.io.watch)
+                    nursery.start_soon(self.admission.watch)
+                    task_status.started()
+                    await self._commit_that_it_is_open()
+                    for part in (self.admission, self.evictor, self._promoter, self._scrubber):
+                        nursery.start_soon(part.run)
+                    nursery.start_soon(self._settle)
+                    nursery.start_soon(store.commit_loop)
+                    nursery.start_soon(store.index.keep_warm)
+        finally:
+            self._stopped.set()
+
+    async def _commit_that_it_is_open(self) -> None:
+        """Commit the deletion of the clean mark.
+
+        This must happen before any slot changes: a crash could otherwise leave the old mark. While
+        the commit fails, the tier serves its blocks but stores none.
+        """
+        index, admission = self.store.index, self.admission
+        if await index.commit() or self.store.files.must_reconcile:
+            return
+        admission.closed = True
+        admission.give_up()
+        while not await index.commit():  # noqa: ASYNC110 - nothing tells when there is space
+            await trio.sleep(_COMMIT_RETRY_S)
+        admission.closed = self.store.retired
+
+    async def _settle(self) -> None:
+        """Do the start-up work that the first read does not need."""
+        await self.store.warm()
+        await self.store.files.settle_all()
+
+    def retire(self) -> None:
+        """Stop serving and storing blocks."""
+        self.store.retired = True
+        self.store.slabs.withdraw_all()
+        self.admission.closed = True
+        self.admission.give_up()
+
+    async def close(self) -> None:
+        """End `run`, commit and release the directory. The tier must not be used afterwards.
+
+        If the disk does not answer within `_IDLE_S`, descriptors and lock stay open until the
+        process ends.
+        """
+        self._scope.cancel()
+        store = self.store
+        if self._stopped is not None:
+            with trio.move_on_after(_IDLE_S) as patience:
+                await self._stopped.wait()
+                await store.io.idle()  # a reader's thread may still use a slab's descriptor
+            store.io.stop()
+            # The last reader's task and this one became runnable together; let it finish first.
+            await trio.lowlevel.checkpoint()
+            if patience.cancelled_caught:
+                store.io.desert()
+                await self._stopped.wait()
+                log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
+                return  # the process keeps descriptors and lock until it ends
+        if store.io.health.usable:
+            await store.index.commit()
+            store.close()
+        else:
+            store.abandon()
+
+    def abandon(self) -> None:
+        """Close without writing anything, as a crash does; for tests. `run` must have ended."""
+        self.store.io.stop()
+        self.store.abandon()

@@ -1,0 +1,316 @@
+"""Moves blocks between tiers: down (demotion) to make room, up (promotion) if they are read often.
+
+A block is copied first. It is dropped from its old tier in the loop step in which the copy enters
+the index of the new tier. So it is always in one of the two tiers, and two moves of the same block
+cannot each rely on the other's copy. (The two indexes are committed one after the other. A crash
+may therefore leave the block in both, with the same bytes, or the copy may be adopted from its slot
+table.) Readers wait for none of these steps. A pinned block (the code says kept) is pinned in the
+new tier in the same step; it can move up, but never down. The move verifies the bytes, so it never
+copies a damaged block.
+
+A tier that had room at first may still refuse the block: its disk became unhealthy, it is being
+removed, or its policy keeps its blocks. A demoted block is then offered to the next tier that takes
+it, once to each; a promoted block stays where it is.
+
+Moving blocks are held in memory: up to `_BATCH_BYTES` in one demotion and one promotion batch at a
+time per source tier.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.tier.admission import Admission, Candidate
+from cachefs.cache.tier.cooldown import Cooldown
+from cachefs.cache.tier.store import Checked, Pick, TierStore, read_and_check
+from cachefs.tiers.disk import Disk
+from cachefs.tiers.slabs import Slab
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
+
+_BATCH_BYTES = 8 << 20
+_PROMOTIONS = 256
+"""Maximum number of blocks that wait for promotion; further ones stay where they are."""
+
+Target = Callable[[BlockKey, int], Admission | None]
+"""Returns the admission of the tier that takes a block of that key and length now, or None."""
+
+
+class _Load(NamedTuple):
+    """A block to be moved, its current location and age, and the function that finds its target."""
+
+    key: BlockKey
+    slab: Slab
+    location: BlockLocation
+    age: int
+    target: Target
+
+
+class _Delivery:
+    """One batch of blocks of a tier that is offered to other tiers."""
+
+    def __init__(self, store: TierStore, cooldown: Cooldown, insist: bool) -> None:
+        """With `insist`, a block that one tier refuses is offered to the next."""
+        self.arrived: dict[BlockKey, Admission] = {}
+        """The stored blocks, and the admission that stored each."""
+        self._store = store
+        self._cooldown = cooldown
+        self._insist = insist
+        self._asked: set[tuple[BlockKey, Admission]] = set()
+        self._open = 0
+        self._over = trio.Event()
+        self._called_off = False
+
+    def offer(self, load: _Load, data: memoryview) -> None:
+        """Offer the block to a tier that takes it and has not refused it, if there is one."""
+        if load.key in self._cooldown or self._store.index.locate(load.key) != load.location:
+            return
+        admission = load.target(load.key, load.location.length)
+        if admission is None or (load.key, admission) in self._asked:
+            return
+        self._asked.add((load.key, admission))
+        self._open += 1
+        settled = partial(self._settled, load, admission)
+        checksum = load.location.checksum
+        admission.offer(Candidate(load.key, data, settled, checksum=checksum, age=load.age))
+
+    def _settled(
+        self, load: _Load, admission: Admission, candidate: Candidate, stored: bool
+    ) -> None:
+        """Called in the loop step in which the copy enters the other index, or is given up."""
+        if self._called_off:
+            return
+        if stored:
+            self.arrived[load.key] = admission
+            if load.slab.keeps(load.location.slot):
+                admission.store.keep_moved(load.key)
+            if self._store.moved_away(load.key, load.slab, load.location):
+                self._store.put_row(load.slab)
+        elif self._insist:
+            self.offer(load, candidate.data)
+        self._open -= 1
+        if self._open == 0:
+            self._over.set()
+
+    async def over(self) -> None:
+        """Wait until each block is stored or all tiers have refused it."""
+        if self._open:
+            await self._over.wait()
+
+    def call_off(self) -> None:
+        """Ignore further results: a block whose copy is stored later also stays in this tier."""
+        self._called_off = True
+
+
+class Mover:
+    """Moves blocks out of one tier; its `ActiveTier` owns it."""
+
+    def __init__(self, store: TierStore, cooldown: Cooldown, demote_to: Target) -> None:
+        self._store = store
+        self._cooldown = cooldown
+        self._demote_to = demote_to
+        self._moving: set[BlockKey] = set()
+
+    async def demote(self, _: TierStore, slab: Slab, picks: Sequence[Pick]) -> list[Pick]:
+        """Move blocks to slower tiers. Returns those that no tier took: the caller drops them.
+
+        A block that was moved lately or is being moved stays, and is not returned.
+        """
+        unwanted: list[Pick] = []
+        loads: dict[int, _Load] = {}
+        for pick in picks:
+            if pick.entry is None:
+                unwanted.append(pick)
+            elif not self.must_stay(pick.entry.key):
+                load = self.load(pick.entry.key, slab, pick.slot, self._demote_to)
+                if load is None:
+                    unwanted.append(pick)
+                else:
+                    loads[pick.slot] = load
+        arrived = await self.move(list(loads.values()), insist=True)
+        self._store.counters.demoted += len(arrived)
+        if not self._store.io.health.usable:
+            return []  # the disk is unhealthy: blocks that could not be read may be correct
+        refused = [pick for pick in picks if pick.slot in loads]
+        refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
+        return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
+
+    @property
+    def moving(self) -> Set[BlockKey]:
+        """The blocks that are being moved out of the tier."""
+        return self._moving
+
+    def must_stay(self, key: BlockKey) -> bool:
+        """Whether the block is in its cooldown (copied in the last second), or is being moved."""
+        self._cooldown.expire(time.monotonic())
+        return key in self._cooldown or key in self._moving
+
+    def load(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Load | None:
+        """Describe the move of a block; None if `slab` does not have it (in `slot`, unless that is
+        None), or if `target` finds no tier for it."""
+        location = self._store.index.locate(key)
+        if location is None or location.slab != slab.slab_id or slot not in (None, location.slot):
+            return None
+        if location.length > slab.slot_bytes or not slab.holds(location.slot):
+            return None
+        if target(key, location.length) is None:
+            return None
+        return _Load(key, slab, location, self._store.policy.age(slab, location.slot), target)
+
+    async def move(self, loads: Sequence[_Load], insist: bool) -> dict[BlockKey, Admission]:
+        """Copy each block, and drop it here when the copy is stored.
+
+        Returns the moved blocks and their targets. `_Delivery` describes `insist`.
+        """
+        keys = {load.key for load in loads}
+        arrived: dict[BlockKey, Admission] = {}
+        self._moving |= keys
+        try:
+            for batch in _batches(loads):
+                arrived |= await self._move_batch(batch, insist)
+        finally:
+            self._moving -= keys
+        return arrived
+
+    async def _move_batch(self, batch: list[_Load], insist: bool) -> dict[BlockKey, Admission]:
+        delivery = _Delivery(self._store, self._cooldown, insist)
+        try:
+            for load, data in await self._read(batch):
+                delivery.offer(load, memoryview(data))
+            await delivery.over()
+        finally:
+            delivery.call_off()
+        return delivery.arrived
+
+    async def _read(self, batch: list[_Load]) -> list[tuple[_Load, Buffer]]:
+        """Read and verify the blocks of a batch.
+
+        The result lacks damaged blocks and blocks whose slot belongs to another block: they are
+        dropped from the tier. It also lacks blocks that can't be read.
+        """
+        store, slabs = self._store, self._store.slabs
+        # An earlier batch has awaited: some blocks may have been dropped or moved since.
+        batch = [
+            load
+            for load in batch
+            if store.index.locate(load.key) == load.location
+            and load.slab.fd >= 0
+            and load.slab.holds(load.location.slot)
+        ]
+        if not batch:
+            return []
+        for load in batch:
+            load.slab.pin(load.location.slot)
+        try:
+            size_bytes = sum(load.location.length for load in batch)
+            blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
+        except OSError:
+            store.counters.read_errors += len(batch)
+            return []
+        finally:
+            for load in batch:
+                slabs.unpin(load.slab, load.location.slot)
+        found: list[tuple[_Load, Buffer]] = []
+        for load, block in zip(batch, blocks, strict=True):
+            if isinstance(block, OSError):
+                store.counters.read_errors += 1
+                continue
+            at = (load.key, load.slab, load.location, block.owner)
+            if block.data is None or store.belongs_to_other(*at):
+                store.drop_bad(*at)
+            else:
+                found.append((load, block.data))
+        return found
+
+
+class Promoter:
+    """Moves blocks of one tier to the next faster level if they are read often enough."""
+
+    def __init__(self, mover: Mover, store: TierStore, cooldown: Cooldown, wanted: Target) -> None:
+        self._mover = mover
+        self._store = store
+        self._cooldown = cooldown
+        self._wanted = wanted
+        self._queue: dict[BlockKey, None] = {}
+        """The keys to promote, in order, each once."""
+        self._parked = trio.lowlevel.ParkingLot()
+
+    def want(self, key: BlockKey) -> None:
+        """Queue a block for promotion. Very cheap."""
+        self._cooldown.expire(time.monotonic())
+        if len(self._queue) < _PROMOTIONS and key not in self._cooldown:
+            self._queue[key] = None
+            self._parked.unpark()
+
+    async def run(self) -> None:
+        """Run forever: move the queued blocks."""
+        while True:
+            while not self._queue:
+                await self._parked.park()
+            loads = []
+            size_bytes = 0
+            while self._queue and size_bytes < _BATCH_BYTES - BLOCK_BYTES:
+                key = next(iter(self._queue))
+                del self._queue[key]
+                load = self._load(key)
+                if load is not None:
+                    loads.append(load)
+                    size_bytes += load.location.length
+            arrived = await self._mover.move(loads, insist=False)
+            for admission in arrived.values():
+                admission.counters.promoted += 1
+            await trio.lowlevel.checkpoint()
+
+    def _load(self, key: BlockKey) -> _Load | None:
+        location = self._store.index.locate(key)
+        slab = None if location is None else self._store.slabs.by_id.get(location.slab)
+        if slab is None or location is None or self._mover.must_stay(key):
+            return None
+        target = self._target
+        if slab.keeps(location.slot):
+            target = self._target_for_kept
+        return self._mover.load(key, slab, None, target)
+
+    def _target(self, key: BlockKey, length: int) -> Admission | None:
+        # Since the block was queued, this tier may have become the fastest or may be closing.
+        # It then has no faster tier, and the search could find this tier itself.
+        if self._store.on_lower_hit is None or self._store.retired:
+            return None
+        return self._wanted(key, length)
+
+    def _target_for_kept(self, key: BlockKey, length: int) -> Admission | None:
+        target = self._target(key, length)
+        return target if target is not None and target.store.may_keep(length) else None
+
+
+def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
+    batch: list[_Load] = []
+    size_bytes = 0
+    for load in loads:
+        batch.append(load)
+        size_bytes += load.location.length
+        if size_bytes >= _BATCH_BYTES - BLOCK_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _read_all(disk: Disk, batch: list[_Load]) -> list[Checked | OSError]:
+    """Read and verify a batch, in a reader thread; the caller holds references to the slots (pin).
+
+    Raises `OSError` only if no block can be read: one bad sector must not fail the other blocks,
+    and says little about the health of the disk.
+    """
+    blocks: list[Checked | OSError] = []
+    for load in batch:
+        try:
+            blocks.append(read_and_check(disk, load.slab, load.location))
+        except OSError as error:
+            blocks.append(error)
+    errors = [block for block in blocks if isinstance(block, OSError)]
+    if len(errors) == len(batch):
+        raise errors[-1]
+    return blocks

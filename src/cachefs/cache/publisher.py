@@ -1,0 +1,237 @@
+"""Publish blocks to the relay, which serves them without the daemon, and count the relay's hits.
+
+The relay looks blocks up in a table in shared memory (fuse/relay/table.h). The daemon publishes a
+block there, with its checksum, after it has answered a read of the block. The relay compares the
+bytes that it reads with the checksum. The daemon removes the block, before anything else happens
+to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied, deleted or
+withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.tier import partial_checksums as sums
+from cachefs.cache.tier.store import TierStore
+from cachefs.tiers.open_slabs import descriptors_for_slabs
+from cachefs.tiers.slabs import Slab
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRef
+
+_FILES = 1 << 20
+_SYNC_S = 0.2
+_HITS = 1_000
+"""Hits to process in one turn of the event loop: about 1 ms."""
+_LOANS = 32
+"""Most descriptors that replace others in each `_SYNC_S`. If far more slabs are read than may be
+open, a higher number would keep daemon and relay busy with replacements only."""
+_LOOKS = 64
+_AWAITED = 65_536
+"""Most blocks to remember that are on their way into a tier after a read from the origin."""
+
+
+class Table(sums.Table, Protocol):
+    """The part of `cachefs.fuse.relay._relay.Table` that this module uses."""
+
+    def publish(
+        self,
+        ino: int,
+        block: int,
+        file: int,
+        offset: int,
+        length: int,
+        is_last: bool,
+        checksum: int,
+        /,
+    ) -> None: ...
+    def verify_all(self, verify: bool, /) -> None: ...
+    def invalidate(self, file: int, offset: int, /) -> None: ...
+    def revive(self, file: int, /) -> None: ...
+    def kill(self, file: int, /) -> None: ...
+    def drain(self, most: int, /) -> list[tuple[int, int, int, int]]: ...
+    def take_file_hits(self, file: int, /) -> tuple[int, int]: ...
+
+
+class Files(Protocol):
+    """The connection to the relay: sends it descriptors of slab files, and orders to close them."""
+
+    def send_file(self, file: int, fd: int, waits: bool, /) -> None:
+        """Send the descriptor of slab file number `file`. The caller still owns `fd`. `waits` says
+        that reads may wait for a disk."""
+
+    def close_file(self, file: int, /) -> None: ...
+
+
+class _Awaited(NamedTuple):
+    """How to publish a block that is on its way into a tier."""
+
+    ino: int
+    is_last: bool
+
+
+class _Shared(NamedTuple):
+    """A slab that has a file number in the relay's table, and its store."""
+
+    store: TierStore
+    slab: Slab
+
+
+class SharedBlocks:
+    """The blocks of one mount that the relay serves. Only the event loop uses this object. No
+    method waits, except `run`."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        table: Table,
+        files: Files,
+        key_of: Callable[[int, int], BlockKey | None],
+        most_lent: int | None = None,
+    ) -> None:
+        """`key_of(ino, block)` returns the key of a block, None if it is unknown. `most_lent` is
+        the number of slab descriptors that the relay can hold; the default is as many as this
+        process (`descriptors_for_slabs`)."""
+        self._cache = cache
+        self._table = table
+        self._files = files
+        self._key_of = key_of
+        self._shared: dict[int, _Shared] = {}
+        self._next_file = 0
+        self._most_lent = descriptors_for_slabs() if most_lent is None else most_lent
+        self._lent: OrderedDict[int, None] = OrderedDict()
+        """Files whose descriptors the relay holds. It passes READs of other files to the daemon."""
+        self._loans_left = _LOANS
+        self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
+        table.verify_all(cache.verify_full)
+        cache.sums.share(table)
+        cache.tell_admitted(self._admitted)
+
+    def offer(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
+        """Publish the blocks of a file range that the daemon serves, so that the relay can serve
+        the next read.
+
+        Only a verified block is published. Every other block is remembered, and published when a
+        tier stores it.
+        """
+        first, end = (
+            offset // BLOCK_BYTES,
+            min(-(-(offset + length) // BLOCK_BYTES), ref.block_count),
+        )
+        for block in range(first, end):
+            key = BlockKey(ref.object_id, block)
+            is_last = block == ref.block_count - 1
+            found = self._cache.proven(key)
+            if found is not None:
+                self._publish(ino, key, *found, is_last)
+                continue
+            self._awaited[key] = _Awaited(ino, is_last)
+            self._awaited.move_to_end(key)
+            if len(self._awaited) > _AWAITED:
+                self._awaited.popitem(last=False)
+
+    def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
+        """Publish a block that a tier has just stored, if a reader has requested it."""
+        awaited = self._awaited.pop(key, None)
+        if awaited is not None:
+            self._publish(awaited.ino, key, store, location, awaited.is_last)
+
+    def _publish(
+        self, ino: int, key: BlockKey, store: TierStore, location: BlockLocation, is_last: bool
+    ) -> None:
+        slab = store.slabs.by_id[location.slab]
+        if slab.shared_as < 0 and not self._share(store, slab):
+            return
+        if slab.shared_as not in self._lent:
+            self._lend(store, slab)
+        offset = slab.layout.slot_offset(location.slot)
+        block = key.block_index
+        self._table.publish(
+            ino, block, slab.shared_as, offset, location.length, is_last, location.checksum
+        )
+
+    def _share(self, store: TierStore, slab: Slab) -> bool:
+        if self._next_file >= _FILES or slab.fd < 0:
+            return False
+        file = self._next_file
+        self._next_file += 1
+        slab.shared_as = file
+        self._shared[file] = _Shared(store, slab)
+        store.slabs.on_freed = self._freed
+        store.slabs.on_withdrawn = self._withdrawn
+        self._lend(store, slab)
+        self._table.revive(file)
+        return True
+
+    def _lend(self, store: TierStore, slab: Slab) -> None:
+        """Send the slab's descriptor to the relay. If the relay holds the maximum already, replace
+        one that it has not used lately."""
+        if slab.fd < 0:
+            return
+        if len(self._lent) >= self._most_lent:
+            if self._loans_left == 0:
+                return
+            self._loans_left -= 1
+            self._files.close_file(self._least_used())
+        self._lent[slab.shared_as] = None
+        self._files.send_file(slab.shared_as, slab.fd, store.tier.medium is not Medium.MEM)
+
+    def _least_used(self) -> int:
+        """Remove one file from `_lent` and return it: the one lent longest ago of those with no
+        hit since the last count. After `_LOOKS` files with hits, take the oldest."""
+        for _ in range(min(len(self._lent), _LOOKS)):
+            file, _ = self._lent.popitem(last=False)
+            if not self._count_hits(file, self._shared[file]):
+                return file
+            self._lent[file] = None
+        return self._lent.popitem(last=False)[0]
+
+    def _freed(self, slab: Slab, slot: int) -> None:
+        self._table.invalidate(slab.shared_as, slab.layout.slot_offset(slot))
+
+    def _withdrawn(self, slab: Slab) -> None:
+        file = slab.shared_as
+        self._table.kill(file)
+        self._count_hits(file, self._shared.pop(file))
+        if file in self._lent:
+            del self._lent[file]
+            self._files.close_file(file)
+
+    # -- what the relay did ----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Report the relay's hits to the policies every `_SYNC_S`. Never returns."""
+        while True:
+            await trio.sleep(_SYNC_S)
+            self._loans_left = _LOANS
+            while self.note_hits() == _HITS:
+                await trio.lowlevel.checkpoint()
+
+    def note_hits(self) -> int:
+        """Report up to `_HITS` new hits of the relay to the policies. Return their number."""
+        hits = self._table.drain(_HITS)
+        for ino, block, file, offset in hits:
+            shared = self._shared.get(file)
+            if shared is None:
+                continue
+            store, slab = shared
+            slot = (offset - slab.data_offset) // slab.slot_bytes
+            if slab.holds(slot):
+                key = self._key_of(ino, block) if store.on_lower_hit is not None else None
+                store.hit_elsewhere(slab, slot, key)
+        return len(hits)
+
+    def count_hits(self) -> None:
+        """Add the relay's hits since the last call to the counters of tiers and cache."""
+        for file, shared in self._shared.items():
+            self._count_hits(file, shared)
+
+    def _count_hits(self, file: int, shared: _Shared) -> int:
+        """Add the new hits of one file to the counters. Return their number."""
+        hits, hit_bytes = self._table.take_file_hits(file)
+        if hits:
+            for counters in (shared.store.counters, self._cache.counters):
+                counters.hits += hits
+                counters.hit_bytes += hit_bytes
+        return hits

@@ -1,0 +1,1 @@
+"""One cache directory at work: its index, slab files, admission and eviction."""

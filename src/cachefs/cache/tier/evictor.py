@@ -1,0 +1,395 @@
+"""Makes room in one tier: watermarks, free space of the file system, and the mix of classes.
+
+It works slab by slab (`sweeper.py`). Between two steps the loop runs and the lock is free. So
+readers never wait for it, and an admission waits for one step at most.
+"""
+
+import errno
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import trio
+
+from cachefs.cache.policies.base import SAMPLE_BLOCKS
+from cachefs.cache.tier.store import TierStore
+from cachefs.cache.tier.sweeper import Demote, Sweeper
+from cachefs.format.index_record import NO_CLASS
+from cachefs.format.slab import SLOT_CLASSES
+from cachefs.tiers.slabs import NEAR_CLASSES, Slab
+from cachefs.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 1.0
+"""Interval of the checks of free space, and time until a failed growth is tried again."""
+_REFUSAL_S = 0.05
+"""How long no room is made for a class after a failure: a search takes about a millisecond."""
+_OLDEST = 0.05
+"""Share of the oldest evictable blocks that is evicted before another class gives up a slab."""
+_DEBT_PARTS = 4
+"""A class may get a slab of its own when it has borrowed 1/4 of a slab since its last one."""
+_PLAN_S = 0.2
+"""How long a plan made for an admission is valid."""
+_HASTY_SAMPLE_BLOCKS = 128
+_CANDIDATES = 16
+"""Number of slabs drawn at random; the one of least worth to the policy is given up."""
+_KEPT_SHARE = 0.25
+"""A slab with a larger share of pinned (kept) slots is not given to another class."""
+_ROOM_SLOTS = 16
+"""Maximum number of free slots that one call of `make_room` tries to get."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Evictor:
+    """The evictor of one tier; its `ActiveTier` owns it.
+
+    The admission calls `make_room`; `run` does everything that is not urgent.
+    """
+
+    def __init__(self, store: TierStore) -> None:
+        self._store = store
+        self._sweeper = Sweeper(store)
+        self._slabs = store.slabs
+        self._policy = store.policy
+        # Protects each step: two concurrent steps could choose the same slab.
+        self._lock = trio.Lock()
+        self._parked = trio.lowlevel.ParkingLot()
+        self._cursor = 0
+        self._no_growth_before = 0.0
+        self._broken_before = 0.0
+        self._failing = False
+        self._told_full = False
+        self._kept_reported = False
+        self._debt_bytes = [0] * len(SLOT_CLASSES)
+        """Per class: bytes of slots that it has borrowed since it last got a slab."""
+        self._planned: float | None = None
+        self._planned_until = 0.0
+        self._refused_until = [0.0] * len(SLOT_CLASSES)
+        self.oldest_age = 0
+        """Approximate age of the oldest blocks, about a second old. Updated only if there is a
+        slower tier."""
+
+    @property
+    def demote(self) -> Demote | None:
+        """Moves blocks to slower tiers; None if there is no slower tier."""
+        return self._sweeper.demote
+
+    @demote.setter
+    def demote(self, demote: Demote | None) -> None:
+        self._sweeper.demote = demote
+
+    def wake(self) -> None:
+        """Make `run` check the watermarks and the quota now."""
+        self._parked.unpark_all()
+
+    async def run(self) -> None:
+        """Run forever: keep the tier within quota, free space and watermarks."""
+        while True:
+            with trio.move_on_after(_CHECK_INTERVAL_S):
+                if not self.above_high():
+                    await self._parked.park()
+            if not self._store.io.health.usable:
+                await trio.sleep(_CHECK_INTERVAL_S)
+                continue
+            await self._shrink_while_needed()
+            if self.demote is not None:
+                self.oldest_age = self._policy.oldest_age(list(self._slabs.by_id.values()))
+            if self.above_high() and not await self._evict_to_low():
+                await trio.sleep(_CHECK_INTERVAL_S)  # nothing can be evicted; don't spin
+
+    def has_or_makes_room(self, class_index: int) -> bool:
+        """Whether `make_room` would probably succeed. Very cheap."""
+        slabs = self._slabs
+        if slabs.open_slab_near(class_index) is not None or slabs.spare:
+            return True
+        now_s = time.monotonic()
+        if now_s < self._broken_before:
+            return False
+        if len(slabs.by_id) < slabs.max_slabs and now_s >= self._no_growth_before:
+            return True
+        return self._policy.replaces and now_s >= self._refused_until[class_index]
+
+    async def make_room(self, class_index: int) -> Slab | None:
+        """Return a slab with a free slot for a block of the class; None if that is impossible, or
+        if the policy evicts nothing.
+
+        If the class has no slab yet, or if no slab can be added, the slab may be of a slightly
+        larger class. Otherwise, with many sizes and few slabs, each class would keep half a slab
+        free.
+        """
+        async with self._lock:
+            return self._slabs.open_slab(class_index) or await self._make_room(class_index)
+
+    def refuse(self, class_index: int) -> None:
+        """Record that no room was found for the class: don't try again for `_REFUSAL_S`."""
+        self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
+
+    async def _make_room(self, class_index: int) -> Slab | None:
+        slabs = self._slabs
+        in_debt = self._debt_bytes[class_index] >= slabs.slab_bytes // _DEBT_PARTS
+        if not in_debt and not slabs.slabs_of(class_index) and (near := self._borrow(class_index)):
+            return near
+        if await self._take_spare(class_index) or await self._grow(class_index):
+            self._debt_bytes[class_index] = 0
+            return slabs.open_slab(class_index)
+        if not in_debt and (near := self._borrow(class_index)):
+            return near
+        # Don't evict blocks for a block that could not be written either.
+        if not self._policy.replaces or time.monotonic() < self._broken_before:
+            return self._borrow(class_index)
+        await self._evict_for(class_index, class_index)
+        if own := slabs.open_slab(class_index):
+            return own
+        if not in_debt:
+            await self._evict_for(class_index, class_index + NEAR_CLASSES)
+            if near := self._borrow(class_index):
+                return near
+        donor = self._donor(class_index)
+        if donor and await self._sweeper.empty(donor) and await self._reassign(donor, class_index):
+            self._debt_bytes[class_index] = 0
+            return slabs.open_slab(class_index)
+        return self._borrow(class_index)
+
+    def _borrow(self, class_index: int) -> Slab | None:
+        slab = self._slabs.open_slab_near(class_index)
+        if slab is not None:
+            self._debt_bytes[class_index] += slab.slot_bytes
+        return slab
+
+    async def _take_spare(self, class_index: int) -> bool:
+        spare = self._slabs.spare_slab()
+        return spare is not None and await self._reassign(spare, class_index)
+
+    # -- watermarks ----------------------------------------------------------------------------
+
+    def above_high(self) -> bool:
+        return self._slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes
+
+    def _at_low(self) -> bool:
+        return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
+
+    def _plan(self, least: float = 0.0) -> float | None:
+        """Return the policy's plan that evicts blocks down to the low watermark; None if no block
+        can be evicted.
+
+        The plan covers at least one block and at least the share `least`, even below the watermark.
+        The share refers to evictable blocks (loose); pinned blocks are not evicted.
+        """
+        used = self._slabs.used_charge_bytes
+        loose = used - self._slabs.kept_charge_bytes
+        if loose <= 0:
+            return None
+        surplus = (used - self._store.tier.watermarks.low_bytes) / loose
+        fraction = min(1.0, max(least, surplus))
+        slabs = list(self._slabs.by_id.values())
+        return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
+
+    async def _evict_to_low(self) -> bool:
+        """Evict in rounds, with one plan each, until the low watermark is reached or a round evicts
+        nothing. Returns False if no round evicted anything and the watermark is not reached."""
+        evicted_any = False
+        while not self._at_low():
+            plan = self._plan()
+            if plan is None:
+                return evicted_any
+            before = self._slabs.used_charge_bytes
+            for slab in self._in_turn(list(self._slabs.by_id.values())):
+                async with self._lock:
+                    await self._sweeper.evict_from(slab, plan, self._at_low)
+                if self._at_low():
+                    return True
+                await self._store.commit_early()
+            if self._slabs.used_charge_bytes >= before:
+                return evicted_any
+            evicted_any = True
+        return True
+
+    async def _evict_for(self, first_class: int, last_class: int) -> None:
+        """Evict some of the oldest blocks until these classes have a few free slots."""
+        near = [
+            slab
+            for class_index in range(first_class, last_class + 1)
+            for slab in self._in_turn(self._slabs.slabs_of(class_index))
+        ]
+        if not near:
+            return
+        wanted = min(_ROOM_SLOTS, sum(slab.slot_count for slab in near) // 8 + 1)
+
+        def enough() -> bool:
+            return sum(slab.free_count for slab in near) >= wanted
+
+        # Planning takes about 200 us of the loop, so a recent plan is tried first.
+        if time.monotonic() < self._planned_until:
+            await self._evict_by(self._planned, near, enough)
+        if not any(slab.free_count for slab in near):
+            self._planned = self._plan(_OLDEST)
+            self._planned_until = time.monotonic() + _PLAN_S
+            await self._evict_by(self._planned, near, enough)
+
+    async def _evict_by(
+        self, plan: float | None, slabs: Sequence[Slab], enough: Callable[[], bool]
+    ) -> None:
+        if plan is None:
+            return
+        for slab in slabs:
+            if not enough():
+                await self._sweeper.evict_from(slab, plan, enough)
+
+    def _in_turn(self, slabs: list[Slab]) -> list[Slab]:
+        """Rotate the slabs, so that each call begins with another one."""
+        start = self._cursor % len(slabs) if slabs else 0
+        self._cursor = start + 1
+        return slabs[start:] + slabs[:start]
+
+    # -- whole slabs ---------------------------------------------------------------------------
+
+    async def _grow(self, class_index: int) -> bool:
+        """Create a slab of the class if quota and free space allow. Returns whether it did."""
+        tier, slabs = self._store.tier, self._slabs
+        if len(slabs.by_id) >= slabs.max_slabs or time.monotonic() < self._no_growth_before:
+            return False
+        slab_id = self._store.files.take_id()
+        try:
+            fd = await self._store.io.write(
+                tier.identity.slab_bytes, self._create_slab, slab_id, class_index
+            )
+        except OSError as error:
+            self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
+            self._failed(error, f"{tier.paths.root}: can't grow", error.errno not in _FULL)
+            return False
+        if fd is None:
+            self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
+            if not self._told_full:
+                log.info(
+                    "%s: the cache stops growing at %s: more would leave less than "
+                    "--free-space-ratio of the disk free",
+                    *(tier.paths.root, format_bytes(slabs.disk_bytes)),
+                )
+            self._told_full = True
+            return False
+        self._told_full = False
+        self._failing = False
+        slab = slabs.add(slab_id)
+        slab.fd = fd
+        slab.was_opened = slab.agrees = True
+        slabs.reformat(slab, class_index, self._policy.now)
+        self._store.put_row(slab)
+        self._store.files.open_slabs.note(slab)
+        return True
+
+    def _failed(self, error: OSError, what: str, broken: bool) -> None:
+        """Count an error, and log it once until a slab has been created.
+
+        If the disk is `broken`, rather than full, no room is made for `_CHECK_INTERVAL_S`.
+        """
+        self._store.counters.write_errors += 1
+        if broken:
+            self._broken_before = time.monotonic() + _CHECK_INTERVAL_S
+        if not self._failing:
+            log.warning("%s: %s", what, error.strerror)
+        self._failing = True
+
+    def _create_slab(self, slab_id: int, class_index: int) -> int | None:
+        """Create the file in the writer thread; None if it would leave too little free space."""
+        tier = self._store.tier
+        if not tier.has_free_space(tier.identity.slab_bytes):
+            return None
+        return tier.create_slab(slab_id, class_index)
+
+    def _donor(self, class_index: int) -> Slab | None:
+        """Return a slab of another class that is worth little, if the policy may empty it."""
+        candidates = [
+            slab
+            for slab in self._slabs.by_id.values()
+            if slab.class_index not in (class_index, NO_CLASS)
+            and slab.writing_count == 0
+            and slab.kept_count <= slab.slot_count * _KEPT_SHARE
+        ]
+        donor = self._least_worth(candidates)
+        return donor if donor is not None and self._policy.may_empty(donor) else None
+
+    def _least_worth(self, slabs: list[Slab]) -> Slab | None:
+        drawn = random.sample(slabs, min(len(slabs), _CANDIDATES))
+        return min(drawn, key=self._policy.worth, default=None)
+
+    async def _reassign(self, slab: Slab, class_index: int) -> bool:
+        """Give an empty slab another class. Returns whether it did."""
+        store = self._store
+        if not await store.settle_slab(slab) or slab.fd < 0 or not slab.is_empty():
+            return False
+        self._slabs.drain(slab)
+        try:
+            with slab.in_use():
+                await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
+        except OSError as error:
+            what = f"{store.tier.paths.slab(slab.slab_id)}: can't be rewritten"
+            self._failed(error, what, broken=True)
+            self._slabs.reformat(slab, None, self._policy.now)
+            store.put_row(slab)
+            return False
+        self._slabs.reformat(slab, class_index, self._policy.now)
+        store.put_row(slab)
+        store.counters.reassigned += 1
+        return True
+
+    async def _shrink_while_needed(self) -> None:
+        """Delete slabs while there are more than the quota allows or the disk is too full."""
+        while self._slabs.by_id and await self._should_shrink():
+            async with self._lock:
+                if not await self._delete_one():
+                    self._report_kept()
+                    return
+
+    def _report_kept(self) -> None:
+        """Log once if pinned blocks in all slabs prevent the tier from shrinking."""
+        kept = sum(slab.kept_count > 0 for slab in self._slabs.by_id.values())
+        if kept and kept == len(self._slabs.by_id) and not self._kept_reported:
+            self._kept_reported = True
+            log.warning(
+                "%s: uses more than it should, and can give nothing back: there are pinned blocks "
+                "in all of its slabs; unpin some",
+                self._store.tier.paths.root,
+            )
+
+    async def _should_shrink(self) -> bool:
+        if len(self._slabs.by_id) > self._slabs.max_slabs:
+            return True
+        try:
+            return not await self._store.io.write(0, self._store.tier.has_free_space)
+        except OSError:
+            return False
+
+    async def _delete_one(self) -> bool:
+        store, slabs = self._store, self._slabs
+        slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.kept_count])
+        if slab is None:
+            slab = min(slabs.by_id.values(), key=lambda slab: slab.kept_count, default=None)
+        if slab is None:
+            return False
+        if not slab.is_empty() and (
+            not self._policy.replaces or not await self._sweeper.empty(slab, must=True)
+        ):
+            return False
+        if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
+            return False
+        slabs.drain(slab)
+        try:
+            await store.io.write(0, store.tier.delete_slab, slab.slab_id)
+        except OSError as error:
+            self._failed(
+                error, f"{store.tier.paths.slab(slab.slab_id)}: can't be deleted", broken=True
+            )
+            slabs.undrain(slab)
+            return False
+        # The slab counts until its file is deleted: the sums never report used space as free.
+        if slabs.by_id.get(slab.slab_id) is slab:
+            slabs.remove(slab)
+            store.index.delete_slab(slab.slab_id)
+        if slab.fd >= 0:
+            os.close(slab.fd)
+            slab.fd = -1
+        return True

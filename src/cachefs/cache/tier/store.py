@@ -1,0 +1,525 @@
+"""One tier in use: its slabs, its index and its policy, kept consistent.
+
+Every method that is not a coroutine is atomic on the event loop. A method that changes the place
+of a block changes index, slot and slab row together, with no await between (`index.py` says why).
+
+A worker thread that reads a slot holds a reference to it (a pin), from before the read starts
+until it ends. Meanwhile the block may be evicted, but the slot's bytes are not overwritten.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.counters import TierCounters, TierStatus
+from cachefs.cache.policies import History, make_policy
+from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.disk_threads import OverdueError, TierIo
+from cachefs.cache.tier.index import Index
+from cachefs.cache.tier.page_in import Arrivals
+from cachefs.cache.tier.partial_checksums import Bytes, Sums
+from cachefs.cache.tier.slab_files import SlabFiles
+from cachefs.format.slab import (
+    SLOT_ENTRY,
+    SlotEntry,
+    checksum_of,
+    entry_at,
+    table_offset,
+)
+from cachefs.tiers.disk import Disk
+from cachefs.tiers.open_slabs import OpenSlabs
+from cachefs.tiers.slabs import Slab
+from cachefs.tiers.tier import Tier
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
+
+_COMMIT_INTERVAL_S = 1.0
+_PROVE_NOW_BYTES = 256 << 10
+"""Blocks up to this size are compared with their checksums on the event loop, on their first read
+after a start. That takes 10 us for 100 KB; a thread costs ten times as much."""
+_RECENCY_INTERVAL_S = 300.0
+_PENDING_CHANGES = 10_000
+"""With more pending index changes than this, commit early. LMDB keeps a page in memory for each
+change, so one transaction with the evictions of a second would need 0.5 GB if blocks are tiny."""
+
+
+class Checked(NamedTuple):
+    """What a worker thread found in a slot.
+
+    `data` is None if the bytes were not those of the block. `owner` is the slot's entry in the
+    slot table; None if the entry is damaged or was not read.
+    """
+
+    data: bytes | bytearray | None
+    owner: SlotEntry | None
+
+
+class Pick(NamedTuple):
+    """A used slot that an eviction step has chosen, its tick at that time, and its entry in the
+    slot table (None if damaged)."""
+
+    slot: int
+    tick: int
+    entry: SlotEntry | None
+
+
+OnAdmitted = Callable[["TierStore", BlockKey, BlockLocation], None]
+
+
+class TierStore:
+    """Slabs, index and policy of one tier; its `ActiveTier` owns it. For the invariants see the
+    module docstring."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        index: Index,
+        policy_name: str,
+        history: History,
+        verify_full: bool,
+        intents: Intents,
+        open_slabs: OpenSlabs,
+        sums: Sums,
+    ) -> None:
+        self.tier = tier
+        self.sums = sums
+        self.is_on_disk = tier.medium is not Medium.MEM
+        """Whether each read must be compared with a checksum. A disk can lose or change data, and
+        the daemon cannot find out which pages of a slab the kernel has read from the disk since
+        the last comparison."""
+        self.intents = intents
+        self.slabs = tier.slabs
+        self.index = index
+        self.counters = TierCounters(bad_index=int(index.replaced_bad))
+        self.io = TierIo(tier)
+        self.policy = make_policy(policy_name, history)
+        self.history = history
+        self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
+        """Called for each hit, with key and age of the block, if there is a faster tier."""
+        self.on_admitted: OnAdmitted | None = None
+        """Called for each block that this tier stores; None if not needed."""
+        self.retired = False
+        """True once the tier is about to be closed. It then serves no block."""
+        self._verify_full = verify_full
+        self._by_id = tier.slabs.by_id
+        self._disk = tier.disk
+        self._read_now = tier.disk.read_now
+        self._arrivals = Arrivals(tier.disk.read_now)
+        self._whole_block = memoryview(bytearray(BLOCK_BYTES))
+        self._entry = memoryview(bytearray(SLOT_ENTRY.size))
+        self.files = SlabFiles(
+            tier, index, self.io, self.counters, lambda: self.policy.now, open_slabs
+        )
+        self.open_slab = self.files.open
+        self.settle_slab = self.files.settle
+        self.put_row = self.files.put_row
+        self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
+
+    @classmethod
+    def open(
+        cls,
+        tier: Tier,
+        policy_name: str,
+        history: History,
+        verify_full: bool = False,
+        intents: Intents | None = None,
+        open_slabs: OpenSlabs | None = None,
+        sums: Sums | None = None,
+    ) -> "TierStore":
+        """Open the tier's index and return the store. `intents`, `open_slabs` and `sums` are the
+        objects that all tiers of the mount share. Raises `CacheDirError`."""
+        index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
+        of_mount = (intents or Intents(), open_slabs or OpenSlabs(), sums or Sums())
+        return cls(tier, index, policy_name, history, verify_full, *of_mount)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read_now(
+        self, key: BlockKey, offset: int, length: int, buffer: memoryview
+    ) -> memoryview | None:
+        """Read `length` bytes at `offset` of the block into `buffer` (exactly `length` long) and
+        return `buffer`, if that needs no waiting.
+
+        None does not mean that the block is absent, only that the caller must call `read`.
+        """
+        if self.index.is_cold:
+            return None
+        found = self.index.find(key)
+        flags = self.tier.read_flags
+        if found is None or flags is None:
+            return None
+        slab_id, slot, stored_length, checksum = found
+        slab = self._by_id.get(slab_id)
+        if slab is None or slab.fd < 0 or offset + length > stored_length:
+            return None
+        if self._verify_full:
+            return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
+        try:
+            if slab.proof[slot] != checksum or not checksum:  # a proof of 0 means "not verified"
+                if stored_length > _PROVE_NOW_BYTES:
+                    return None
+                return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
+            if self.is_on_disk:
+                return self._read_now_compared(key, slab, BlockLocation(*found), offset, buffer)
+            position = slab.data_offset + slot * slab.slot_bytes + offset
+            if self._read_now(slab.fd, (buffer,), position, flags) != length:
+                return None
+        except (OSError, IndexError):  # the page is not in memory, or index and slab disagree
+            return None
+        self._hit(key, slab, slot, length)
+        return buffer
+
+    def _read_now_verified(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
+    ) -> memoryview | None:
+        """Verify the whole block and return the requested part; None if that fails. The block must
+        be in memory and match its checksum, and the slot table must name it as the slot's owner.
+        The owner matters because, after a crash, index rows of several blocks with equal bytes may
+        name one slot, and only the owner's row is dropped together with the slot."""
+        length = len(buffer)
+        if not self._fits(slab, location, offset + length):
+            return None
+        block = self._whole_block[: location.length]
+        position, flags = slab.layout.slot_offset(location.slot), self.tier.read_flags or 0
+        try:
+            read = self._read_now(slab.fd, (block,), position, flags)
+            self._read_now(slab.fd, (self._entry,), table_offset(location.slot), flags)
+        except OSError:
+            return None
+        if read != location.length or checksum_of(block) != location.checksum:
+            return None  # `read` finds the reason
+        owner = entry_at(self._entry, 0)
+        if owner is None or owner.key != key:
+            return None
+        self.counters.verified += 1
+        slab.proof[location.slot] = location.checksum
+        self._hit(key, slab, location.slot, length)
+        buffer[:] = block[offset : offset + length]
+        return buffer
+
+    def _read_now_compared(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
+    ) -> memoryview | None:
+        """Return the part of a verified block, or None. All bytes that its checksum covers must be
+        in memory and match. Raises `OSError`."""
+        length = len(buffer)
+        first, end = self.sums.range_of(location, offset, length)
+        data = buffer if end - first == length else self._whole_block[: end - first]
+        position = slab.layout.slot_offset(location.slot) + first
+        flags = self.tier.read_flags or 0
+        if self._read_now(slab.fd, (data,), position, flags) != end - first:
+            return None
+        if not self.sums.agree(location, first, data):
+            return None  # `read` finds the reason
+        if data is not buffer:
+            buffer[:] = data[offset - first : offset - first + length]
+            self._note_sums(location, data)
+        self._hit(key, slab, location.slot, length)
+        return buffer
+
+    def _note_sums(self, location: BlockLocation, data: Bytes) -> None:
+        """Store the part checksums of a block that was read whole, so that the next read of a part
+        needs only that part."""
+        if self.is_on_disk and len(data) == location.length:
+            self.sums.note(location.checksum, data)
+
+    def _hit(self, key: BlockKey, slab: Slab, slot: int, length: int) -> None:
+        if self.on_lower_hit is not None:
+            self.on_lower_hit(key, self.policy.age(slab, slot))
+        self.policy.on_hit(slab, slot)
+        slab.was_read = True
+        counters = self.counters
+        counters.hits += 1
+        counters.hit_bytes += length
+
+    def proven(self, key: BlockKey) -> BlockLocation | None:
+        """Return the block's location if its bytes were verified since the start, else None."""
+        location = self.index.locate(key)
+        if location is None or self.retired or not self.io.health.usable:
+            return None
+        slab = self._by_id.get(location.slab)
+        if slab is None or slab.fd < 0 or not slab.holds(location.slot):
+            return None
+        return location if slab.proof[location.slot] == location.checksum != 0 else None
+
+    def hit_elsewhere(self, slab: Slab, slot: int, key: BlockKey | None) -> None:
+        """Note that the relay has read a used slot, once or more. `key` is the key of its block;
+        None if unknown."""
+        if self.on_lower_hit is not None and key is not None:
+            self.on_lower_hit(key, self.policy.age(slab, slot))
+        self.policy.on_hit(slab, slot)
+
+    async def read(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
+        """Return `length` verified bytes at `offset` of the block. This waits for the disk.
+
+        Return None if the block is absent, if the disk fails or takes too long, or if the block is
+        bad (then it is dropped and counted). The caller then reads from the origin.
+        """
+        while self.io.health.usable and not self.retired:
+            location = self.index.locate(key)
+            if location is None:
+                return None
+            slab = self._by_id.get(location.slab)
+            if slab is not None and slab.fd < 0:
+                if not await self.open_slab(slab):
+                    return None  # e.g. no free descriptor: the origin serves, the block stays
+                continue  # the block may have moved or gone meanwhile
+            if slab is None or not self._fits(slab, location, offset + length):
+                self._forget(key, slab)  # if the slot is used, it holds another block
+                return None
+            try:
+                return await self._read_pinned(key, slab, location, offset, length)
+            except OverdueError:
+                return None
+        return None
+
+    async def _read_raw(
+        self, unpin: Callable[[], None], fd: int, length: int, position: int
+    ) -> bytes | bytearray:
+        """Return the bytes; fewer than `length` if the file ends there. `unpin` is called once the
+        slot is not read any more. Raises `OSError`, `OverdueError`."""
+        try:
+            data = await self._arrivals.read(fd, length, position, self.tier.read_flags)
+        except BaseException:
+            unpin()
+            raise
+        if data is None:
+            return await self.io.read_patiently(
+                unpin, length, self._disk.read, fd, length, position
+            )
+        unpin()
+        return data
+
+    @staticmethod
+    def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
+        return (
+            end <= location.length <= slab.slot_bytes
+            and location.checksum != 0
+            and slab.holds(location.slot)
+        )
+
+    async def _read_pinned(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
+    ) -> Buffer | None:
+        slot = location.slot
+        first, end = 0, location.length
+        proven = slab.proof[slot] == location.checksum and not self._verify_full
+        if proven and self.is_on_disk:
+            first, end = self.sums.range_of(location, offset, length)
+        elif proven:
+            first, end = offset, offset + length
+        slab.pin(slot)
+        unpin = partial(self.slabs.unpin, slab, slot)
+        try:
+            if proven:
+                position = slab.layout.slot_offset(slot) + first
+                data = await self._read_raw(unpin, slab.fd, end - first, position)
+                right = len(data) == end - first
+                if right and self.is_on_disk:
+                    right = self.sums.agree(location, first, data)
+                if not right:  # verify the whole block
+                    if self.index.locate(key) == location and slab.holds(slot):
+                        slab.proof[slot] = 0
+                    return await self.read(key, offset, length)
+                checked = Checked(data, None)
+            else:
+                checked = await self.io.read_patiently(
+                    unpin, location.length, read_and_check, self._disk, slab, location
+                )
+                self.counters.verified += 1
+        except OSError as error:
+            self.counters.read_errors += 1
+            self.files.report(slab, f"read failed: {error.strerror}")
+            if not self.io.health.usable:
+                return None  # the disk as a whole is unusable: the block may be right
+            checked = Checked(None, None)
+        owner = checked.owner
+        if checked.data is None or self.belongs_to_other(key, slab, location, owner):
+            self.drop_bad(key, slab, location, owner)
+            return None
+        if self.index.locate(key) == location and slab.holds(slot):  # it was not evicted meanwhile
+            slab.proof[slot] = location.checksum
+            self._hit(key, slab, slot, length)
+        if end - first == length:
+            return checked.data
+        self._note_sums(location, checked.data)
+        return checked.data[offset - first : offset - first + length]
+
+    # -- changing what is where --------------------------------------------------------------
+
+    def admit(
+        self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int, age: int = 0
+    ) -> None:
+        """Add a block whose bytes are already written to an allocated slot. Look-ups find it from
+        now on. `age` is the number of block reads since its last use, in another tier.
+
+        The caller must mark the slab's row (`put_row`) before its next await.
+        """
+        self.slabs.commit(slab, slot, length, checksum)
+        self.policy.on_admit(slab, slot, age)
+        location = BlockLocation(slab.slab_id, slot, length, checksum)
+        self.index.put(key, location)
+        if self.on_admitted is not None:
+            self.on_admitted(self, key, location)
+        self.counters.admitted += 1
+        self.counters.admitted_bytes += length
+        if self.intents.wants_kept(key):
+            self.intents.note_entered(key)
+            if self.may_keep(slab.charge_bytes):
+                self.slabs.keep(slab, slot)
+
+    def may_keep(self, charge_bytes: int) -> bool:
+        """Return whether the tier's limit allows so many more bytes of pinned (kept) slots."""
+        return self.slabs.kept_charge_bytes + charge_bytes <= self.tier.keep_limit_bytes
+
+    def keep_moved(self, key: BlockKey) -> None:
+        """Pin (keep) a block that was pinned in the tier that it came from, regardless of the
+        limit."""
+        location = self.index.locate(key)
+        slab = None if location is None else self._by_id.get(location.slab)
+        if location is not None and slab is not None and slab.holds(location.slot):
+            self.slabs.keep(slab, location.slot)
+            self.put_row(slab)
+
+    def drop_bad(
+        self, key: BlockKey, slab: Slab | None, location: BlockLocation, owner: SlotEntry | None
+    ) -> None:
+        """Drop a block whose bytes do not match its index row.
+
+        `owner` is the slot's entry in the slot table. If `owner` is another block and the index
+        confirms that, the slot was reused before a crash undid an index change. Then only the
+        index row is deleted and the slot stays as it is.
+        """
+        if self.index.locate(key) != location:
+            return  # another task dropped the block, or fetched it again, during the read
+        self._forget(key, slab)
+        if slab is None or not slab.holds(location.slot):
+            return
+        if self.belongs_to_other(key, slab, location, owner):
+            return
+        if slab.keeps(location.slot):
+            self.intents.note_lost(key)
+        self.slabs.free(slab, location.slot, location.length)
+        self.put_row(slab)
+
+    def _forget(self, key: BlockKey, slab: Slab | None) -> None:
+        self.index.delete(key)
+        self.counters.bad_blocks += 1
+        if slab is not None:
+            self.files.report(slab, "a block is not what was stored; it will be fetched again")
+
+    def belongs_to_other(
+        self, key: BlockKey, slab: Slab, location: BlockLocation, owner: SlotEntry | None
+    ) -> bool:
+        """Return whether slot table and index both say that the slot holds another block."""
+        if owner is None or owner.key == key:
+            return False
+        found = self.index.locate(owner.key)
+        return found is not None and found[:2] == (slab.slab_id, location.slot)
+
+    def evict(self, slab: Slab, slot: int, entry: SlotEntry | None) -> None:
+        """Drop the block of a used slot. `entry` is the slot's entry in the slot table, read after
+        the block was stored; None if it is damaged.
+
+        The caller must mark the slab's row (`put_row`) before its next await.
+        """
+        length = 0
+        if entry is not None:
+            length = entry.length
+            found = self.index.locate(entry.key)
+            if found is not None and found[:2] == (slab.slab_id, slot):
+                self.index.delete(entry.key)
+                length = found.length
+                self.history.on_evict(entry.key, self.policy.age(slab, slot))
+        self.slabs.free(slab, slot, length)
+        self.counters.evicted += 1
+
+    def moved_away(self, key: BlockKey, slab: Slab, location: BlockLocation) -> bool:
+        """Drop a block from `location`, for example because another tier has it now. Return False
+        if it is no longer there.
+
+        The caller must mark the slab's row (`put_row`) before its next await.
+        """
+        if self.index.locate(key) != location or not slab.holds(location.slot):
+            return False
+        self.index.delete(key)
+        self.slabs.free(slab, location.slot, location.length)
+        return True
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def status(self) -> TierStatus:
+        """Return sizes, limits, health and statistics of the tier."""
+        return TierStatus(
+            path=str(self.tier.paths.root),
+            medium=self.tier.medium,
+            health=self.io.health.state.value,
+            quota_bytes=self.tier.quota_bytes,
+            capacity_bytes=self.slabs.capacity_bytes,
+            disk_bytes=self.slabs.disk_bytes,
+            used_bytes=self.slabs.used_charge_bytes,
+            high_bytes=self.tier.watermarks.high_bytes,
+            low_bytes=self.tier.watermarks.low_bytes,
+            cached_bytes=self.slabs.cached_bytes,
+            cached_blocks=self.slabs.cached_blocks,
+            kept_bytes=self.slabs.kept_charge_bytes,
+            keep_limit_bytes=self.tier.keep_limit_bytes,
+            counters=self.counters,
+        )
+
+    async def warm(self) -> None:
+        """Load the index into memory, so that look-ups do not wait for the disk."""
+        await trio.to_thread.run_sync(self.index.warm, abandon_on_cancel=True)
+
+    async def commit_early(self) -> None:
+        """Let the event loop run; commit if more than `_PENDING_CHANGES` changes are pending."""
+        await trio.lowlevel.checkpoint()
+        if self.index.pending_count > _PENDING_CHANGES and not self.retired:
+            await self.index.commit()
+
+    async def commit_loop(self) -> None:
+        """Commit changes every second, and the slabs' recency every 5 minutes. Never returns."""
+        next_recency = trio.current_time() + _RECENCY_INTERVAL_S
+        while True:
+            await trio.sleep(_COMMIT_INTERVAL_S)
+            if trio.current_time() >= next_recency:
+                next_recency += _RECENCY_INTERVAL_S
+                for slab in list(self._by_id.values()):
+                    self._put_recency(slab)
+                    await trio.lowlevel.checkpoint()
+            await self.index.commit()
+
+    def _put_recency(self, slab: Slab) -> None:
+        if slab.ticks and self._by_id.get(slab.slab_id) is slab:
+            self.index.put_recency(slab.slab_id, slab.class_index, slab.ticks)
+
+    def close(self) -> None:
+        """Commit pending changes, mark the directory as cleanly closed, and close it. There is no
+        mark if slabs still await reconciliation."""
+        for slab in self._by_id.values():
+            if slab.ticks:
+                self.put_row(slab)  # recency has moved since the row was put
+                self._put_recency(slab)
+        self.files.close()
+        if not self.files.must_reconcile:
+            self.index.put_clean_mark()
+        self.index.close()
+        self.tier.close()
+
+    def abandon(self) -> None:
+        """Close everything as a crash would, without writing."""
+        self.files.close()
+        self.index.abandon()
+        self.tier.close()
+
+
+def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
+    """Read a whole block and its table entry, and verify the bytes. This runs in a worker thread.
+    The caller must hold a reference (pin) to the slot, so that fd and layout cannot change. Raises
+    `OSError`."""
+    data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
+    row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
+    owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
+    right = len(data) == location.length and checksum_of(data) == location.checksum
+    return Checked(data if right else None, owner)

@@ -1,0 +1,110 @@
+"""The table of all mounts, and the state of one mount, for `cachefs status`."""
+
+import time
+from typing import Any
+
+from cachefs.cli.all_mounts import SERVING
+from cachefs.cli.cache_paths import counted
+from cachefs.cli.views import tier_table
+from cachefs.units import format_bytes, format_duration
+
+_LONG = ("MOUNTPOINT", "SOURCE", "STATE")
+_TITLES = (*_LONG, "PID", "UP", "CACHED", "HITS", "MISSES", "HIT RATIO", "GET/HEAD/LIST")
+_ESSENTIAL = (*_LONG, "UP", "CACHED", "HIT RATIO")
+_WIDE_COLUMNS = 110
+"""The width of a terminal that shows all columns of the table."""
+
+
+def print_all(rows: list[dict[str, Any]]) -> None:
+    """Print a table of all mounts, with fewer columns in a narrow terminal."""
+    console = tier_table.console()
+    shown = [title for title in _TITLES if console.width >= _WIDE_COLUMNS or title in _ESSENTIAL]
+    table = tier_table.table()
+    for title in shown:
+        if title in _LONG:
+            table.add_column(title, overflow="fold")
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = dict(zip(_TITLES, _cells(row), strict=True))
+        table.add_row(*(cells[title] for title in shown))
+    console.print(table)
+    for row in rows:
+        lines = tier_table.notices(row) if row["state"] == SERVING else [row["problem"]]
+        for line in filter(None, lines):
+            console.print(f"{row['mountpoint']}: {line}", soft_wrap=True)
+
+
+def print_one(row: dict[str, Any]) -> None:
+    """Print all columns of the table, one per line, and the tiers."""
+    console = tier_table.console()
+    for title, cell in zip(_TITLES, _cells(row), strict=True):
+        console.print(f"{title:<14} {cell}", soft_wrap=True)
+    if row["state"] == SERVING:
+        if "data_path" in row:
+            console.print(f"{'DATA PATH':<14} {_data_path(row)}", soft_wrap=True)
+        console.print(f"{'EVICTION':<14} {row['policy']}")
+        if row.get("metrics"):
+            console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
+        if row.get("unshown_keys"):
+            keys = counted(row["unshown_keys"], "key")
+            console.print(
+                f"{'NOT SHOWN':<14} {keys} of the origin that can't be files; the log has examples"
+            )
+        for title, line in _origin_lines(row):
+            console.print(f"{title:<14} {line}", soft_wrap=True)
+        console.print()
+        tier_table.print_tiers(console, row)
+    elif row["problem"]:
+        console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
+
+
+def _data_path(row: dict[str, Any]) -> str:
+    """Return which process answers the kernel, why, and how often the daemon was replaced."""
+    path = row["data_path"]
+    text = str(path["name"])
+    if path["reason"]:
+        text += f" ({path['reason']})"
+    if row["supervisor_pid"] is not None:
+        text += f", supervised by process {row['supervisor_pid']}"
+    if path["restarts"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path["restarted_at"]))
+        text += f"; {path['restarts']} restarts, the last at {when}: the daemon {path['last_end']}"
+    return text
+
+
+def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return lines about the requests to the origin: their failures and their limits."""
+    health, limits = row["origin_health"], row["limits"]
+    most = limits["max_downloads"]
+    held = f", held at {health['limit']} by its answers" if health["limit"] < most else ""
+    trouble = f"{health['retries']} retried, {health['busy_answers']} times too busy"
+    lines = [
+        ("REQUESTS", f"{health['in_flight']} under way of at most {most}{held}"),
+        ("TROUBLE", f"{trouble}, {health['failed_calls']} given up"),
+    ]
+    rates = {"all downloads": limits["download_limit"]}
+    rates |= {f"uid {uid}": rate for uid, rate in limits["limit_uid"].items()}
+    for who, bytes_per_s in rates.items():
+        if bytes_per_s:
+            lines.append(("LIMIT", f"{format_bytes(bytes_per_s)}/s for {who}"))
+    return lines
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    head = [str(row["mountpoint"]), str(row["source"]), str(row["state"])]
+    pid = "-" if row.get("pid") is None else str(row["pid"])
+    if row["state"] != SERVING:
+        return [*head, pid, *["-"] * 6]
+    cache, reads, origin = row["cache"], row["reads"], row["origin"]
+    asked = reads["hits"] + reads["misses"]
+    return [
+        *head,
+        pid,
+        format_duration(max(0.0, time.time() - row["started_at"])),
+        f"{format_bytes(cache['used_bytes'])} of {format_bytes(cache['capacity_bytes'])}",
+        str(reads["hits"]),
+        str(reads["misses"]),
+        f"{reads['hits'] / asked:.1%}" if asked else "-",
+        f"{origin['gets']}/{origin['heads']}/{origin['lists']}",
+    ]

@@ -1,0 +1,1 @@
+"""The routes of the control socket, one module per subject."""

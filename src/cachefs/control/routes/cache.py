@@ -1,0 +1,265 @@
+"""Routes that show and control what is cached: info, usage, evict, pin, unpin, refresh.
+
+All routes take `paths`, relative to the mount's root ("" is the root), and answer with a stream.
+Its lines identify a path by its `number` in `paths`, from 0. An error for one path is a line with a
+`failure`; the other paths continue.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.objects import Dropped
+from cachefs.control import api
+from cachefs.control.api import Handler, Lines, Route
+from cachefs.control.routes.refresh import Refresher
+from cachefs.control.routes.tree import CacheTree, Usage, parts_of
+from cachefs.errors import CacheDirError, CachefsError, UsageError
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.namespace import Namespace
+from cachefs.types import ObjectRef
+from cachefs.units import format_bytes
+
+NS = 1_000_000_000
+_DRAIN_S = 5.0
+
+
+class CacheRoutes:
+    """The handlers of one mount. `forget_entry` and `forget_attributes`: see `Refresher`."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        cache: BlockCache,
+        forget_entry: Callable[[int, bytes], None],
+        forget_attributes: Callable[[int], None],
+    ) -> None:
+        self._namespace = namespace
+        self._cache = cache
+        self._forget_entry = forget_entry
+        self._forget_attributes = forget_attributes
+        self._tree = CacheTree(namespace, cache)
+
+    def handlers(self) -> dict[Route, Handler]:
+        """Return the handlers by route. They raise `CachefsError`s."""
+        return {
+            api.CACHE_INFO: self.info,
+            api.CACHE_USAGE: self.usage,
+            api.CACHE_EVICT: self.evict,
+            api.CACHE_PIN: self.pin,
+            api.CACHE_UNPIN: self.unpin,
+            api.CACHE_REFRESH: self.refresh,
+        }
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def info(self, arguments: dict[str, Any]) -> Lines:
+        """Yield a line for each path: what it is, and how much of it is cached."""
+        for number, path in enumerate(_paths(arguments)):
+            try:
+                yield {"number": number, **await self._info(path)}
+            except CachefsError as error:
+                yield {"number": number, "failure": str(error)}
+
+    async def _info(self, path: str) -> Mapping[str, object]:
+        inode = await self._tree.find(parts_of(path))
+        usage, failures = await self._sum(inode)
+        answer: dict[str, object] = {
+            "kind": "directory" if inode.is_dir else "file",
+            "source": self._namespace.source_url(inode),
+            "inode": inode.ino,
+            "mtime": inode.mtime_ns / NS,
+            "checked_at": self._checked_at(inode),
+            **asdict(usage),
+        }
+        if not inode.is_dir:
+            answer |= {"version": inode.version}
+        if failures:
+            answer["problem"] = failures[0]
+        return answer
+
+    async def _sum(self, inode: Inode) -> tuple[Usage, list[str]]:
+        """Return the sums over a file or a tree, and the reasons why some names may be missing."""
+        if not inode.is_dir:
+            return await self._tree.usage_of([inode]), []
+        usage, failures = Usage(), []
+        lines = self._tree.usage(inode)
+        async with aclosing(lines):
+            async for line in lines:
+                usage = line.usage
+                if line.failure is not None:
+                    failures.append(f"{self._path_of(line.ino)}: {line.failure}")
+        return usage, failures
+
+    def _path_of(self, ino: int) -> str:
+        return self._namespace.table.path(self._namespace.inode(ino)) or "/"
+
+    def _checked_at(self, inode: Inode) -> float | None:
+        """Return when the origin last confirmed this file's name, or when this directory was
+        listed, in seconds since the epoch; None for a directory that was never listed."""
+        table = self._namespace.table
+        if inode.is_dir:
+            listing = table.listing(inode.ino)
+            return None if listing is None else listing.listed_at_ns / NS
+        dirent, listing = table.dirent(inode.parent, inode.name), table.listing(inode.parent)
+        known_ns = 0 if dirent is None else dirent.checked_at_ns
+        if listing is not None:
+            known_ns = max(known_ns, listing.listed_at_ns)
+        return known_ns / NS
+
+    async def usage(self, arguments: dict[str, Any]) -> Lines:
+        """Yield a line for each file in `paths`, and for each directory at or below those in
+        `paths`, down to `depth` levels (none: no limit). `path` is relative to the given path."""
+        depth = arguments.get("depth")
+        if depth is not None and (not isinstance(depth, int) or depth < 0):
+            raise UsageError(f"depth is a number from 0 on, not {depth!r}")
+        for number, path in enumerate(_paths(arguments)):
+            try:
+                lines = self._usage(path, depth)
+                async with aclosing(lines):
+                    async for line in lines:
+                        yield {"number": number, **line}
+            except CachefsError as error:
+                yield {"number": number, "failure": str(error)}
+
+    async def _usage(
+        self, path: str, depth: int | None
+    ) -> AsyncGenerator[Mapping[str, object], None]:
+        top = await self._tree.find(parts_of(path))
+        if not top.is_dir:
+            yield {"path": "", **asdict(await self._tree.usage_of([top]))}
+            return
+        prefix = self._namespace.table.path(top)
+        lines = self._tree.usage(top)
+        async with aclosing(lines):
+            async for line in lines:
+                found = self._namespace.table.path(self._namespace.inode(line.ino))
+                below = found[len(prefix) :].strip("/")
+                if line.failure is not None:
+                    yield {"path": below, "failure": str(line.failure)}
+                if depth is None or (below.count("/") + 1 if below else 0) <= depth:
+                    yield {"path": below, **asdict(line.usage)}
+
+    # -- changing ------------------------------------------------------------------------------
+
+    async def evict(self, arguments: dict[str, Any]) -> Lines:
+        """Drop the cached blocks of the paths; with `force` also pinned ones. With `dry_run` only
+        count them. The last line has the sums."""
+        force, dry_run = _flag(arguments, "force"), _flag(arguments, "dry_run")
+        objects = self._cache.objects
+
+        async def act(refs: list[ObjectRef]) -> Dropped:
+            return await objects.evict(refs, kept_too=force, dry_run=dry_run)
+
+        async for line in self._on_all(arguments, act):
+            yield line
+
+    async def unpin(self, arguments: dict[str, Any]) -> Lines:
+        """Unpin the files: they can be evicted again. The last line has the sums."""
+        async for line in self._on_all(arguments, self._cache.objects.unkeep):
+            yield line
+
+    async def _on_all(
+        self, arguments: dict[str, Any], act: Callable[[list[ObjectRef]], Any]
+    ) -> Lines:
+        """Call `act` for all known files at or below the paths. This lists no directory."""
+        sums = Dropped()
+        files = 0
+        for number, path in enumerate(_paths(arguments)):
+            try:
+                batches = self._tree.refs(await self._tree.find(parts_of(path)))
+                async with aclosing(batches):
+                    async for refs in batches:
+                        done: Dropped = await act(refs)
+                        files += len(refs)
+                        sums.add(done)
+            except CachefsError as error:
+                yield {"number": number, "failure": str(error)}
+        yield {"files": files, **_sizes(asdict(sums))}
+
+    async def pin(self, arguments: dict[str, Any]) -> Lines:
+        """Pin the cached blocks of the paths: they are not evicted. The last line has the sums.
+
+        Raises `CacheDirError`, and pins nothing, if they exceed a tier's pin limit.
+        """
+        paths = _paths(arguments)
+        found: dict[int, Inode] = {}
+        for number, path in enumerate(paths):
+            try:
+                found[number] = await self._tree.find(parts_of(path))
+            except CachefsError as error:
+                yield {"number": number, "failure": str(error)}
+        with trio.move_on_after(_DRAIN_S):
+            await self._cache.drain()  # blocks that were read just now must count, too
+        await self._refuse_too_much(found)
+        sums = {"files": 0, "size_bytes": 0, "pinned_bytes": 0, "refused_bytes": 0}
+        for number, inode in found.items():
+            try:
+                batches = self._tree.refs(inode, list_unknown=True)
+                async with aclosing(batches):
+                    async for refs in batches:
+                        kept = await self._cache.objects.keep(refs)
+                        sums["files"] += len(refs)
+                        sums["size_bytes"] += sum(ref.meta.size_bytes for ref in refs)
+                        sums["pinned_bytes"] += kept.size_bytes
+                        sums["refused_bytes"] += kept.refused_bytes
+            except CachefsError as error:
+                yield {"number": number, "failure": str(error)}
+        yield sums
+
+    async def _refuse_too_much(self, found: Mapping[int, Inode]) -> None:
+        more_bytes: dict[str, int] = {}
+        for inode in found.values():
+            batches = self._tree.refs(inode)
+            async with aclosing(batches):
+                async for refs in batches:
+                    charges = await self._cache.objects.charge_to_keep(refs)
+                    for path, size_bytes in charges.items():
+                        more_bytes[str(path)] = more_bytes.get(str(path), 0) + size_bytes
+        for room in self._cache.objects.keep_room():
+            wanted_bytes = more_bytes.get(str(room.path), 0)
+            if wanted_bytes > room.limit_bytes - room.kept_bytes:
+                raise CacheDirError(
+                    f"{format_bytes(wanted_bytes)} more would be pinned in {room.path}, where "
+                    f"{format_bytes(room.kept_bytes)} of at most {format_bytes(room.limit_bytes)} "
+                    "are: nothing was pinned; unpin something, or mount with a higher --pin-limit"
+                )
+
+    async def refresh(self, arguments: dict[str, Any]) -> Lines:
+        """Ask the origin for the paths now; with `wait`, retry until it answers. The last line has
+        the sums."""
+        paths = _paths(arguments)
+        refresher = Refresher(
+            self._tree,
+            self._cache,
+            self._forget_entry,
+            self._forget_attributes,
+            wait=_flag(arguments, "wait"),
+        )
+        await refresher.run(paths)
+        for number, failure in refresher.failures:
+            yield {"number": number, "failure": failure}
+        yield asdict(refresher.found)
+
+
+def _sizes(sums: Mapping[str, object]) -> dict[str, object]:
+    """Rename the fields for users: the code's "kept" is their "pinned"."""
+    return {name.replace("kept", "pinned"): value for name, value in sums.items()}
+
+
+def _paths(arguments: dict[str, Any]) -> list[str]:
+    paths = arguments.get("paths")
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise UsageError("paths must be a list of texts")
+    return paths
+
+
+def _flag(arguments: dict[str, Any], name: str) -> bool:
+    value = arguments.get(name, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be true or false")
+    return value

@@ -1,0 +1,490 @@
+"""S3, OSS and compatible stores: objects through obstore, listings through `s3_listing`.
+
+A path is a key below the mounted prefix. An object's version is its ETag. Every GET of a strong
+ETag sends it as If-Match. The ETag of the answer is compared too, because a server may ignore the
+header and send other bytes.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import obstore
+import trio
+from obstore.store import S3Store
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.body import Body
+from cachefs.origin.names import Pages, is_key_name
+from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.panics import is_panic
+from cachefs.origin.prefetch import Prefetch
+from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import errors as s3_errors
+from cachefs.origin.s3 import wire as s3_wire
+from cachefs.origin.s3.config import S3Target, new_session, read_ca_file, resolve_target
+from cachefs.origin.s3.credential_files import choose_source
+from cachefs.origin.s3.credentials import BotocoreSource, Credentials
+from cachefs.origin.s3.direct_reader import DirectReader
+from cachefs.origin.s3.listing import (
+    MOST_BYTES,
+    PageRequest,
+    S3Lister,
+    next_token,
+    parse_page,
+    version_of,
+    whole_seconds,
+)
+from cachefs.origin.s3.loop_reader import LoopReader
+from cachefs.origin.s3.oss import oss_credentials, resolve_oss
+from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
+from cachefs.origin.s3.wire import Wanted
+from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.workers import Workers
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_KEY_MAX_BYTES = 1024
+_EXPLAIN_EVERY_S = 10.0
+_PIECE_BYTES = 16 << 10
+"""The piece size of a body whose progress is watched: at 16 KiB/s one piece arrives per second."""
+_SMALL_BYTES = 256 << 10
+"""Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
+at most 0.5 ms on the loop."""
+
+
+def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
+    """Return the origin for `BUCKET[/PREFIX]`. Sends no request. Raises `UsageError`."""
+    session = new_session(options.profile)
+    target = resolve_target(location, options, session)
+    source = choose_source(options, lambda _: BotocoreSource(session))
+    return ObjectStoreOrigin(target, Credentials(source), options)
+
+
+def open_oss(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
+    """Do the same as `open_s3` for OSS."""
+    return ObjectStoreOrigin(resolve_oss(location, options), oss_credentials(options), options)
+
+
+class ObjectStoreOrigin(Origin):
+    """The origin for one prefix of one bucket. It owns the connections of all its readers."""
+
+    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+        self.url = target.url
+        self.identity = target.identity
+        self.counters = OriginCounters()
+        self._target = target
+        self._credentials = credentials
+        self._max_downloads = options.max_downloads
+        self._verifies = options.verify_origin == "auto"
+        self._workers: Workers | None = None
+        self._store = _open_store(target, credentials, options)
+        self._lister = S3Lister(target, credentials, options)
+        self.shapes = TreeShapes()
+        self._direct = DirectReader(target, credentials, options)
+        self._on_loop = LoopReader(target, credentials, options)
+        self._denial_explained_at = float("-inf")
+
+    async def check(self) -> None:
+        """See `Origin.check`. Costs one LIST of one key."""
+        target = self._target
+        with trio.move_on_after(CHECK_DEADLINE_S) as scope:
+            if not await self._has_keys(target.prefix) and target.prefix:
+                log.warning(
+                    "there is nothing under %s at %s; an empty directory is shown until there is",
+                    *(target.url, target.endpoint),
+                )
+        if scope.cancelled_caught:
+            self.counters.errors += 1
+            raise s3_errors.unreachable(target, target.url)
+
+    async def stat(self, path: str) -> ObjectMeta | None:
+        """See `Origin.stat`. Costs one HEAD, and for anything but a non-empty object one more LIST
+        of one key."""
+        if not path:
+            return None
+        below = self.checked_key(path) + "/"
+        try:
+            meta = await self._head(path)
+        except NotFoundError as error:
+            if await self._has_keys(below):
+                return None
+            raise error from None
+        if not meta.size_bytes and await self._has_keys(below):
+            return None
+        return meta
+
+    async def stat_and_read(self, path: str) -> tuple[ObjectMeta | None, Buffer | None]:
+        """See `Origin.stat_and_read`. Sends one GET of at most `_SMALL_BYTES` instead of a HEAD and
+        drops the bytes of larger objects. In all other cases it does what `stat` does."""
+        if not path or not self._on_loop.is_usable:
+            return await self.stat(path), None
+        key = self.checked_key(path)
+        self.counters.gets += 1
+        try:
+            found = await self._on_loop.look_up(key, _SMALL_BYTES, self._subject(path))
+        except NotFoundError as error:
+            if await self._has_keys(key + "/"):
+                return None, None
+            raise error from None
+        except OriginError:
+            self.counters.errors += 1
+            raise
+        meta = None if found is None else s3_wire.described(found.headers)
+        if found is None or meta is None or not meta.size_bytes:
+            return await self.stat(path), None
+        data = found.data
+        self.counters.get_bytes += len(data)
+        md5 = self._md5_of(meta)
+        is_whole = len(data) == meta.size_bytes
+        if not is_whole or (md5 is not None and not digest.has_md5(data, md5)):
+            return meta, None
+        return meta, memoryview(data)
+
+    async def stat_unlisted(self, path: str) -> ObjectMeta | None:
+        """See `Origin.stat_unlisted`. Costs one HEAD."""
+        return await self._head(path) if path else None
+
+    def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
+        """See `Origin.list_dir`. Costs one LIST per 1,000 keys; the next page is in flight while
+        the caller uses this one. For `below` see `PagedListing`."""
+        return Pages(PagedListing(self, path, below).next_page)
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """See `Origin.read`. Costs one GET. A whole small object is read on the loop. For others
+        the result is obstore's own buffer, without a copy."""
+        return await self.read_body(path, meta, offset, length, None)
+
+    async def read_body(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
+        """See `Origin.read_body`."""
+        key = self.checked_key(path)
+        is_small = length == meta.size_bytes <= _SMALL_BYTES
+        if is_small and body is None and self._on_loop.is_usable:
+            small = await self._read_small(path, key, meta)
+            if small is not None:
+                return small
+        options: dict[str, Any] = {}
+        if _is_strong(meta.version):
+            options["if_match"] = meta.version
+        if (offset, length) != (0, meta.size_bytes):
+            options["range"] = (offset, offset + length)
+        md5 = None if "range" in options else self._md5_of(meta)
+        self.counters.gets += 1
+        get = partial(_get, self._store, key, options, meta.version, length, md5, body)
+        got = await self._in_thread(path, get)
+        if got.version != meta.version:
+            raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
+        if got.data is None:
+            self.counters.errors += 1
+            raise BadDataError(
+                f"{self._subject(path)}: got {got.size_bytes} bytes instead of {length}"
+            )
+        self.counters.get_bytes += length
+        if md5 is not None and not got.is_as_told:
+            await self._explain_mismatch(path, key, md5)
+        return got.data
+
+    async def _read_small(self, path: str, key: str, meta: ObjectMeta) -> memoryview | None:
+        """Return a whole small object, or None if it can't be read on the loop. Raises
+        `OriginError`."""
+        if not _is_strong(meta.version):
+            return None
+        self.counters.gets += 1
+        md5 = self._md5_of(meta)
+        wanted = Wanted(key, meta.version, meta.size_bytes, md5)
+        try:
+            found = await self._on_loop.get(wanted, self._subject(path))
+        except (NotFoundError, ObjectChangedError):
+            raise
+        except OriginError:
+            self.counters.errors += 1
+            raise
+        if found is None:
+            return None
+        self.counters.get_bytes += len(found.data)
+        if not found.is_as_told and md5 is not None:
+            await self._explain_mismatch(path, key, md5)
+        return found.data
+
+    def _md5_of(self, meta: ObjectMeta) -> bytes | None:
+        """Return the MD5 to compare a whole object with, or None."""
+        return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
+
+    @property
+    def reads_many(self) -> bool:
+        """See `Origin.reads_many`."""
+        return self._direct.is_usable
+
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
+        """See `Origin.read_many`. Costs one GET per object."""
+        if not all(_is_strong(meta.version) for _, meta in wanted):
+            return [None] * len(wanted)
+        items = [
+            Wanted(self.checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
+            for path, meta in wanted
+        ]
+        given_up = False
+        try:
+            found, requests = await self._in_thread(
+                wanted[0][0], partial(self._direct.get, items, at_a_time, stopped, lambda: given_up)
+            )
+        finally:
+            given_up = True
+        self.counters.gets += requests
+        self.counters.get_bytes += sum(len(data) for data in found if data is not None)
+        return found
+
+    async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
+        """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
+        comparing, because encryption usually covers a whole bucket."""
+        self.counters.heads += 1
+        headers = await self._in_thread(path, partial(self._lister.head, key))
+        if digest.is_no_md5(headers, md5):
+            self._verifies = False
+            log.info("ETags in %s are no MD5s: what is read is not compared with them", self.url)
+            return
+        self.counters.errors += 1
+        raise BadDataError(
+            f"{self._subject(path)}: the bytes are not those of its ETag (if this store's ETags "
+            "are no MD5s: --verify-origin off)"
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections but those of obstore, which closes them when it is dropped."""
+        self._lister.close()
+        self._direct.close()
+        self._on_loop.close()
+        if self._workers is not None:
+            self._workers.stop()
+        await trio.lowlevel.checkpoint()
+
+    def _key(self, path: str) -> str:
+        return self._target.prefix + path
+
+    def _subject(self, path: str) -> str:
+        return self._target.subject(path)
+
+    def checked_key(self, path: str) -> str:
+        """Return the key of `path`. Raises `NotFoundError`, without a request, if no such key can
+        exist."""
+        key = self._key(path)
+        fits = all(is_key_name(part) for part in path.split("/"))
+        if not fits or len(key.encode("utf-8")) > _KEY_MAX_BYTES:
+            raise NotFoundError(f"{self._subject(path)!r} can't be a key")
+        return key
+
+    def dir_prefix(self, path: str) -> str:
+        """Return the prefix of all keys below a directory. Raises as `checked_key`."""
+        return self.checked_key(path) + "/" if path else self._target.prefix
+
+    async def _head(self, path: str) -> ObjectMeta:
+        key = self.checked_key(path)
+        self.counters.heads += 1
+        try:
+            found = await self._in_thread(path, partial(_head, self._store, key))
+        except AccessDeniedError:
+            await self._explain_denial(path, key)
+            raise
+        return _meta_from(found)
+
+    async def _explain_denial(self, path: str, key: str) -> None:
+        """Raise `OriginUnavailableError` if a wrong clock caused the denial. The answer to a HEAD
+        has no body that gives the cause, and obstore hides the headers, so this sends its own HEAD,
+        at most once per `_EXPLAIN_EVERY_S`."""
+        now = trio.current_time()
+        if self._credentials.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
+            return
+        self._denial_explained_at = now
+        self.counters.heads += 1
+        try:
+            await self._in_thread(path, partial(self._lister.head, key))
+        except OriginUnavailableError:
+            self._denial_explained_at = float("-inf")  # so the next denial is explained, too
+            raise
+        except OriginError:
+            return
+
+    async def _in_thread(self, path: str, call: Callable[[], T]) -> T:
+        """Run a blocking call in a worker thread. Raises `OriginError`."""
+
+        def work() -> T:
+            self._credentials.current()  # renews the credentials, or fails with a clear error
+            return call()
+
+        if self._workers is None:
+            self._workers = Workers(self._max_downloads, "origin")
+        try:
+            return await self._workers.run_abandonable(work)
+        except OriginError:
+            self.counters.errors += 1
+            raise
+        except BaseException as error:
+            if is_panic(error):
+                self.counters.errors += 1
+                raise BadDataError(
+                    f"{self._subject(path)} can't be read: the library that reads it has failed "
+                    "over what it was asked or answered"
+                ) from None
+            if not isinstance(error, Exception):
+                raise
+            mapped = s3_errors.from_obstore(self._target, self._subject(path), error)
+            if not isinstance(mapped, NotFoundError | ObjectChangedError):
+                self.counters.errors += 1
+            raise mapped from None
+
+    async def _has_keys(self, prefix: str) -> bool:
+        """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
+        first pages have no key."""
+        request = PageRequest(prefix, max_keys=1)
+        for _ in range(EMPTY_PAGES):
+            body = await self.fetch_page(self.start_page(request))
+            # A server may send more than one key; a long page would block the loop.
+            parse = partial(parse_page, body, prefix)
+            is_long = len(body) > _SMALL_BYTES
+            page = await trio.to_thread.run_sync(parse) if is_long else parse()
+            token = next_token(body)
+            if page.keys or token in (None, request.token):
+                return page.keys > 0
+            request = request._replace(token=token)
+        raise BadDataError(f"the listing of {prefix or '/'} has only pages without a key")
+
+    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
+        """Send one LIST now."""
+        self.counters.lists += 1
+        return Prefetch(partial(self._lister.fetch, request))
+
+    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+        """Wait for the answer to a LIST and return it. Raises `OriginError`."""
+        try:
+            return await started.get()
+        except NotFoundError:
+            raise
+        except OriginError:
+            self.counters.errors += 1
+            raise
+
+    async def no_such_dir(self, path: str) -> OriginError:
+        """Return the error that explains a listing without any key. Costs one HEAD."""
+        try:
+            await self._head(path)
+        except NotFoundError as error:
+            return error
+        return NotADirError(f"{self._subject(path)} is an object, not a directory")
+
+
+def _open_store(target: S3Target, credentials: Credentials, options: OriginOptions) -> S3Store:
+    client: dict[str, Any] = {
+        "allow_http": target.endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=options.connect_timeout_s),
+        "timeout": timedelta(seconds=options.request_timeout_s),
+        "read_timeout": timedelta(seconds=options.idle_timeout_s),
+    }
+    ca_pem = read_ca_file(target)
+    if ca_pem and target.endpoint.startswith("https://"):
+        client["root_certificate"] = ca_pem
+    # s3_config computes the URL with the bucket once, for both libraries. With "virtual hosted",
+    # obstore appends the key to this URL unchanged.
+    config: dict[str, Any] = {
+        "endpoint": target.base_url,
+        "virtual_hosted_style_request": True,
+        "region": target.region,
+        "client_options": client,
+        # `resilience` does the retries.
+        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+    }
+    if credentials.anonymous:
+        config["skip_signature"] = True
+    else:
+        config["credential_provider"] = credentials.for_obstore
+    return S3Store(target.bucket, **config)
+
+
+def _head(store: S3Store, key: str) -> Any:
+    return obstore.head(store, key)
+
+
+class _Got(NamedTuple):
+    """The result of a GET. `data` is None if the answer has the wrong version or length.
+    `size_bytes` is the length that arrived or was announced."""
+
+    version: str
+    size_bytes: int
+    data: memoryview | None = None
+    is_as_told: bool = True
+
+
+def _get(
+    store: S3Store,
+    key: str,
+    options: Any,
+    version: str,
+    length: int,
+    md5: bytes | None,
+    body: Body | None,
+) -> _Got:
+    """Return `length` bytes of `version`, and whether they have this MD5. If the answer announces
+    another version or length, its body is not read and takes no memory. Never reads on after more
+    than `length` bytes."""
+    result = obstore.get(store, key, options=options)
+    found = _meta_from(result.meta).version
+    start, end = result.range
+    if found != version or end - start != length:
+        return _Got(found, end - start)
+    pieces: list[memoryview] = []
+    count = 0
+    for piece in result.stream(min_chunk_size=length if body is None else _PIECE_BYTES):
+        view = memoryview(piece)
+        count += view.nbytes
+        if count > length:
+            return _Got(found, count)
+        if body is None:
+            pieces.append(view)
+        elif not body.add(view):
+            return _Got(found, count)
+    if count != length:
+        return _Got(found, count)
+    if body is not None:
+        data = body.take()
+    else:  # obstore seems to deliver one piece, which needs no copy; this is not guaranteed
+        data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+    return _Got(found, length, data, md5 is None or digest.has_md5(data, md5))
+
+
+def _meta_from(found: Any) -> ObjectMeta:
+    """Convert obstore's description. Raises `BadDataError` if it has neither an ETag nor a time:
+    some servers answer like this for a directory, which is no object."""
+    modified: datetime = found["last_modified"]  # 1970 if the answer has none
+    mtime_ns = whole_seconds(modified)
+    size: int = found["size"]
+    e_tag: str | None = found.get("e_tag")
+    if not e_tag and not mtime_ns:
+        raise BadDataError("the answer has neither an ETag nor a time, so it describes no object")
+    if size > MOST_BYTES:
+        raise BadDataError(f"the answer tells of {size} bytes, which no object has")
+    return ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
+
+
+def _is_strong(version: str) -> bool:
+    """Whether `version` is an ETag that can be sent as If-Match. Weak ETags never match. A version
+    that no header can hold is only compared with the version of the answer."""
+    return version.startswith('"') and version.isascii() and version.isprintable()

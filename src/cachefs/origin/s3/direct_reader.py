@@ -1,0 +1,209 @@
+"""Reads many whole small objects; one thread has several requests in flight.
+
+A GET of 100 KB costs 550 us of CPU in obstore, 440 us in http.client and 900 us in urllib3 (all
+with 32 threads). It costs 170 us if the code only writes a request, parses the head and reads the
+body into its final buffer. It costs 130 us if one thread sends requests on 8 connections before it
+reads the first answer, because this thread seldom waits.
+
+This module handles only the usual case. For an unexpected answer the result is `None`, and after a
+failure there is a cooldown. In both cases `ObjectStoreOrigin.read` reads the object and handles the
+answer.
+
+All functions here block and must be called in worker threads.
+"""
+
+import io
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPSConnection
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from botocore.utils import get_environ_proxies
+
+from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3 import digest
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.credentials import Credentials
+from cachefs.origin.s3.wire import REPLACED, UnusualError, Wanted, get_request, read_head
+
+_REST_S = 10.0
+"""The cooldown after a failure: `is_usable` is false for so long."""
+_LITTLE_S = 0.1
+_REUSED_S = 3.0
+"""A connection that was idle for longer may have been closed by the server."""
+_LINE_BYTES = 16 << 10
+
+
+class Answers(NamedTuple):
+    """The bytes of each object (None if it could not be read), and how many requests were sent."""
+
+    found: list[memoryview | None]
+    requests: int
+
+
+class DirectReader:
+    """Reads small objects of one bucket and owns the idle connections. Thread-safe."""
+
+    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+        self._target = target
+        self._address = urlsplit(target.base_url)
+        self._credentials = credentials
+        self._options = options
+        self._has_proxy = bool(get_environ_proxies(target.base_url))
+        self._tls: ssl.SSLContext | None = None
+        self._idle: list[_Connection] = []
+        self._rests_until = float("-inf")
+        self._closed = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can be sent this way at present."""
+        return not (self._has_proxy or self._closed) and time.monotonic() >= self._rests_until
+
+    def get(
+        self,
+        wanted: Sequence[Wanted],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        given_up: Callable[[], bool],
+    ) -> Answers:
+        """Read `wanted`, with at most `at_a_time` requests in flight. Once `stopped()`, send no
+        more requests. Once `given_up()`, wait for no more answers."""
+        found: list[memoryview | None] = [None] * len(wanted)
+        left = deque(enumerate(wanted))
+        asked: deque[tuple[int, _Connection]] = deque()
+        requests = 0
+        failed = False
+        while left or asked:
+            try:
+                while left and len(asked) < at_a_time:
+                    number, item = left.popleft()
+                    asked.append((number, self._ask(item)))
+                    requests += 1
+            except Exception:  # `ObjectStoreOrigin.read` will report the cause
+                failed = True
+            if failed or stopped() or given_up():
+                left.clear()
+            if not asked:
+                break
+            number, connection = asked.popleft()
+            try:
+                if failed:  # the other answers have had enough time already
+                    connection.set_timeout(_LITTLE_S)
+                if not given_up():
+                    found[number] = connection.answer(wanted[number])
+            except Exception:  # `ObjectStoreOrigin.read` will report the cause, as above
+                failed = True
+            if failed:  # its timeout may have been changed
+                connection.close()
+            else:
+                self._give_back(connection)
+        if failed:
+            self._rests_until = time.monotonic() + _REST_S
+        return Answers(found, requests)
+
+    def _ask(self, item: Wanted) -> "_Connection":
+        request = get_request(self._target, item, self._credentials.current(), time.time())
+        connection = self._connection()
+        try:
+            connection.ask(request)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close idle connections now, and the others when they are given back."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connection(self) -> "_Connection":
+        now = time.monotonic()
+        with suppress(IndexError):  # other threads also take idle connections
+            while True:
+                connection = self._idle.pop()
+                if now - connection.used_at <= _REUSED_S:
+                    return connection
+                connection.close()
+        return _Connection(self._opened(), self._options.idle_timeout_s)
+
+    def _opened(self) -> socket.socket:
+        host, port = str(self._address.hostname), self._address.port
+        connect_s = self._options.connect_timeout_s
+        opened: HTTPConnection
+        if self._address.scheme == "https":
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+                if self._target.ca_file:
+                    self._tls.load_verify_locations(self._target.ca_file)
+            opened = HTTPSConnection(host, port, timeout=connect_s, context=self._tls)
+        else:
+            opened = HTTPConnection(host, port, timeout=connect_s)
+        opened.connect()
+        return opened.sock
+
+    def _give_back(self, connection: "_Connection") -> None:
+        if not connection.is_idle:
+            connection.close()
+            return
+        connection.used_at = time.monotonic()
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+
+class _Connection:
+    """An HTTP/1.1 connection for one request at a time. It owns the socket."""
+
+    def __init__(self, opened: socket.socket, timeout_s: float) -> None:
+        opened.settimeout(timeout_s)
+        self._socket = opened
+        self._answers: io.BufferedReader = opened.makefile("rb")
+        self.used_at = time.monotonic()
+        self.is_idle = True
+        """The last answer has been read completely, and the server accepts another request."""
+
+    def set_timeout(self, timeout_s: float) -> None:
+        self._socket.settimeout(timeout_s)
+
+    def ask(self, request: bytes) -> None:
+        self.is_idle = False
+        self._socket.sendall(request)
+
+    def answer(self, item: Wanted) -> memoryview | None:
+        """Return the object, or None if it is absent, has another version or the wrong MD5. Raises
+        `UnusualError` and errors of sockets."""
+        head = read_head(self._lines(), item)
+        if head.status not in (200, *REPLACED) or head.length_bytes is None:
+            raise UnusualError
+        if not head.is_wanted:
+            return None
+        data = bytearray(item.size_bytes)
+        if self._answers.readinto(data) != item.size_bytes:
+            raise UnusualError
+        self.is_idle = head.stays_open
+        if item.md5 is not None and not digest.has_md5(data, item.md5):
+            return None
+        return memoryview(data)
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the lines of the head."""
+        while line := self._line():
+            yield line
+
+    def _line(self) -> bytes:
+        line = self._answers.readline(_LINE_BYTES)
+        if not line.endswith(b"\r\n"):
+            raise UnusualError
+        return line[:-2]
+
+    def close(self) -> None:
+        """Close the buffered reader and the socket."""
+        self._answers.close()
+        self._socket.close()

@@ -1,0 +1,127 @@
+"""Maps errors of S3 and of the libraries to `cachefs.errors`.
+
+Messages name the bucket or object and the endpoint. They never include the libraries' own texts,
+which are long and may quote headers.
+"""
+
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from cachefs.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.s3.config import S3Target
+from cachefs.units import format_duration
+
+_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
+_STATUS = re.compile(r"status code: (\d{3})")
+_OBSTORE_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
+_CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+_BUSY_STATUS = (429, 503)
+_SKEWED = "RequestTimeTooSkewed"
+_MOST_SKEW_S = 900
+"""S3 refuses requests signed by a clock that is wrong by more than this."""
+_SERVER_TIME = re.compile(r"<ServerTime>([0-9TZ:.+-]{10,40})</ServerTime>")
+_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
+
+
+def error_code(body: bytes) -> str:
+    """Return the code in an S3 error document, or an empty string."""
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""
+
+
+def from_status(
+    target: S3Target,
+    subject: str,
+    status: int,
+    code: str,
+    region: str | None = None,
+    retry_after_s: float | None = None,
+    server_time: str | None = None,
+) -> OriginError:
+    """Return the exception for an answer that is no success. `subject` names the requested object;
+    `server_time` is the server's time (header Date or `ServerTime`) in an answer to a signed
+    request."""
+    ahead_s = _seconds_ahead(server_time)
+    if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
+        return _skewed(target, ahead_s)
+    place = f"{subject} at {target.endpoint}"
+    reason = f"HTTP {status} {code}".rstrip()
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return NotFoundError(f"bucket {target.bucket} does not exist at {target.endpoint}")
+    if status in (301, 307) or code in _REGION_CODES:
+        where = f"region {region}" if region else "another region"
+        return OriginUnavailableError(
+            f"bucket {target.bucket} is not in region {target.region} but in {where}: set it"
+        )
+    if status in (401, 403) or code in _CREDENTIAL_CODES:
+        return AccessDeniedError(f"access denied to {place} ({reason}): check the credentials")
+    if status == 404:
+        return NotFoundError(f"{place} does not exist")
+    if status in (412, 416):
+        return ObjectChangedError(f"{place} has changed since it was listed")
+    if status in _BUSY_STATUS:
+        return OriginBusyError(f"{place} can't be read ({reason})", retry_after_s)
+    return OriginUnavailableError(f"{place} can't be read ({reason})")
+
+
+def _seconds_ahead(server_time: str | None) -> float | None:
+    """Return how many seconds this machine's clock is ahead of the server's; negative if it is
+    behind, None if unknown."""
+    if not server_time:
+        return None
+    try:
+        is_header = server_time[0].isalpha()
+        told = parsedate_to_datetime(server_time) if is_header else _iso(server_time)
+        return (datetime.now(UTC) - told).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _iso(text: str) -> datetime:
+    told = datetime.fromisoformat(text)
+    return told if told.tzinfo else told.replace(tzinfo=UTC)
+
+
+def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
+    """Return the error for a wrong clock. It is not `AccessDeniedError`, so that cached names and
+    blocks stay readable."""
+    how = "not that"
+    if ahead_s is not None and abs(ahead_s) >= 1:
+        how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} that"
+    return OriginUnavailableError(
+        f"{target.url} can't be read: the clock of this machine is {how} of {target.endpoint}, "
+        "which therefore refuses what is signed here: set the clock"
+    )
+
+
+def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginError:
+    """Return the exception for an error of obstore, chosen by its class, then by HTTP status."""
+    kind = type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return from_status(target, subject, 404, "")
+    text = str(error)
+    code = _OBSTORE_CODE.search(text)
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        told = _SERVER_TIME.search(text)
+        return from_status(
+            target, subject, 403, code[1] if code else "", server_time=told[1] if told else None
+        )
+    if kind == "PreconditionError":
+        return from_status(target, subject, 412, "")
+    status = _STATUS.search(text)
+    if status:
+        return from_status(target, subject, int(status[1]), code[1] if code else "")
+    return unreachable(target, subject)
+
+
+def unreachable(target: S3Target, subject: str) -> OriginUnavailableError:
+    """Return the exception for a connection that fails, breaks or times out."""
+    return OriginUnavailableError(f"{subject} can't be read: {target.endpoint} does not answer")

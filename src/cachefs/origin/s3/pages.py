@@ -1,0 +1,214 @@
+"""Lists one directory of a bucket page by page, with deeper directories that fit on a page."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from cachefs.errors import BadDataError, OriginError
+from cachefs.origin.base import OriginCounters
+from cachefs.origin.names import TwinMerger, join, resolve_twins
+from cachefs.origin.prefetch import Prefetch
+from cachefs.origin.s3.listing import (
+    Page,
+    PageRequest,
+    Tree,
+    next_marker,
+    next_token,
+    parse_page,
+    parse_tree,
+)
+from cachefs.types import Entry
+
+T = TypeVar("T")
+
+_DIRECTORIES = 10_000
+"""The most directories in each collection of `TreeShapes`."""
+_LISTS_PER_WIDE = 8
+"""Of so many listings below the same parent, one also covers the siblings that follow."""
+EMPTY_PAGES = 100
+"""The most successive pages without a key (S3 sends such pages where keys were deleted)."""
+
+
+class TreeShapes:
+    """What earlier listings of a bucket showed of its directories. `PagedListing` uses it to choose
+    the form of its first LIST."""
+
+    def __init__(self) -> None:
+        self._deep: set[str] = set()
+        self._listed_in: dict[str, int] = {}
+
+    def is_deep(self, path: str) -> bool:
+        """Whether the directory has more keys below it than one LIST shows."""
+        return path in self._deep
+
+    def note_deep(self, path: str) -> None:
+        if len(self._deep) >= _DIRECTORIES:
+            self._deep.clear()
+        self._deep.add(path)
+
+    def note_listed(self, path: str) -> bool:
+        """Record that a directory is listed. Return True once per `_LISTS_PER_WIDE` listings below
+        the same parent: then the next siblings will probably be listed, too, so one LIST should
+        cover several of them."""
+        if not path:
+            return False
+        parent = path.rpartition("/")[0]
+        if len(self._listed_in) >= _DIRECTORIES:
+            self._listed_in.clear()
+        listed = self._listed_in[parent] = self._listed_in.get(parent, 0) + 1
+        return listed % _LISTS_PER_WIDE == 0
+
+
+class PageSource(Protocol):
+    """The interface that `PagedListing` needs of its origin."""
+
+    shapes: TreeShapes
+    counters: OriginCounters
+
+    def dir_prefix(self, path: str) -> str:
+        """Return the prefix of all keys below a directory. Raises `NotFoundError` if `path` can't
+        be a key."""
+
+    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
+        """Send one LIST now."""
+
+    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+        """Wait for the answer to a LIST and return it. Raises `OriginError`."""
+
+    async def no_such_dir(self, path: str) -> OriginError:
+        """Return the error that explains why there is no key below `path`."""
+
+
+class PagedListing:
+    """The state of one `list_dir`. The next page is in flight while this one is parsed. If a page
+    fails or is cancelled, the next call requests it again.
+
+    If the caller passes `below`, the first LIST has no delimiter, so one request shows a tree of up
+    to 1,000 keys with all its directories. Of a larger tree it shows the beginning. If the
+    beginning has only files, the listing continues from there. Otherwise it starts again with a
+    delimiter, and later listings of this directory use the delimiter at once. Every eighth listing
+    of a directory below the same parent continues with the siblings that follow it.
+    """
+
+    def __init__(self, origin: PageSource, path: str, below: dict[str, list[Entry]] | None) -> None:
+        self._origin = origin
+        self._path = path
+        self._below = below
+        self._seeks_below = below is not None and not origin.shapes.is_deep(path)
+        self._is_wide = self._seeks_below and origin.shapes.note_listed(path)
+        self._next = PageRequest("")
+        self._started: Prefetch[bytes] | None = None
+        self._merger = TwinMerger()
+        self._keys = 0
+        self._empty_pages = 0
+        self._places: set[int] = set()
+        """Hashes of the tokens and markers so far. A listing that repeats one would never end."""
+        self._fetched_all = False
+        self._ended = False
+
+    async def next_page(self) -> list[Entry] | None:
+        """Return the final entries of the next page that has any, or None at the end."""
+        if not self._next.delimiter:  # this is the first call
+            self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
+        while not self._ended:
+            entries: list[Entry] = []
+            if not self._fetched_all:
+                page = await (self._tree_page() if self._seeks_below else self._next_fetched())
+                self._keys += page.keys
+                if page.skipped:
+                    self._origin.counters.skip(self._path, page.example, page.skipped)
+                entries = self._merger.feed(page.entries)
+            if self._fetched_all:
+                if not self._keys and self._path:
+                    raise await self._origin.no_such_dir(self._path)
+                self._ended = True
+                entries += self._merger.finish()
+            if entries:
+                return entries
+        return None
+
+    async def _tree_page(self) -> Page:
+        """Send the first LIST, without a delimiter. Return an empty page if the directory must be
+        listed again in another way."""
+        own_prefix = self._next.prefix
+        if self._is_wide:
+            top = self._path.rpartition("/")[0]
+            request = PageRequest(self._origin.dir_prefix(top), start_after=own_prefix)
+        else:
+            top = self._path
+            request = PageRequest(own_prefix)
+        body = await self._origin.fetch_page(self._origin.start_page(request))
+        tree = await _in_thread(partial(parse_tree, body, request.prefix))
+        is_whole = tree.is_whole or (tree.is_in_order and _is_past(tree.last_key, own_prefix))
+        pages = {join(top, path): page for path, page in tree.pages.items()}
+        page = pages.pop(self._path, None) or Page([], 0, 0)
+        self._take_below(pages, tree, request.prefix.removesuffix(top and top + "/"))
+        if self._is_wide and not page.keys:  # perhaps the directory has only its own marker
+            self._is_wide = False
+            return page
+        self._seeks_below = False
+        self._fetched_all = is_whole
+        if is_whole:
+            return page
+        if tree.last_key and tree.is_in_order and not self._has_directories(pages):
+            marker = next_marker(body, tree.last_key) or ""
+            self._next = self._next._replace(start_after=tree.last_key, marker=marker)
+            return page
+        self._origin.shapes.note_deep(self._path)
+        return Page([], 0, 0)
+
+    def _take_below(self, pages: dict[str, Page], tree: Tree, root: str) -> None:
+        """Put the complete directories into `below`. Directories above this one are left out,
+        because the page may begin in their middle."""
+        assert self._below is not None
+        for path, page in pages.items():
+            is_above = not path or self._path.startswith(path + "/")
+            goes_on = not tree.is_in_order or tree.last_key.startswith(f"{root}{path}/")
+            if not is_above and (tree.is_whole or not goes_on):
+                self._below[path] = resolve_twins(page.entries)
+                self._origin.counters.begin_listing(path)
+                if page.skipped:
+                    self._origin.counters.skip(path, page.example, page.skipped)
+
+    def _has_directories(self, pages: dict[str, Page]) -> bool:
+        start = self._path + "/" if self._path else ""
+        return any(path.startswith(start) for path in pages)
+
+    async def _next_fetched(self) -> Page:
+        """Return the next page. If this fails, it has changed only `_started`."""
+        asked, self._started = self._started or self._origin.start_page(self._next), None
+        body = await self._origin.fetch_page(asked)
+        token = next_token(body)
+        following = self._next._replace(token=token, start_after="", marker="")
+        # The next page is requested before this one is parsed; if parsing fails, it is dropped.
+        started = self._origin.start_page(following) if self._goes_on(token) else None
+        page = await _in_thread(partial(parse_page, body, self._next.prefix))
+        marker = next_marker(body, page.last_key)
+        if self._goes_on(marker):
+            following = following._replace(start_after=marker or "", marker=marker or "")
+        self._empty_pages = 0 if page.keys else self._empty_pages + 1
+        if self._empty_pages > EMPTY_PAGES:
+            raise BadDataError(
+                f"the listing of {self._next.prefix or '/'} has {EMPTY_PAGES} pages without a key"
+            )
+        self._started, self._next = started, following
+        self._places.update(hash(place) for place in (token, marker) if place)
+        self._fetched_all = token is None and marker is None
+        return page
+
+    def _goes_on(self, place: str | None) -> bool:
+        """Whether there is a next page. Raises `BadDataError` if `place` occurred before."""
+        if place and hash(place) in self._places:
+            raise BadDataError(f"the listing of {self._next.prefix or '/'} goes round in a circle")
+        return place is not None
+
+
+def _is_past(key: str, prefix: str) -> bool:
+    """Whether `key`, the last one of a page, lies behind all keys with `prefix`."""
+    return bool(key) and not key.startswith(prefix)
+
+
+async def _in_thread(parse: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(parse, abandon_on_cancel=True)

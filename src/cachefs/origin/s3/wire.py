@@ -1,0 +1,131 @@
+"""GETs of small objects on the wire: writes the request and parses the head of the answer.
+
+This module handles only the usual case. For any unexpected answer, the caller repeats the request
+through obstore, which handles all cases.
+"""
+
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+from botocore.credentials import ReadOnlyCredentials
+
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
+from cachefs.origin.s3.signing import signed_headers
+from cachefs.types import ObjectMeta
+
+_HEAD_LINES = 100
+REPLACED = (404, 412)
+"""Statuses that concern only one object: it is absent or has another version."""
+
+
+class Wanted(NamedTuple):
+    """An object to read. If `md5` is not None, the bytes are compared with it."""
+
+    key: str
+    e_tag: str
+    size_bytes: int
+    md5: bytes | None
+
+
+class UnusualError(Exception):
+    """The request or the answer is not the usual case that this module handles."""
+
+
+class Head(NamedTuple):
+    """The head of an answer."""
+
+    status: int
+    is_wanted: bool
+    """The wanted object follows."""
+    length_bytes: int | None
+    """The length of the body; None if the head does not state it."""
+    stays_open: bool
+    """The server accepts another request on this connection afterwards."""
+    headers: dict[bytes, bytes]
+    """The headers by lower-case names."""
+
+
+def get_request(
+    target: S3Target, item: Wanted, keys: ReadOnlyCredentials | None, now_s: float
+) -> bytes:
+    """Return the GET of an object. Raises `UnusualError` if a header is not printable."""
+    return _request(target, item.key, {"if-match": item.e_tag}, keys, now_s)
+
+
+def look_up_request(
+    target: S3Target, key: str, most_bytes: int, keys: ReadOnlyCredentials | None, now_s: float
+) -> bytes:
+    """Return the GET of the first `most_bytes` of any version. Raises as `get_request`."""
+    return _request(target, key, {"range": f"bytes=0-{most_bytes - 1}"}, keys, now_s)
+
+
+def _request(
+    target: S3Target,
+    key: str,
+    conditions: dict[str, str],
+    keys: ReadOnlyCredentials | None,
+    now_s: float,
+) -> bytes:
+    address = urlsplit(target.base_url)
+    path = f"{address.path}/{quote(key, safe='/-_.~')}"
+    headers = {"host": address.netloc, **conditions}
+    if keys is not None:
+        headers |= signed_headers(keys, target.region, address.netloc, path, now_s)
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    if not "".join(lines).isprintable():
+        raise UnusualError
+    return "\r\n".join([*lines, "\r\n"]).encode("ascii")
+
+
+def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
+    """Parse the head of an answer. `lines` are its lines without line ends, and without the empty
+    line that ends the head. Without an `item`, any object is wanted. Raises `UnusualError`."""
+    version = status = b""
+    headers: dict[bytes, bytes] = {}
+    for number, line in enumerate(lines):
+        if number == 0:
+            version, _, rest = line.partition(b" ")
+            status = rest[:3]
+            continue
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if number > _HEAD_LINES or (name in headers and name in (b"content-length", b"etag")):
+            raise UnusualError
+        headers[name] = value.strip()
+    if version != b"HTTP/1.1" or not status.isdigit():
+        raise UnusualError
+    length = headers.get(b"content-length", b"")
+    is_counted = length.isdigit() and b"transfer-encoding" not in headers
+    length_bytes = int(length) if is_counted else None
+    if item is None:
+        is_wanted = status in (b"200", b"206") and length_bytes is not None
+    else:
+        e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
+        is_wanted = status == b"200" and (length_bytes, e_tag) == (item.size_bytes, item.e_tag)
+    stays_open = headers.get(b"connection", b"").lower() != b"close"
+    return Head(int(status), is_wanted, length_bytes, stays_open, headers)
+
+
+def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
+    """Return the metadata of the whole object from the headers of a GET. Return None if they lack
+    its size, time or version; the caller sends a HEAD then."""
+    length = headers.get(b"content-length", b"")
+    if b"content-range" in headers:
+        unit, _, length = headers[b"content-range"].rpartition(b"/")
+        if not unit.startswith(b"bytes 0-"):
+            return None
+    e_tag = headers.get(b"etag", b"").decode("latin-1")
+    if not length.isdigit() or not e_tag:
+        return None
+    try:
+        modified = parsedate_to_datetime(headers.get(b"last-modified", b"").decode("latin-1"))
+        mtime_ns = whole_seconds(modified)
+    except (ValueError, OverflowError):
+        return None
+    size_bytes = int(length)
+    if size_bytes > MOST_BYTES:
+        return None
+    return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))
