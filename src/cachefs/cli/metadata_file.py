@@ -146,7 +146,7 @@ class MetadataReader:
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
             raise CachefsError(f"can't read {file}: {reason}") from error
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
             text = str(error).partition("\n")[0]
             raise UsageError(f"{file} is no Parquet that can be read: {text}") from None
 

@@ -191,10 +191,10 @@ def _anchored(value: object, file: Path, separators: str) -> object:
 def _explain_unknown(key: str, known: list[str]) -> str:
     if SECRET.search(key):
         return (
-            f'"{key}" looks like a credential, and configuration files must not hold any; set '
+            f"{show(key)} looks like a credential, and configuration files must not hold any; set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use ~/.aws/credentials"
         )
     if key.lower() in _TIER_TABLES_ELSEWHERE:
-        return f'unknown key "{key}"; did you mean [[tier]], once for each medium?'
+        return f"unknown key {show(key)}; did you mean [[tier]], once for each medium?"
     fix = nearest(key, known, "see cachefs mount --help for the options")
-    return f'unknown key "{key}"; {fix}'
+    return f"unknown key {show(key)}; {fix}"

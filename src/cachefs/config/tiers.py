@@ -58,7 +58,7 @@ class TierConfig(BaseModel):
         for key in table:
             if key not in _KEYS:
                 otherwise = f"known are {', '.join(_KEYS)}"
-                raise ValueError(f'unknown key "{key}"; {nearest(str(key), _KEYS, otherwise)}')
+                raise ValueError(f"unknown key {show(key)}; {nearest(str(key), _KEYS, otherwise)}")
         for key in _REQUIRED:
             if key not in table:
                 raise ValueError(f"it has no {key}; give it {_KEYS[key]}")

@@ -11,7 +11,7 @@ def parse_retry_after(value: str | None) -> float | None:
         return float(text[:9])
     try:
         when = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # a time zone of many digits overflows
         return None
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return max(0.0, (aware - datetime.now(UTC)).total_seconds())
