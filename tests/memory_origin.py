@@ -228,7 +228,7 @@ class MemoryOrigin(Origin):
                 found[name, bool(slash)] = Entry(name, meta)
             elif (name, bool(slash)) not in found:
                 found[name, bool(slash)] = None
-                self.counters.skip(path, key)
+                self.counters.note_unshown(path, key)
         if path and not found:
             if path in self._objects:
                 raise NotADirError(f"{self.url}/{path} is an object, not a directory")

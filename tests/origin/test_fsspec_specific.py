@@ -45,7 +45,7 @@ async def test_links_are_followed_and_other_things_left_out(root, origin) -> Non
         sock.bind(str(root / "sock"))
     listed = await list_all(origin)
     assert sorted(listed) == ["d", "f", "to-d", "to-f"]
-    assert origin.counters.skipped_keys == 3
+    assert origin.counters.unshown_keys == 3
     assert listed["to-d"].is_dir
     for name, entry in listed.items():
         assert await origin.stat(name) == entry.meta
@@ -127,7 +127,7 @@ async def test_bad_urls(url) -> None:
 
 async def test_bad_options() -> None:
     with pytest.raises(UsageError):
-        open_origin("memory://x", OriginOptions(max_downloads=0))
+        open_origin("memory://x", OriginOptions(max_threads=0))
 
 
 async def test_a_user_is_not_shown_and_a_password_is_refused() -> None:

@@ -27,7 +27,7 @@ from tests.servers.ports import free_ports, wait_until
 
 pytestmark = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 
-IMPATIENT = OriginOptions(connect_timeout_s=0.4, request_timeout_s=1.0)
+IMPATIENT = OriginOptions(connect_timeout_s=0.4, total_timeout_s=1.0)
 PATIENT = OriginOptions()
 SITE = """<configuration>
 {}
@@ -330,7 +330,7 @@ async def test_a_paused_server_is_given_up_and_read_from_again(hdfs, root, opene
 async def test_a_listing_that_hangs_is_left_behind(hdfs, root, opened, monkeypatch) -> None:
     """Not for ever many of them, though."""
     monkeypatch.setattr(hdfs_origin, "_LISTERS_MAX", 2)
-    options = OriginOptions(connect_timeout_s=0.4, request_timeout_s=3)
+    options = OriginOptions(connect_timeout_s=0.4, total_timeout_s=3)
     origin = opened(f"{hdfs.url}{root}", options)
     release = trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -346,7 +346,7 @@ async def test_a_listing_that_hangs_is_left_behind(hdfs, root, opened, monkeypat
     started = time.monotonic()
     with pytest.raises(OriginUnavailableError):
         await list_all(origin)
-    assert time.monotonic() - started < options.request_timeout_s, "nobody waits"
+    assert time.monotonic() - started < options.total_timeout_s, "nobody waits"
     release.set()
     monkeypatch.undo()
     await trio.to_thread.run_sync(wait_until, lambda: origin._listers._value == 2, 60, "threads")

@@ -106,21 +106,21 @@ async def test_contradictions(url, options, says) -> None:
 
 
 async def test_credentials(monkeypatch) -> None:
-    credentials = opened(region="cn-hangzhou")._credentials
+    provider = opened(region="cn-hangzhou")._provider
     with pytest.raises(AccessDeniedError, match="OSS_ACCESS_KEY_ID"):
-        credentials.current()
+        provider.current()
     for name in ("ACCESS_KEY_ID", "ACCESS_KEY_SECRET", "SECURITY_TOKEN"):
         monkeypatch.setenv(f"ALIBABA_CLOUD_{name}", f"ali-{name}")
-    assert credentials.current().access_key == "ali-ACCESS_KEY_ID"
-    assert credentials.current().token == "ali-SECURITY_TOKEN"
+    assert provider.current().access_key == "ali-ACCESS_KEY_ID"
+    assert provider.current().token == "ali-SECURITY_TOKEN"
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "hunter2\n")
     with pytest.raises(AccessDeniedError, match="line ends") as caught:
-        credentials.current()
+        provider.current()
     assert "hunter2" not in str(caught.value)
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "s")
-    assert credentials.current()[:3] == ("id", "s", None)
-    assert opened(region="cn-hangzhou", anonymous=True)._credentials.current() is None
+    assert provider.current()[:3] == ("id", "s", None)
+    assert opened(region="cn-hangzhou", anonymous=True)._provider.current() is None
 
 
 async def test_ossfs_that_is_not_installed(monkeypatch) -> None:

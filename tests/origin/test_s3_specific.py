@@ -91,10 +91,10 @@ async def test_keys_that_are_no_names_are_left_out_and_counted(put, origin) -> N
     for key in ["ok", "d/x", "a//b", "a/./c", "a/../c", "/lead", "tab\tbed", "n" * 256]:
         put(key)
     assert sorted(await list_all(origin)) == ["a", "d", "ok"]
-    assert sum(origin.counters.unshown.values()) == 3
-    assert origin.counters.skipped_keys == 3  # "/", "tab\tbed", the long one
+    assert sum(origin.counters.unshown_in_dir.values()) == 3
+    assert origin.counters.unshown_keys == 3  # "/", "tab\tbed", the long one
     assert await list_all(origin, "a") == {}
-    assert origin.counters.skipped_keys == 6
+    assert origin.counters.unshown_keys == 6
     assert await origin.stat("a") is None
 
 
@@ -118,7 +118,7 @@ async def test_markers(put, either) -> None:
     assert await list_all(either, "hollow") == {}
     assert await either.stat("hollow") is None
     assert await either.stat("dir/sub") is None
-    assert either.counters.skipped_keys == 0
+    assert either.counters.unshown_keys == 0
 
 
 async def test_key_that_is_file_and_prefix(put, either) -> None:

@@ -69,7 +69,7 @@ def through(server: ToldS3, **settings: float) -> ResilientOrigin:
         anonymous=True,
         connect_timeout_s=timeouts.request_timeout_s,
         idle_timeout_s=timeouts.request_timeout_s,
-        request_timeout_s=timeouts.read_timeout_s + 10,
+        total_timeout_s=timeouts.read_timeout_s + 10,
     )
     return ResilientOrigin(open_origin("s3://b", options), timeouts)
 

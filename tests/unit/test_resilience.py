@@ -83,8 +83,8 @@ async def test_a_few_failures_are_not_seen(error: OriginError, autojump_clock: M
     assert await read(origin, store) == b"data"
     store.fail_next(3, error)
     assert await origin.stat("f") == store.meta
-    assert origin.health()["retries"] == 6
-    assert origin.health()["failed_calls"] == 0
+    assert origin.state()["retries"] == 6
+    assert origin.state()["failed_calls"] == 0
 
 
 @pytest.mark.parametrize("kind", [NotFoundError, AccessDeniedError, ObjectChangedError])
@@ -165,7 +165,7 @@ async def test_an_outage(state: str, autojump_clock: MockClock) -> None:
         for _ in range(10):
             assert await seconds_to_fail(origin, store, "does not answer .since") == 0
             await trio.sleep(10)
-        assert origin.health()["down_since"] is not None
+        assert origin.state()["down_since"] is not None
         store.state = None
         await trio.sleep(1.2)
         assert not origin.is_down
@@ -198,7 +198,7 @@ async def test_a_short_outage_is_waited_out(autojump_clock: MockClock) -> None:
                 nursery.start_soon(read, origin, store)
             await trio.sleep(3.0)
             store.state = None
-        assert origin.health()["failed_calls"] == 0
+        assert origin.state()["failed_calls"] == 0
 
 
 async def test_one_bad_object_does_not_open_the_breaker(autojump_clock: MockClock) -> None:
@@ -267,7 +267,7 @@ async def test_a_storm_becomes_a_queue(
             for _ in range(400):
                 nursery.start_soon(read, origin, store)
         took_s = trio.current_time() - began_at
-        assert origin.health()["failed_calls"] == 0
+        assert origin.state()["failed_calls"] == 0
         assert not origin.is_down
     assert took_s < 1.4 * 400 * 0.1 / store.CAPACITY, "the origin was kept busy"
     assert took_s > 5, "queueing costs nobody his deadline"
@@ -311,7 +311,7 @@ async def test_a_silent_server_does_not_use_up_the_slots(autojump_clock: MockClo
             nursery.cancel_scope.cancel()
         await read(origin, store)
         assert trio.current_time() - began_at < 2
-        assert origin.health()["in_flight"] == 0
+        assert origin.state()["in_flight"] == 0
 
 
 async def test_at_most_so_many_at_a_time_changeable(autojump_clock: MockClock) -> None:
@@ -322,9 +322,9 @@ async def test_at_most_so_many_at_a_time_changeable(autojump_clock: MockClock) -
         for _ in range(8):
             nursery.start_soon(read, origin, store)
         await trio.sleep(0.5)
-        assert (origin.health()["in_flight"], origin.health()["queued"]) == (2, 6)
+        assert (origin.state()["in_flight"], origin.state()["queued"]) == (2, 6)
         origin.max_downloads = 5
-        assert (origin.health()["in_flight"], origin.health()["queued"]) == (5, 3)
+        assert (origin.state()["in_flight"], origin.state()["queued"]) == (5, 3)
 
 
 async def test_many_at_a_time_take_a_slot_each(autojump_clock: MockClock) -> None:
@@ -338,23 +338,23 @@ async def test_many_at_a_time_take_a_slot_each(autojump_clock: MockClock) -> Non
 
     async def look(path: str, offset: int, length: int) -> None:
         nonlocal most
-        most = max(most, origin.health()["in_flight"])
+        most = max(most, origin.state()["in_flight"])
 
     store.on_read = look
     found = await origin.read_many(wanted, 8, lambda: False)
     assert None not in found
     assert store.requests == 8
     assert most == 5
-    assert origin.health()["in_flight"] == 0
+    assert origin.state()["in_flight"] == 0
     store.fail_next(2, DOWN)
     found = await origin.read_many(wanted[:4], 8, lambda: False)
     assert found.count(None) == 2
-    assert origin.health()["retries"] == 0
+    assert origin.state()["retries"] == 0
     store.state = store.be_silent
     began_at = trio.current_time()
     assert await origin.read_many(wanted[:2], 8, lambda: False) == [None, None]
     assert trio.current_time() - began_at < 5
-    assert origin.health()["in_flight"] == 0
+    assert origin.state()["in_flight"] == 0
 
 
 async def test_many_at_a_time_within_the_download_limit(autojump_clock: MockClock) -> None:
@@ -408,8 +408,8 @@ async def test_a_second_request_overtakes_a_straggler(autojump_clock: MockClock)
     began_at = trio.current_time()
     assert await read(origin, store) == b"data"
     assert trio.current_time() - began_at < 0.1
-    assert origin.health()["hedges"] == 1
-    assert origin.health()["in_flight"] == 0
+    assert origin.state()["hedges"] == 1
+    assert origin.state()["in_flight"] == 0
 
 
 async def test_no_second_request_without_a_slot_or_when_all_is_quick(
@@ -417,14 +417,14 @@ async def test_no_second_request_without_a_slot_or_when_all_is_quick(
 ) -> None:
     store = Store()
     origin = await hedging(store, max_downloads=1)
-    assert origin.health()["hedges"] == 0
+    assert origin.state()["hedges"] == 0
 
     async def straggle() -> None:
         await trio.sleep(0.5)
 
     store.state = straggle
     assert await read(origin, store) == b"data"
-    assert origin.health()["hedges"] == 0
+    assert origin.state()["hedges"] == 0
 
 
 async def test_a_hedged_read_that_fails(autojump_clock: MockClock) -> None:
@@ -505,6 +505,6 @@ async def test_bodies_that_hardly_move_make_fewer_requests(
     async with trio.open_nursery() as nursery:
         for index in range(64):
             nursery.start_soon(origin.read, "large", meta, index * MIB, MIB)
-    assert origin.health()["limit"] < 64
-    assert origin.health()["failed_calls"] == 0
+    assert origin.state()["limit"] < 64
+    assert origin.state()["failed_calls"] == 0
     assert origin.best_read_bytes < 2 * MIB

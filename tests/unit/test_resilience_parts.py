@@ -10,7 +10,7 @@ from cachefs.fuse import uid_limits
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
-from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
+from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
 from cachefs.origin.retry_after import parse_retry_after
 
@@ -103,7 +103,7 @@ def test_a_new_maximum() -> None:
 
 
 async def test_slots_are_given_in_order() -> None:
-    slots = Slots(AdaptiveLimit(2))
+    slots = RequestSlots(AdaptiveLimit(2))
     assert slots.try_take()
     assert slots.try_take()
     assert not slots.try_take()

@@ -141,8 +141,8 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     origin = state.origin.counters
     yield "cachefs_origin_received_bytes_total", origin.get_bytes
     yield "cachefs_origin_errors_total", origin.errors
-    yield "cachefs_origin_skipped_keys_total", origin.skipped_keys
-    health = state.origin.health()
+    yield "cachefs_origin_skipped_keys_total", origin.unshown_keys
+    health = state.origin.state()
     yield "cachefs_origin_retries_total", health["retries"]
     yield "cachefs_origin_busy_answers_total", health["busy_answers"]
     yield "cachefs_origin_failed_calls_total", health["failed_calls"]

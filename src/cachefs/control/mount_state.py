@@ -110,7 +110,7 @@ class MountState:
             "metrics": self.metrics_address,
             "stale": stale is not None and stale.is_stale,
             "stale_since": None if since_ns is None else since_ns / 1e9,
-            "unshown_keys": sum(origin.unshown.values()),
+            "unshown_keys": sum(origin.unshown_in_dir.values()),
             "cache": cache_report(tiers),
             "tiers": [tier_report(tier) for tier in tiers],
             "reads": {
@@ -126,7 +126,7 @@ class MountState:
                 "get_bytes": origin.get_bytes,
                 "errors": origin.errors,
             },
-            "origin_health": self.origin.health(),
+            "origin_health": self.origin.state(),
             "limits": self._settings.settings(),
         }
 
@@ -137,7 +137,7 @@ class MountState:
         """
         if not self.mounted:
             return "not mounted yet"
-        down_since = self.origin.health()["down_since"]
+        down_since = self.origin.state()["down_since"]
         ttls = None if self.namespace is None else self.namespace.ttls
         patience_s = self.config.stale_if_error if ttls is None else ttls.stale_if_error_s
         if down_since is None or time.time() - down_since < patience_s:

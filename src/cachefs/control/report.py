@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from cachefs.cache.counters import TierStatus
-from cachefs.origin.resilience import OriginHealth
+from cachefs.origin.resilience import OriginState
 from cachefs.types import DataPath
 
 
@@ -123,7 +123,7 @@ class StatusReport(TypedDict):
     tiers: list[TierReport]
     reads: ReadStatus
     origin: OriginStatus
-    origin_health: OriginHealth
+    origin_health: OriginState
     limits: dict[str, Any]
 
 

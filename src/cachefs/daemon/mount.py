@@ -109,7 +109,7 @@ class Mount:
             self._buffer_bytes,
             verify_full=config.verify == "full",
             scrub_interval_s=config.scrub_interval,
-            patience_s=resilience(config).patience_s,
+            patience_s=resilience(config).deadline_s,
             tolerant=bool(data_path.restarts),
         )
         self._look_up_reads = LookUpReads(self._cache)

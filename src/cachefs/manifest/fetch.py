@@ -36,7 +36,7 @@ async def local_copy(manifest: str, source: str, options: OriginOptions) -> Asyn
     if not name:
         raise UsageError(f"manifest {manifest}: this is the URL of a directory, not of a file")
     is_same = scheme == source.partition("://")[0]
-    settings = options if is_same else OriginOptions(max_downloads=options.max_downloads)
+    settings = options if is_same else OriginOptions(max_threads=options.max_threads)
     inner = open_origin(f"{scheme}://{above or '/'}", replace(settings, verify_origin="off"))
     origin = ResilientOrigin(inner, Resilience())
     descriptor, path = tempfile.mkstemp(prefix="cachefs-manifest-")

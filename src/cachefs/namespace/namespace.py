@@ -226,7 +226,7 @@ class Namespace:
     def unshown_in(self, directory: Inode) -> int:
         """Return how many keys of the directory can't be shown as names, as the last listing since
         the start counted them; 0 if there was none."""
-        return self._origin.counters.unshown.get(self.table.path(directory), 0)
+        return self._origin.counters.unshown_in_dir.get(self.table.path(directory), 0)
 
     # -- look-ups ------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from cachefs.origin.body import Body
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
-_SKIPPING_DIRECTORIES = 10_000
-"""Limit on the number of directories for which skipped keys are counted."""
+_MOST_DIRECTORIES = 10_000
+"""Limit on the number of directories for which unshown keys are counted."""
 
 _logger = logging.getLogger(__name__)
 
@@ -27,23 +27,24 @@ class OriginCounters:
     lists: int = 0
     get_bytes: int = 0
     errors: int = 0
-    skipped_keys: int = 0
+    unshown_keys: int = 0
     """Listed keys that can't be shown as file names (see docs/SEMANTICS.md)."""
-    unshown: dict[str, int] = field(default_factory=dict)
+    unshown_in_dir: dict[str, int] = field(default_factory=dict)
     """By directory: the number of such keys in its last listing."""
     _told_of: set[str] = field(default_factory=set)
 
     def begin_listing(self, directory: str) -> None:
-        """Forget the keys that an earlier listing of `directory` skipped."""
-        self.unshown.pop(directory, None)
+        """Forget the unshown keys of an earlier listing of `directory`."""
+        self.unshown_in_dir.pop(directory, None)
 
-    def skip(self, directory: str, example: str, count: int = 1) -> None:
+    def note_unshown(self, directory: str, example: str, count: int = 1) -> None:
         """Count `count` keys of a listing that can't be shown. The first call for a directory logs
         `example`."""
-        self.skipped_keys += count
-        if len(self.unshown) < _SKIPPING_DIRECTORIES or directory in self.unshown:
-            self.unshown[directory] = self.unshown.get(directory, 0) + count
-        if directory not in self._told_of and len(self._told_of) < _SKIPPING_DIRECTORIES:
+        self.unshown_keys += count
+        earlier = self.unshown_in_dir.get(directory)
+        if earlier is not None or len(self.unshown_in_dir) < _MOST_DIRECTORIES:
+            self.unshown_in_dir[directory] = (earlier or 0) + count
+        if directory not in self._told_of and len(self._told_of) < _MOST_DIRECTORIES:
             self._told_of.add(directory)
             _logger.info(
                 "the directory %r has keys that can't be shown as files, such as %r; give them "
@@ -124,7 +125,7 @@ class Origin(ABC):
         deeper directories that the origin saw as well, by path. An origin that can see them
         without extra cost may choose its first request for this.
 
-        Keys that are not file names are skipped and counted in `counters.skipped_keys`. For a key
+        Keys that are not file names are left out and counted in `counters.unshown_keys`. For a key
         that is both an object and a prefix, the rule of `stat` applies. Raises `NotFoundError` if
         the directory does not exist, `NotADirError` if it is an object with nothing below it.
 

@@ -20,8 +20,8 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     fsspec. Raises `UsageError` for a URL that can't be opened and for contradicting options.
     """
     options = options or OriginOptions()
-    if options.max_downloads < 1:
-        raise UsageError(f"max downloads is {options.max_downloads}: give a number of 1 or more")
+    if options.max_threads < 1:
+        raise UsageError(f"max threads is {options.max_threads}: give a number of 1 or more")
     scheme, separator, rest = url.partition("://")
     if not separator or not scheme:
         raise UsageError(

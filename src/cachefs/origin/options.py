@@ -17,10 +17,10 @@ CHECK_DEADLINE_S = 4.0
 class OriginOptions:
     """Everything about an origin except its URL. None means: use the environment.
 
-    `max_downloads` limits the requests in flight. `request_timeout_s` limits one request, including
-    its body. `credentials_dir` is for S3 and OSS; see `credential_files`. `verify_origin` decides
-    whether bytes are compared with the digests that an object store gives.
-    """
+    `max_threads` limits the threads and connections for requests, including abandoned requests.
+    `total_timeout_s` limits one request, including its body; `idle_timeout_s` the time in which no
+    byte arrives. `credentials_dir` is for S3 and OSS; see `credential_files`. `verify_origin`
+    decides whether bytes are compared with the digests that an object store gives."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -28,9 +28,9 @@ class OriginOptions:
     anonymous: bool = False
     profile: str | None = None
     credentials_dir: Path | None = None
-    max_downloads: int = 64
+    max_threads: int = 64
     connect_timeout_s: float = 5.0
-    request_timeout_s: float = 30.0
+    total_timeout_s: float = 30.0
     idle_timeout_s: float = 30.0
     hdfs_driver: HdfsDriver = "native"
     oss_driver: OssDriver = "native"

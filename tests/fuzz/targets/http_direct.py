@@ -12,14 +12,14 @@ from tests.fuzz.targets._support import parts
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
 
 
-class _Keys:
+class _NoCredentials:
     def current(self) -> None:
         return None
 
 
 class _Reader(DirectReader):
     def __init__(self, answers: list[bytes]) -> None:
-        super().__init__(TARGET, _Keys(), OriginOptions())  # type: ignore[arg-type]
+        super().__init__(TARGET, _NoCredentials(), OriginOptions())  # type: ignore[arg-type]
         self.answers = answers
         self.peers: list[socket.socket] = []
 

@@ -15,7 +15,7 @@ WANTED = Wanted("key", '"etag"', len(BODY), None)
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
 
 
-class _NoKeys:
+class _NoCredentials:
     anonymous = False
 
 
@@ -23,12 +23,12 @@ class _Reader(LoopReader):
     """Connected to somebody who has sent `data` and hung up."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(TARGET, _NoKeys(), OriginOptions())  # type: ignore[arg-type]
+        super().__init__(TARGET, _NoCredentials(), OriginOptions())  # type: ignore[arg-type]
         self.data = data
         self.peers: list[socket.socket] = []
 
-    async def _look_up_keys(self) -> None:
-        self._keys_at = float("inf")
+    async def _renew_credentials(self) -> None:
+        self._credentials_at = float("inf")
 
     async def _opened(self) -> _Connection:
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -67,7 +67,7 @@ class ProfileVerb:
         }
 
     def _origin_counts(self) -> Mapping[str, int]:
-        counters, health = self._origin.counters, self._origin.health()
+        counters, health = self._origin.counters, self._origin.state()
         return {
             "gets": counters.gets,
             "heads": counters.heads,

@@ -127,7 +127,7 @@ def _set_timeouts(session: Any, options: OriginOptions) -> None:
             return super().send(*args, **kwargs)
 
     for scheme in ("http://", "https://"):
-        session.mount(scheme, Adapter(pool_maxsize=options.max_downloads))
+        session.mount(scheme, Adapter(pool_maxsize=options.max_threads))
 
 
 def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class FsspecOrigin(Origin):
         self._whole_seconds = "s3" in _protocols(fs)
         self.lists_by_stat = isinstance(fs, HttpTree)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
-        self._limiter = trio.CapacityLimiter(options.max_downloads)
+        self._limiter = trio.CapacityLimiter(options.max_threads)
 
     async def check(self) -> None:
         """See `Origin.check`. Lists the root, because object stores have no empty directories."""
@@ -300,7 +300,7 @@ class FsspecOrigin(Origin):
             is_dir = info["type"] == "directory"
             meta = _dir_posix(info) if is_dir else self._meta(info)
             if not is_name(name) or (meta is None and not is_dir):
-                self.counters.skip(path, str(info["name"]))
+                self.counters.note_unshown(path, str(info["name"]))
                 continue
             yield Entry(name, meta)
 

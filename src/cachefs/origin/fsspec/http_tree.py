@@ -49,7 +49,7 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
 
     def __init__(self, root: str, options: OriginOptions, **settings: Any) -> None:
         timeout = aiohttp.ClientTimeout(
-            total=options.request_timeout_s,
+            total=options.total_timeout_s,
             sock_connect=options.connect_timeout_s,
             sock_read=options.idle_timeout_s,
         )

@@ -11,16 +11,16 @@ from typing import Any
 from cachefs.errors import UsageError
 from cachefs.origin.fsspec.client import FsspecOrigin
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3.credentials import Credentials
-from cachefs.origin.s3.oss import oss_credentials, resolve_oss
+from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 
 
 def open_ossfs(location: str, options: OriginOptions) -> FsspecOrigin:
     """Return the origin for `BUCKET[/PREFIX]`. Sends no request. Raises `UsageError`."""
     target = resolve_oss(location, options)
-    credentials = oss_credentials(options)
+    provider = oss_credential_provider(options)
     try:
-        fs = _file_system(target.endpoint, credentials, options)
+        fs = _file_system(target.endpoint, provider, options)
     except ImportError:
         raise UsageError(
             "--oss-driver ossfs needs ossfs: pip install 'cachefs[ossfs]', or leave the option out"
@@ -29,7 +29,7 @@ def open_ossfs(location: str, options: OriginOptions) -> FsspecOrigin:
     return FsspecOrigin(fs, root, target.url, target.identity, options)
 
 
-def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions) -> Any:
+def _file_system(endpoint: str, provider: CredentialProvider, options: OriginOptions) -> Any:
     import oss2
     from oss2.credentials import Credentials as OssKeys
     from oss2.credentials import CredentialsProvider
@@ -38,7 +38,7 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
 
     class Provider(CredentialsProvider):  # type: ignore[misc, unused-ignore]
         def get_credentials(self) -> Any:
-            frozen = credentials.current()
+            frozen = provider.current()
             assert frozen is not None
             return OssKeys(frozen.access_key, frozen.secret_key, frozen.token)
 
@@ -96,9 +96,9 @@ def _file_system(endpoint: str, credentials: Credentials, options: OriginOptions
                 *args, **kwargs | {"retry": 1, "timeout": options.idle_timeout_s}
             )
 
-    oss2.defaults.connection_pool_size = options.max_downloads
+    oss2.defaults.connection_pool_size = options.max_threads
     fs = Ossfs(endpoint=endpoint, skip_instance_cache=True)
-    fs._auth = oss2.AnonymousAuth() if credentials.anonymous else oss2.ProviderAuth(Provider())
+    fs._auth = oss2.AnonymousAuth() if provider.anonymous else oss2.ProviderAuth(Provider())
     fs.dircache = _LastListing()
     return fs
 

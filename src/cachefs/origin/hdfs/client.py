@@ -30,12 +30,12 @@ from cachefs.errors import (
     UsageError,
 )
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.hdfs.config import HdfsTarget, NameNode, resolve_target
 from cachefs.origin.hdfs.errors import from_hdfs_native, is_of_the_namenode
 from cachefs.origin.local_ids import named_posix
 from cachefs.origin.names import Pages, is_name, join
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.origin.prefetch import Prefetch
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 from cachefs.workers import Workers
 
@@ -106,13 +106,12 @@ class HdfsOrigin(Origin):
         self.identity = target.url
         self.counters = OriginCounters()
         self._root = target.root
-        self._timeout_s = options.request_timeout_s
+        self._timeout_s = options.total_timeout_s
         # With several NameNodes, each attempt is shorter, so that there is time for another one.
         alone = len(target.namenodes) == 1
-        self._attempt_s = options.request_timeout_s if alone else options.connect_timeout_s
+        self._attempt_s = options.total_timeout_s if alone else options.connect_timeout_s
         self._servers = [
-            _Server(target.endpoint, namenode, options.max_downloads)
-            for namenode in target.namenodes
+            _Server(target.endpoint, namenode, options.max_threads) for namenode in target.namenodes
         ]
         self._active = 0
         self._listers = threading.BoundedSemaphore(_LISTERS_MAX)
@@ -228,7 +227,7 @@ class HdfsOrigin(Origin):
             raise NotADirError(f"{self._subject(path)} is a file, not a directory")
         return self._servers[self._active].client.list_status(self._full(path))
 
-    def start_page(self, path: str, statuses: Iterator[FileStatus]) -> Prefetch[list[Entry]]:
+    def start_page(self, path: str, statuses: Iterator[FileStatus]) -> EarlyCall[list[Entry]]:
         """Start to read the next page in a thread."""
         if not self._listers.acquire(blocking=False):
             self.counters.errors += 1
@@ -241,9 +240,9 @@ class HdfsOrigin(Origin):
             finally:
                 self._listers.release()
 
-        return Prefetch(work)
+        return EarlyCall(work)
 
-    async def finish_page(self, path: str, started: Prefetch[list[Entry]]) -> list[Entry]:
+    async def finish_page(self, path: str, started: EarlyCall[list[Entry]]) -> list[Entry]:
         """Wait for a page and return its entries: fewer than `_PAGE_ENTRIES` on the last page."""
         try:
             with trio.fail_after(self._timeout_s):
@@ -268,7 +267,7 @@ class _Listing:
         self._path = path
         self._given_up_to: bytes = b""
         self._statuses: Iterator[FileStatus] | None = None
-        self._started: Prefetch[list[Entry]] | None = None
+        self._started: EarlyCall[list[Entry]] | None = None
 
     async def next_page(self) -> list[Entry] | None:
         """Return the entries of the next page that has any, or None at the end."""
@@ -289,8 +288,8 @@ class _Listing:
                 self._start(self._statuses)
             new = [entry for entry in page if _name_bytes(entry) > self._given_up_to]
             entries = [entry for entry in new if is_name(entry.name)]
-            if skipped := [entry.name for entry in new if not is_name(entry.name)]:
-                self._origin.counters.skip(self._path, skipped[0], len(skipped))
+            if unshown := [entry.name for entry in new if not is_name(entry.name)]:
+                self._origin.counters.note_unshown(self._path, unshown[0], len(unshown))
             if entries:
                 self._given_up_to = _name_bytes(entries[-1])
                 return entries

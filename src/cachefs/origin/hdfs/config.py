@@ -127,5 +127,5 @@ def _client_settings(site: dict[str, str], options: OriginOptions) -> dict[str, 
         "dfs.client.failover.sleep.max.millis": "0",
     }
     if "dfs.client.socket-timeout" not in site:
-        settings["dfs.client.socket-timeout"] = str(int(options.request_timeout_s * 1000 / 3))
+        settings["dfs.client.socket-timeout"] = str(int(options.total_timeout_s * 1000 / 3))
     return settings

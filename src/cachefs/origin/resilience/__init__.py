@@ -9,6 +9,6 @@ the breaker. aiolimiter, aiobreaker and purgatory need asyncio.
 """
 
 from cachefs.origin.resilience.resilient import ResilientOrigin
-from cachefs.origin.resilience.settings import OriginHealth, Resilience
+from cachefs.origin.resilience.settings import OriginState, Resilience
 
-__all__ = ["OriginHealth", "Resilience", "ResilientOrigin"]
+__all__ = ["OriginState", "Resilience", "ResilientOrigin"]

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from cachefs.errors import OriginError
-from cachefs.origin.resilience.limiter import Slots
+from cachefs.origin.resilience.limiter import RequestSlots
 from cachefs.types import Buffer
 
 
 async def hedged(
     read: Callable[[], Awaitable[Buffer]],
     after_s: float,
-    slots: Slots,
+    slots: RequestSlots,
     on_second: Callable[[], None],
 ) -> Buffer:
     """Call `read`, and a second time after `after_s` if a slot is free. Return the first answer

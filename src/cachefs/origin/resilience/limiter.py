@@ -49,7 +49,7 @@ class AdaptiveLimit:
         self._limit = max(1.0, min(self._limit, in_flight) * _DECREASE)
 
 
-class Slots:
+class RequestSlots:
     """Gives slots for requests in order of arrival. At most `limit.now` are granted at a time."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:

@@ -1,6 +1,6 @@
 """`ResilientOrigin`: adds deadlines, retries, limits and a circuit breaker to any origin.
 
-**Deadlines.** A call fails after `Resilience.patience_s`. A single request times out sooner, so
+**Deadlines.** A call fails after `Resilience.deadline_s`. A single request times out sooner, so
 that there is time for a retry. A large body may take longer, in proportion to the recent speed of
 other bodies, and for as long as bytes arrive: both deadlines restart when bytes arrive, and a retry
 requests only the missing bytes. Time in a queue (for a slot, or until a Retry-After ends) counts
@@ -40,10 +40,10 @@ from cachefs.origin.options import CHECK_DEADLINE_S
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.hedge import hedged
-from cachefs.origin.resilience.limiter import AdaptiveLimit, Slots
+from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
 from cachefs.origin.resilience.reading import Reading
-from cachefs.origin.resilience.settings import OriginHealth, Resilience
+from cachefs.origin.resilience.settings import OriginState, Resilience
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ class ResilientOrigin(Origin):
         self._inner = inner
         self._settings = settings
         self._random = rng or random.Random()
-        self._slots = Slots(AdaptiveLimit(settings.max_downloads))
+        self._slots = RequestSlots(AdaptiveLimit(settings.max_downloads))
         self._bucket = TokenBucket(settings.download_limit)
         self._pace = Pace()
-        self._breaker = Breaker(settings.patience_s)
+        self._breaker = Breaker(settings.deadline_s)
         self._answered_at = float("-inf")
         self._back = trio.Event()
         """Set when a run of failures has ended. Each run of failures has a new event."""
@@ -131,7 +131,7 @@ class ResilientOrigin(Origin):
     def hedge(self, hedge: bool) -> None:
         self._settings = replace(self._settings, hedge=hedge)
 
-    def health(self) -> OriginHealth:
+    def state(self) -> OriginState:
         """Return the state and the statistics that `status` shows."""
         return {
             "down_since": self._down_since,
@@ -219,7 +219,7 @@ class ResilientOrigin(Origin):
             self._refuse_if_down()
         extra_s = self._pace.allowance_s(size_bytes)
         if not self._slots.try_take():
-            deadline = trio.current_time() + self._settings.patience_s + extra_s
+            deadline = trio.current_time() + self._settings.deadline_s + extra_s
             await self._take_slot(wanted[0][0], deadline, None)
         slots = 1
         found: list[memoryview | None] = [None] * len(wanted)
@@ -261,7 +261,7 @@ class ResilientOrigin(Origin):
         request; no request starts after the deadline.
         """
         self._refuse_if_down()
-        deadline = trio.current_time() + self._settings.patience_s + extra_s
+        deadline = trio.current_time() + self._settings.deadline_s + extra_s
         tries = 0
         failure: OriginError | None = None
         try:
@@ -275,7 +275,7 @@ class ResilientOrigin(Origin):
                 except (OriginUnavailableError, BadDataError) as error:
                     failure = error
                 if reading is not None:
-                    deadline = max(deadline, reading.moved_at + self._settings.patience_s)
+                    deadline = max(deadline, reading.moved_at + self._settings.deadline_s)
                 tries += 1
                 if most_tries is not None and tries >= most_tries:
                     raise failure
@@ -489,7 +489,7 @@ class ResilientOrigin(Origin):
                     with trio.move_on_after(self._random.uniform(*_PROBE_INTERVAL_S)):
                         await self._back.wait()
                     if self._breaker.try_to_open(trio.current_time()):
-                        self._down_since = time.time() - self._settings.patience_s
+                        self._down_since = time.time() - self._settings.deadline_s
                         log.warning(
                             "%s does not answer; what is not cached fails at once now: %s",
                             self.url,

@@ -7,7 +7,8 @@ from typing import TypedDict
 @dataclass(frozen=True, slots=True)
 class Resilience:
     """`read_timeout_s`: a failing read returns its error within this time. `request_timeout_s`: how
-    long one request may take until its body arrives. `download_limit`: bytes per second."""
+    long one request may take until its body arrives. `max_downloads`: the highest concurrency
+    limit, in requests. `download_limit`: bytes per second."""
 
     read_timeout_s: float = 5.0
     request_timeout_s: float = 2.0
@@ -16,13 +17,14 @@ class Resilience:
     hedge: bool = False
 
     @property
-    def patience_s(self) -> float:
-        """The deadline of one call. The rest of `read_timeout_s` is for returning the result."""
+    def deadline_s(self) -> float:
+        """How long after its start a call reaches its deadline. The rest of `read_timeout_s` is for
+        returning the result."""
         return 0.9 * self.read_timeout_s
 
 
-class OriginHealth(TypedDict):
-    """State for `status`. `down_since` is seconds since the epoch, or None while the breaker is
+class OriginState(TypedDict):
+    """The state for `status`. `down_since` is seconds since the epoch, or None while the breaker is
     closed; `limit` is how many requests may be in flight now."""
 
     down_since: float | None

@@ -26,16 +26,16 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.body import Body
+from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.panics import is_panic
-from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3 import wire as s3_wire
 from cachefs.origin.s3.config import S3Target, new_session, read_ca_file, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
-from cachefs.origin.s3.credentials import BotocoreSource, Credentials
+from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
 from cachefs.origin.s3.direct_reader import DirectReader
 from cachefs.origin.s3.listing import (
     MOST_BYTES,
@@ -47,7 +47,7 @@ from cachefs.origin.s3.listing import (
     whole_seconds,
 )
 from cachefs.origin.s3.loop_reader import LoopReader
-from cachefs.origin.s3.oss import oss_credentials, resolve_oss
+from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.wire import Wanted
 from cachefs.types import Buffer, Entry, ObjectMeta
@@ -71,31 +71,35 @@ def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
     session = new_session(options.profile)
     target = resolve_target(location, options, session)
     source = choose_source(options, lambda _: BotocoreSource(session))
-    return ObjectStoreOrigin(target, Credentials(source), options)
+    return ObjectStoreOrigin(target, CredentialProvider(source), options)
 
 
 def open_oss(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
     """Do the same as `open_s3` for OSS."""
-    return ObjectStoreOrigin(resolve_oss(location, options), oss_credentials(options), options)
+    return ObjectStoreOrigin(
+        resolve_oss(location, options), oss_credential_provider(options), options
+    )
 
 
 class ObjectStoreOrigin(Origin):
     """The origin for one prefix of one bucket. It owns the connections of all its readers."""
 
-    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+    def __init__(
+        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+    ) -> None:
         self.url = target.url
         self.identity = target.identity
         self.counters = OriginCounters()
         self._target = target
-        self._credentials = credentials
-        self._max_downloads = options.max_downloads
+        self._provider = provider
+        self._max_threads = options.max_threads
         self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
-        self._store = _open_store(target, credentials, options)
-        self._lister = S3Lister(target, credentials, options)
+        self._store = _open_store(target, provider, options)
+        self._lister = S3Lister(target, provider, options)
         self.shapes = TreeShapes()
-        self._direct = DirectReader(target, credentials, options)
-        self._on_loop = LoopReader(target, credentials, options)
+        self._direct = DirectReader(target, provider, options)
+        self._on_loop = LoopReader(target, provider, options)
         self._denial_explained_at = float("-inf")
 
     async def check(self) -> None:
@@ -312,7 +316,7 @@ class ObjectStoreOrigin(Origin):
         has no body that gives the cause, and obstore hides the headers, so this sends its own HEAD,
         at most once per `_EXPLAIN_EVERY_S`."""
         now = trio.current_time()
-        if self._credentials.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
+        if self._provider.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
             return
         self._denial_explained_at = now
         self.counters.heads += 1
@@ -328,11 +332,11 @@ class ObjectStoreOrigin(Origin):
         """Run a blocking call in a worker thread. Raises `OriginError`."""
 
         def work() -> T:
-            self._credentials.current()  # renews the credentials, or fails with a clear error
+            self._provider.current()  # renews the credentials, or fails with a clear error
             return call()
 
         if self._workers is None:
-            self._workers = Workers(self._max_downloads, "origin")
+            self._workers = Workers(self._max_threads, "origin")
         try:
             return await self._workers.run_abandonable(work)
         except OriginError:
@@ -368,12 +372,12 @@ class ObjectStoreOrigin(Origin):
             request = request._replace(token=token)
         raise BadDataError(f"the listing of {prefix or '/'} has only pages without a key")
 
-    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
+    def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
         """Send one LIST now."""
         self.counters.lists += 1
-        return Prefetch(partial(self._lister.fetch, request))
+        return EarlyCall(partial(self._lister.fetch, request))
 
-    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+    async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""
         try:
             return await started.get()
@@ -392,11 +396,11 @@ class ObjectStoreOrigin(Origin):
         return NotADirError(f"{self._subject(path)} is an object, not a directory")
 
 
-def _open_store(target: S3Target, credentials: Credentials, options: OriginOptions) -> S3Store:
+def _open_store(target: S3Target, provider: CredentialProvider, options: OriginOptions) -> S3Store:
     client: dict[str, Any] = {
         "allow_http": target.endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
-        "timeout": timedelta(seconds=options.request_timeout_s),
+        "timeout": timedelta(seconds=options.total_timeout_s),
         "read_timeout": timedelta(seconds=options.idle_timeout_s),
     }
     ca_pem = read_ca_file(target)
@@ -412,10 +416,10 @@ def _open_store(target: S3Target, credentials: Credentials, options: OriginOptio
         # `resilience` does the retries.
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
     }
-    if credentials.anonymous:
+    if provider.anonymous:
         config["skip_signature"] = True
     else:
-        config["credential_provider"] = credentials.for_obstore
+        config["credential_provider"] = provider.for_obstore
     return S3Store(target.bucket, **config)
 
 

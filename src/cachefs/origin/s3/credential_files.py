@@ -21,7 +21,7 @@ from pathlib import Path
 from cachefs.errors import AccessDeniedError, UsageError
 from cachefs.log import warn_once
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3.credentials import Keys, Source
+from cachefs.origin.s3.credentials import Credentials, CredentialSource
 
 _LOOK_AGAIN_S = 1.0
 _MAX_BYTES = 64 << 10
@@ -56,7 +56,7 @@ def open_credentials_dir(path: Path) -> "FileSource":
     return source
 
 
-class FileSource(Source):
+class FileSource(CredentialSource):
     """Reads credentials from the files of one directory, again when they have changed. `_lock`
     protects all mutable fields."""
 
@@ -65,28 +65,28 @@ class FileSource(Source):
         self._lock = threading.Lock()
         self._looked_at = -_LOOK_AGAIN_S
         self._print: _Print = ()
-        self._keys: Keys | None = None
+        self._current: Credentials | None = None
 
     @property
     def advice(self) -> str:
         return f"see the files in {self._dir}"
 
-    def find(self) -> Keys:
-        """See `Source.find`. While new files are unusable, this returns the old keys."""
+    def find(self) -> Credentials:
+        """See `CredentialSource.find`. While new files are unusable, this returns the old ones."""
         with self._lock:
             now = time.monotonic()
-            if self._keys is not None and now - self._looked_at < _LOOK_AGAIN_S:
-                return self._keys
+            if self._current is not None and now - self._looked_at < _LOOK_AGAIN_S:
+                return self._current
             self._looked_at = now
             try:
                 self._look()
             except (OSError, AccessDeniedError) as error:
                 problem = self._explain(error)
-                if self._keys is None:
+                if self._current is None:
                     raise AccessDeniedError(problem) from None
                 warn_once(log, problem, "%s; going on with the old credentials", problem)
-            assert self._keys is not None
-            return self._keys
+            assert self._current is not None
+            return self._current
 
     def _look(self) -> None:
         gone: FileNotFoundError | None = None
@@ -94,7 +94,7 @@ class FileSource(Source):
             try:
                 files = _files(self._dir)
                 before = _fingerprint(files)
-                if self._keys is not None and before == self._print:
+                if self._current is not None and before == self._print:
                     return
                 texts = {word: _value(file) for word, file in files.items()}
                 after = _fingerprint(_files(self._dir))
@@ -102,22 +102,22 @@ class FileSource(Source):
                 gone = error  # perhaps the kubelet has just swapped the files
                 continue
             if before == after:
-                keys = self._keys_from(texts)
-                if self._keys is not None and keys != self._keys:
+                found = self._credentials_from(texts)
+                if self._current is not None and found != self._current:
                     log.info("the credentials in %s have changed", self._dir)
-                self._keys, self._print = keys, before
+                self._current, self._print = found, before
                 return
         if gone is not None:
             raise gone
         raise AccessDeniedError(f"the files in {self._dir} change faster than they can be read")
 
-    def _keys_from(self, texts: dict[str, str]) -> Keys:
+    def _credentials_from(self, texts: dict[str, str]) -> Credentials:
         missing = [word for word in ("access_key_id", "secret_access_key") if not texts.get(word)]
         if missing:
             raise AccessDeniedError(
                 f"{self._dir} has no credentials: {missing[0]} is missing or empty"
             )
-        return Keys(
+        return Credentials(
             texts["access_key_id"],
             texts["secret_access_key"],
             texts.get("session_token") or None,
@@ -167,8 +167,8 @@ def _value(file: Path) -> str:
 
 
 def choose_source(
-    options: OriginOptions, default: Callable[[OriginOptions], Source]
-) -> Source | None:
+    options: OriginOptions, default: Callable[[OriginOptions], CredentialSource]
+) -> CredentialSource | None:
     """Return the source that `--anonymous` (None) or `--credentials-dir` selects, else `default`.
     Raises `UsageError`."""
     if options.credentials_dir is None:

@@ -1,9 +1,8 @@
 """Credentials for all requests, both those that cachefs signs itself and those of obstore.
 
-They come from one `Source`: botocore's chain (environment, shared files, profiles, container and
-instance roles), a few named variables, or a directory of files. No message and no `repr` contains
-a secret or a token.
-"""
+They come from one `CredentialSource`: botocore's chain (environment, shared files, profiles,
+container and instance roles), a few named variables, or a directory of files. No message and no
+`repr` contains a secret or a token."""
 
 import os
 import threading
@@ -23,7 +22,7 @@ _OBSTORE_KEEPS = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class Credentials:
     """One set of credentials. `may_change`: the source must be queried again soon."""
 
     access_key: str
@@ -38,14 +37,13 @@ class Keys:
         return all(t and t.isascii() and t.isprintable() and " " not in t for t in texts)
 
 
-class Source(ABC):
+class CredentialSource(ABC):
     """A source of credentials."""
 
     @abstractmethod
-    def find(self) -> Keys | None:
-        """Return the current keys, or None if there are none. May block, so it must be called in a
-        worker thread. Raises `AccessDeniedError` if the keys can't be loaded.
-        """
+    def find(self) -> Credentials | None:
+        """Return the current credentials, or None if there are none. May block, so it must be
+        called in a worker thread. Raises `AccessDeniedError` if the credentials can't be loaded."""
 
     @property
     @abstractmethod
@@ -53,7 +51,7 @@ class Source(ABC):
         """Advice for messages: what the user can do if there are no usable credentials."""
 
 
-class BotocoreSource(Source):
+class BotocoreSource(CredentialSource):
     """botocore's chain, which renews temporary credentials before they expire. `_lock` protects the
     first look-up."""
 
@@ -67,7 +65,7 @@ class BotocoreSource(Source):
         self._lock = threading.Lock()
         self._found: Any = None
 
-    def find(self) -> Keys | None:
+    def find(self) -> Credentials | None:
         try:
             with self._lock:
                 if self._found is None:
@@ -81,10 +79,10 @@ class BotocoreSource(Source):
         if not frozen or not frozen.access_key or not frozen.secret_key:
             return None
         renewed = hasattr(self._found, "refresh_needed")
-        return Keys(frozen.access_key, frozen.secret_key, frozen.token, renewed)
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token, renewed)
 
 
-class VariableSource(Source):
+class VariableSource(CredentialSource):
     """Reads the first pair of variables that is set. `names` holds the names of the variables for
     id, secret and token."""
 
@@ -92,11 +90,11 @@ class VariableSource(Source):
         self._names = names
         self._environ = environ
 
-    def find(self) -> Keys | None:
+    def find(self) -> Credentials | None:
         for id_name, secret_name, token_name in self._names:
             access_key, secret = self._environ.get(id_name), self._environ.get(secret_name)
             if access_key and secret:
-                return Keys(access_key, secret, self._environ.get(token_name) or None)
+                return Credentials(access_key, secret, self._environ.get(token_name) or None)
         return None
 
     @property
@@ -105,47 +103,48 @@ class VariableSource(Source):
         return f"set {id_name} and {secret_name}, name a --credentials-dir, or use --anonymous"
 
 
-class Credentials:
+class CredentialProvider:
     """The credentials with which an origin signs requests. `source` None means anonymous access."""
 
-    def __init__(self, source: Source | None) -> None:
+    def __init__(self, source: CredentialSource | None) -> None:
         self.anonymous = source is None
         self._source = source
 
     def current(self) -> ReadOnlyCredentials | None:
-        """Return the keys in botocore's form, or None for anonymous access.
+        """Return the credentials in botocore's form, or None for anonymous access.
 
         Blocks while a role is looked up or renewed, so it must be called in a worker thread. Raises
-        `AccessDeniedError` if there are no usable keys.
+        `AccessDeniedError` if there are no usable credentials.
         """
         if self._source is None:
             return None
-        keys = self._keys(self._source)
-        return ReadOnlyCredentials(keys.access_key, keys.secret_key, keys.token)
+        found = self._found(self._source)
+        return ReadOnlyCredentials(found.access_key, found.secret_key, found.token)
 
     def for_obstore(self) -> dict[str, Any]:
-        """Return the keys in obstore's form. obstore calls this when it needs credentials."""
+        """Return the credentials in obstore's form. obstore calls this when it needs
+        credentials."""
         assert self._source is not None
-        keys = self._keys(self._source)
-        ends = datetime.now(UTC) + _OBSTORE_KEEPS if keys.may_change else None
+        found = self._found(self._source)
+        ends = datetime.now(UTC) + _OBSTORE_KEEPS if found.may_change else None
         return {
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "token": keys.token,
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
             "expires_at": ends,
         }
 
     @staticmethod
-    def _keys(source: Source) -> Keys:
-        keys = source.find()
-        if keys is None:
+    def _found(source: CredentialSource) -> Credentials:
+        found = source.find()
+        if found is None:
             raise AccessDeniedError(f"no credentials found: {source.advice}")
-        if not keys.is_sane:
+        if not found.is_sane:
             raise AccessDeniedError(
                 "the credentials have spaces, line ends or other characters that no key has: "
                 f"{source.advice}"
             )
-        return keys
+        return found
 
 
 def environment(names: tuple[tuple[str, str, str], ...]) -> VariableSource:

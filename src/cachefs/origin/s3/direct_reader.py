@@ -28,7 +28,7 @@ from botocore.utils import get_environ_proxies
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.credentials import Credentials
+from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
 _REST_S = 10.0
@@ -49,10 +49,12 @@ class Answers(NamedTuple):
 class DirectReader:
     """Reads small objects of one bucket and owns the idle connections. Thread-safe."""
 
-    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+    def __init__(
+        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+    ) -> None:
         self._target = target
         self._address = urlsplit(target.base_url)
-        self._credentials = credentials
+        self._provider = provider
         self._options = options
         self._has_proxy = bool(get_environ_proxies(target.base_url))
         self._tls: ssl.SSLContext | None = None
@@ -108,7 +110,7 @@ class DirectReader:
         return Answers(found, requests)
 
     def _ask(self, item: Wanted) -> "_Connection":
-        request = get_request(self._target, item, self._credentials.current(), time.time())
+        request = get_request(self._target, item, self._provider.current(), time.time())
         connection = self._connection()
         try:
             connection.ask(request)

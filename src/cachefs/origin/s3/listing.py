@@ -31,7 +31,7 @@ from cachefs.origin.options import OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.credentials import Credentials
+from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.types import Entry, ObjectMeta
 
 PAGE_KEYS = 1000
@@ -86,22 +86,22 @@ def whole_seconds(modified: datetime) -> int:
 
 class Page:
     """One parsed page of a listing. `entries` are in key order and include unresolved twins; `keys`
-    counts all keys and prefixes of the page, including skipped ones; `last_key` is the last of
-    them, or ""; `example` is one of the skipped ones."""
+    counts all keys and prefixes of the page, including unshown ones; `last_key` is the last of
+    them, or ""; `example` is one of the unshown ones."""
 
-    __slots__ = ("entries", "example", "keys", "last_key", "skipped")
+    __slots__ = ("entries", "example", "keys", "last_key", "unshown")
 
     def __init__(
         self,
         entries: list[Entry],
         keys: int,
-        skipped: int,
+        unshown: int,
         last_key: str = "",
         example: str = "",
     ) -> None:
         self.entries = entries
         self.keys = keys
-        self.skipped = skipped
+        self.unshown = unshown
         self.last_key = last_key
         self.example = example
 
@@ -135,18 +135,20 @@ class PageRequest(NamedTuple):
 class S3Lister:
     """Sends signed requests to one bucket: listings, and HEADs that return all headers."""
 
-    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+    def __init__(
+        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+    ) -> None:
         self._target = target
-        self._credentials = credentials
+        self._provider = provider
         # A proxy receives this URL unchanged, so it must have a path.
         self._url = target.base_url + ("" if urlsplit(target.base_url).path else "/")
         self._http = URLLib3Session(
             verify=target.ca_file or True,
             proxies=get_environ_proxies(target.base_url),
             timeout=(options.connect_timeout_s, options.idle_timeout_s),
-            max_pool_connections=options.max_downloads,
+            max_pool_connections=options.max_threads,
         )
-        self._body_s = options.request_timeout_s
+        self._body_s = options.total_timeout_s
         self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def fetch(self, request: PageRequest) -> bytes:
@@ -172,7 +174,7 @@ class S3Lister:
 
     def _send(self, method: str, url: str, key: str) -> tuple[dict[str, str], bytes]:
         request = AWSRequest(method, url, stream_output=True)
-        frozen = self._credentials.current()
+        frozen = self._provider.current()
         subject = f"{self._target.scheme}://{self._target.bucket}/{key}"
         if not self._turns.acquire(blocking=False):
             raise s3_errors.unreachable(self._target, subject)
@@ -400,7 +402,7 @@ def _columns(root: ElementTree.Element) -> _Columns:
 
 def _page(columns: _Columns, prefix: str) -> Page:
     found: list[tuple[str, Entry]] = []
-    skipped = 0
+    unshown = 0
     example = ""
     start = len(prefix)
     metas = zip(columns.sizes, columns.times, columns.e_tags, strict=True)
@@ -411,12 +413,12 @@ def _page(columns: _Columns, prefix: str) -> Page:
             continue  # the marker of this directory itself
         name = key[start:]
         if not key.startswith(prefix) or not is_key_name(name):
-            skipped += 1
+            unshown += 1
             example = key
             continue
         size, mtime_ns = int(size_text), mtime_ns_of(time_text) if time_text or not e_tag else 0
         if not 0 <= size <= MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
-            skipped += 1
+            unshown += 1
             example = key
             continue
         meta = ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
@@ -428,7 +430,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
         if key.startswith(prefix) and is_key_name(name):
             found.append((key, Entry(name, None)))
         else:
-            skipped += 1
+            unshown += 1
             example = key
     if columns.prefixes:
         found.sort(key=_by_key)
@@ -436,7 +438,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
     last_key = max([*columns.keys[-1:], *columns.prefixes[-1:]], default="")
     if columns.encoded:
         last_key = _decoded(last_key)
-    return Page([entry for _, entry in found], keys, skipped, last_key, example)
+    return Page([entry for _, entry in found], keys, unshown, last_key, example)
 
 
 def _decoded(key: str) -> str:

@@ -24,7 +24,7 @@ from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.credentials import Credentials
+from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.wire import (
     Head,
     UnusualError,
@@ -38,9 +38,9 @@ _REST_S = 10.0
 """The cooldown after a failure: `is_usable` is false for so long."""
 _REUSED_S = 3.0
 """A connection that was idle for longer may have been closed by the server."""
-_KEYS_S = 1.0
+_CREDENTIALS_S = 1.0
 """A thread looks credentials up again if the last look-up is at least this old."""
-_KEYS_AT_A_TIME = 4
+_CREDENTIAL_THREADS = 4
 """The most threads for that. A command that provides credentials may hang and block its thread,
 even if the caller has given up."""
 _PIECE_BYTES = 256 << 10
@@ -80,16 +80,18 @@ class LoopReader:
     """Reads small objects of one bucket and owns the connections for this. Not thread-safe: only
     the loop may use it."""
 
-    def __init__(self, target: S3Target, credentials: Credentials, options: OriginOptions) -> None:
+    def __init__(
+        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+    ) -> None:
         self._target = target
-        self._credentials = credentials
+        self._provider = provider
         self._connect_s = options.connect_timeout_s
         address = urlsplit(target.base_url)
         self._host, self._port = str(address.hostname), address.port or 80
         self._is_plain = address.scheme == "http" and not get_environ_proxies(target.base_url)
-        self._keys: ReadOnlyCredentials | None = None
-        self._keys_at = float("-inf")
-        self._keys_threads = trio.CapacityLimiter(_KEYS_AT_A_TIME)
+        self._credentials: ReadOnlyCredentials | None = None
+        self._credentials_at = float("-inf")
+        self._credential_threads = trio.CapacityLimiter(_CREDENTIAL_THREADS)
         self._idle: deque[_Connection] = deque()
         """Idle connections; the most recently used one is at the end."""
         self._piece = memoryview(bytearray(_PIECE_BYTES))
@@ -127,9 +129,9 @@ class LoopReader:
     ) -> LookedUp | None:
         """Send a request on an idle connection or a new one, and return the answer."""
         try:
-            if time.monotonic() >= self._keys_at + _KEYS_S:
-                await self._look_up_keys()
-            request = request_with(self._keys, time.time())
+            if time.monotonic() >= self._credentials_at + _CREDENTIALS_S:
+                await self._renew_credentials()
+            request = request_with(self._credentials, time.time())
             connection = self._idle_one()
             if connection is not None:
                 try:
@@ -147,7 +149,7 @@ class LoopReader:
                 refused.code,
                 refused.region,
                 refused.retry_after_s,
-                None if self._credentials.anonymous else refused.date,
+                None if self._provider.anonymous else refused.date,
             ) from None
         except (OSError, EOFError, trio.TooSlowError):
             raise s3_errors.unreachable(self._target, subject) from None
@@ -155,12 +157,12 @@ class LoopReader:
             self._rests_until = time.monotonic() + _REST_S
             return None
 
-    async def _look_up_keys(self) -> None:
-        current = self._credentials.current
-        self._keys = await trio.to_thread.run_sync(
-            current, limiter=self._keys_threads, abandon_on_cancel=True
+    async def _renew_credentials(self) -> None:
+        current = self._provider.current
+        self._credentials = await trio.to_thread.run_sync(
+            current, limiter=self._credential_threads, abandon_on_cancel=True
         )
-        self._keys_at = time.monotonic()
+        self._credentials_at = time.monotonic()
 
     async def _ask(
         self, connection: "_Connection", request: bytes, item: Wanted | None, most_bytes: int

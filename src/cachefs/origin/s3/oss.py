@@ -12,7 +12,12 @@ from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target, base_url_of, new_session, split_location
 from cachefs.origin.s3.credential_files import choose_source
-from cachefs.origin.s3.credentials import BotocoreSource, Credentials, Source, environment
+from cachefs.origin.s3.credentials import (
+    BotocoreSource,
+    CredentialProvider,
+    CredentialSource,
+    environment,
+)
 
 _PROVIDER = ".aliyuncs.com"
 _REGION = re.compile(r"^(?:s3\.)?oss-(?!accelerate)([a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com$")
@@ -57,13 +62,13 @@ def resolve_oss(location: str, options: OriginOptions) -> S3Target:
     )
 
 
-def oss_credentials(options: OriginOptions) -> Credentials:
+def oss_credential_provider(options: OriginOptions) -> CredentialProvider:
     """Return credentials from `--credentials-dir`, a named profile, or the variables of OSS. Raises
     `UsageError`."""
-    return Credentials(choose_source(options, _default_source))
+    return CredentialProvider(choose_source(options, _default_source))
 
 
-def _default_source(options: OriginOptions) -> Source:
+def _default_source(options: OriginOptions) -> CredentialSource:
     if options.profile:
         return BotocoreSource(new_session(options.profile))
     return environment(_VARIABLES)

@@ -8,8 +8,8 @@ import trio
 
 from cachefs.errors import BadDataError, OriginError
 from cachefs.origin.base import OriginCounters
+from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import TwinMerger, join, resolve_twins
-from cachefs.origin.prefetch import Prefetch
 from cachefs.origin.s3.listing import (
     Page,
     PageRequest,
@@ -71,10 +71,10 @@ class PageSource(Protocol):
         """Return the prefix of all keys below a directory. Raises `NotFoundError` if `path` can't
         be a key."""
 
-    def start_page(self, request: PageRequest) -> Prefetch[bytes]:
+    def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
         """Send one LIST now."""
 
-    async def fetch_page(self, started: Prefetch[bytes]) -> bytes:
+    async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""
 
     async def no_such_dir(self, path: str) -> OriginError:
@@ -99,7 +99,7 @@ class PagedListing:
         self._seeks_below = below is not None and not origin.shapes.is_deep(path)
         self._is_wide = self._seeks_below and origin.shapes.note_listed(path)
         self._next = PageRequest("")
-        self._started: Prefetch[bytes] | None = None
+        self._started: EarlyCall[bytes] | None = None
         self._merger = TwinMerger()
         self._keys = 0
         self._empty_pages = 0
@@ -117,8 +117,8 @@ class PagedListing:
             if not self._fetched_all:
                 page = await (self._tree_page() if self._seeks_below else self._next_fetched())
                 self._keys += page.keys
-                if page.skipped:
-                    self._origin.counters.skip(self._path, page.example, page.skipped)
+                if page.unshown:
+                    self._origin.counters.note_unshown(self._path, page.example, page.unshown)
                 entries = self._merger.feed(page.entries)
             if self._fetched_all:
                 if not self._keys and self._path:
@@ -169,8 +169,8 @@ class PagedListing:
             if not is_above and (tree.is_whole or not goes_on):
                 self._below[path] = resolve_twins(page.entries)
                 self._origin.counters.begin_listing(path)
-                if page.skipped:
-                    self._origin.counters.skip(path, page.example, page.skipped)
+                if page.unshown:
+                    self._origin.counters.note_unshown(path, page.example, page.unshown)
 
     def _has_directories(self, pages: dict[str, Page]) -> bool:
         start = self._path + "/" if self._path else ""

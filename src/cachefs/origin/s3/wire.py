@@ -49,31 +49,35 @@ class Head(NamedTuple):
 
 
 def get_request(
-    target: S3Target, item: Wanted, keys: ReadOnlyCredentials | None, now_s: float
+    target: S3Target, item: Wanted, credentials: ReadOnlyCredentials | None, now_s: float
 ) -> bytes:
     """Return the GET of an object. Raises `UnusualError` if a header is not printable."""
-    return _request(target, item.key, {"if-match": item.e_tag}, keys, now_s)
+    return _request(target, item.key, {"if-match": item.e_tag}, credentials, now_s)
 
 
 def look_up_request(
-    target: S3Target, key: str, most_bytes: int, keys: ReadOnlyCredentials | None, now_s: float
+    target: S3Target,
+    key: str,
+    most_bytes: int,
+    credentials: ReadOnlyCredentials | None,
+    now_s: float,
 ) -> bytes:
     """Return the GET of the first `most_bytes` of any version. Raises as `get_request`."""
-    return _request(target, key, {"range": f"bytes=0-{most_bytes - 1}"}, keys, now_s)
+    return _request(target, key, {"range": f"bytes=0-{most_bytes - 1}"}, credentials, now_s)
 
 
 def _request(
     target: S3Target,
     key: str,
     conditions: dict[str, str],
-    keys: ReadOnlyCredentials | None,
+    credentials: ReadOnlyCredentials | None,
     now_s: float,
 ) -> bytes:
     address = urlsplit(target.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}"
     headers = {"host": address.netloc, **conditions}
-    if keys is not None:
-        headers |= signed_headers(keys, target.region, address.netloc, path, now_s)
+    if credentials is not None:
+        headers |= signed_headers(credentials, target.region, address.netloc, path, now_s)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     if not "".join(lines).isprintable():
         raise UnusualError

@@ -1,4 +1,4 @@
-"""A blocking call that starts at once and may be awaited later."""
+"""`EarlyCall`: a blocking call that starts now, and whose result is used later."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import trio
 T = TypeVar("T")
 
 
-class Prefetch(Generic[T]):
+class EarlyCall(Generic[T]):
     """Starts `work` in a thread at once. If this object is dropped, the result is dropped, too.
 
     A nursery does not fit here, because the call outlives the function that starts it, and perhaps
