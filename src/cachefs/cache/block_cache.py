@@ -1,7 +1,7 @@
 """Serves blocks to readers: from memory, from a tier, or from the origin, fetched once.
 
 A read first calls `read_now` (on the loop, without waiting). If that returns None, it calls `read`,
-which uses a worker thread or an in-flight fetch (`Flight`). A block passes through `_flights` ->
+which uses a worker thread or an in-flight fetch. A block passes through `_in_flight` ->
 `_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step is
 atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
 
@@ -17,7 +17,7 @@ import trio
 
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
-from cachefs.cache.fetch.in_flight import Flight
+from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.cache.fetch.unstored import UnstoredAhead
 from cachefs.cache.levels.active_tier import ActiveTier, CacheOptions
 from cachefs.cache.levels.tier_set import TierSet
@@ -69,7 +69,7 @@ class BlockCache:
         self._fetches = Fetches(
             origin, self._history, self.counters, buffer_bytes, patience_s, self._admit
         )
-        self._flights = self._fetches.flights
+        self._in_flight = self._fetches.in_flight
         self._admitting: dict[BlockKey, memoryview] = {}
         self._unstored = UnstoredAhead()
         self.waiting_readers = 0
@@ -84,7 +84,7 @@ class BlockCache:
 
     def _under_way(self) -> set[bytes]:
         """Return the ids of objects with blocks on their way from the origin to a tier."""
-        return {key.object_id for key in (*self._flights, *self._admitting)}
+        return {key.object_id for key in (*self._in_flight, *self._admitting)}
 
     # -- readers -------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class BlockCache:
         if fetched is not None:
             self._count_hit(length)
             return fetched[offset : offset + length]
-        if key not in self._flights:
+        if key not in self._in_flight:
             if self._tiers.are_cold:
                 await self._tiers.bring(key)
             asked: list[ActiveTier] = []
@@ -153,17 +153,17 @@ class BlockCache:
         if fetched is not None:  # it came while `read` tried the tiers
             self._count_hit(len(fetched))
             return fetched
-        flight = self._flights.get(key) or self._fetches.failed_lately(key)
-        if flight is None:
-            flight = self._fetches.start(ref, key.block_index, 1)
+        fetch = self._in_flight.get(key) or self._fetches.failed_lately(key)
+        if fetch is None:
+            fetch = self._fetches.start(ref, key.block_index, 1)
         self.counters.misses += 1
         self.waiting_readers += 1
         try:
-            await self._fetches.wait_for(flight)
+            await self._fetches.wait_for(fetch)
         finally:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()
-        return flight.block(key.block_index)
+        return fetch.block(key.block_index)
 
     async def give_way(self) -> None:
         """Let the loop run between two pieces of work that can wait.
@@ -192,7 +192,7 @@ class BlockCache:
 
     def is_cached_or_inflight(self, key: BlockKey) -> bool:
         """Whether the block is in memory, in flight, or in a usable tier: don't fetch it ahead."""
-        is_coming = key in self._admitting or key in self._flights
+        is_coming = key in self._admitting or key in self._in_flight
         return is_coming or self._tiers.have(key) or key in self._unstored
 
     def fetch(
@@ -256,7 +256,7 @@ class BlockCache:
     @property
     def fetching_count(self) -> int:
         """Number of blocks in flight from the origin."""
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
     def storing_count(self) -> int:
@@ -266,7 +266,7 @@ class BlockCache:
     @property
     def held_bytes(self) -> int:
         """Buffer memory of blocks that are in flight or wait to be stored."""
-        return self._fetches.budget.used_bytes
+        return self._fetches.memory.used_bytes
 
     @property
     def is_settled(self) -> bool:
@@ -301,10 +301,10 @@ class BlockCache:
 
     # -- tiers ---------------------------------------------------------------------------------
 
-    def _admit(self, flight: Flight) -> None:
-        for key in flight.keys:
-            data = flight.block(key.block_index)
-            candidate = Candidate(key, data, self._settled, flight)
+    def _admit(self, fetch: InFlightFetch) -> None:
+        for key in fetch.keys:
+            data = fetch.block(key.block_index)
+            candidate = Candidate(key, data, self._settled, fetch)
             self._admitting[key] = data
             if not self._offer(candidate, 0):
                 if len(self._tiers):
@@ -330,16 +330,16 @@ class BlockCache:
 
     def _give_up(self, candidate: Candidate) -> None:
         """End the admission of a block that no tier takes."""
-        if candidate.flight is not None and candidate.flight.is_ahead:
+        if candidate.fetch is not None and candidate.fetch.is_ahead:
             self._unstored.put(candidate.key, candidate.data)
         self._settle(candidate)
 
     def _settle(self, candidate: Candidate) -> None:
         self._fetches.settled_at = trio.current_time()
         self._admitting.pop(candidate.key, None)
-        flight = candidate.flight
-        if flight is not None and flight.settle_block():
-            self._fetches.budget.release(flight.length)
+        fetch = candidate.fetch
+        if fetch is not None and fetch.settle_block():
+            self._fetches.memory.release(fetch.length)
 
     async def add_tier(self, tier: Tier) -> None:
         """Add a cache directory to the mount. Raises `CacheDirError`; the caller still owns `tier`

@@ -1,6 +1,6 @@
 """Fetch the missing files of a job, with many requests at a time, without slowing down readers.
 
-Jobs and readers share in-flight fetches (flights), so no block is fetched twice. While the job is
+Jobs and readers share in-flight fetches, so no block is fetched twice. While the job is
 not throttled, one call fetches several small files: a hop to a thread and back for each file would
 cost about as much as the file itself.
 """

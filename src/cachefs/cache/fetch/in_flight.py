@@ -1,4 +1,4 @@
-"""In-flight fetches (flights) from the origin, and the budget that bounds their memory."""
+"""In-flight fetches from the origin, and the bound on their memory."""
 
 import math
 from collections import deque
@@ -11,7 +11,7 @@ from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
 _SLOWLY_S = 0.5
 
 
-class Flight:
+class InFlightFetch:
     """One GET of a contiguous run of blocks; `Fetches` owns it.
 
     It is over when `done` is set; then either `data` or `error` is set.
@@ -47,7 +47,7 @@ class Flight:
         self.ended_at = math.inf
         self.done = trio.Event()
         self.has_room = False
-        """False while it waits for memory (`Budget`)."""
+        """False while it waits for memory (`FetchMemory`)."""
         self.is_ahead = False
         """The blocks are fetched ahead of an expected reader."""
         self.is_joined = False
@@ -74,8 +74,8 @@ class Flight:
         return self.data[start : start + self.ref.block_length(block_index)]
 
     def settle_block(self) -> bool:
-        """Record that one block is stored or given up. Returns True for the flight's last block:
-        its memory can be released then."""
+        """Record that one block is stored or given up. Returns True for the last block: the memory
+        of the fetch can be released then."""
         self._open_blocks -= 1
         return self._open_blocks == 0
 
@@ -90,7 +90,7 @@ def _afresh(error: BaseException | None) -> CachefsError:
     return OriginUnavailableError(f"reading from the origin failed: {error!r}")
 
 
-class Budget:
+class FetchMemory:
     """Bounds the bytes that are held at a time. Requests are served in order of arrival.
 
     A request for more than the total counts as the total: it waits until all others have released

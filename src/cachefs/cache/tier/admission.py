@@ -15,7 +15,7 @@ from typing import NamedTuple
 import trio
 
 from cachefs.cache.counters import TierCounters
-from cachefs.cache.fetch.in_flight import Flight
+from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.disk_threads import Step
 from cachefs.cache.tier.evictor import Evictor
@@ -43,7 +43,7 @@ class Candidate:
     is called exactly once.
 
     `checksum` is 0 if not computed yet. `age` is the block's age in the tier it comes from; 0 for
-    a fetched block. `flight` is the fetch that brought it, or None.
+    a fetched block. `fetch` is the fetch that brought it, or None.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Candidate:
         "began_at",
         "checksum",
         "data",
-        "flight",
+        "fetch",
         "key",
         "level",
         "must_keep",
@@ -64,7 +64,7 @@ class Candidate:
         key: BlockKey,
         data: memoryview,
         done: "Callable[[Candidate, bool], None]",
-        flight: Flight | None = None,
+        fetch: InFlightFetch | None = None,
         checksum: int = 0,
         age: int = 0,
     ) -> None:
@@ -72,10 +72,10 @@ class Candidate:
         self.data = data
         self._done = done
         self.settled = False
-        self.flight = flight
+        self.fetch = fetch
         self.checksum = checksum
         self.age = age
-        self.began_at = trio.current_time() if flight is None else flight.began_at
+        self.began_at = trio.current_time() if fetch is None else fetch.began_at
         """When its fetch began, or when it was read from another tier to be moved (trio clock)."""
         self.level = 0
         """Level of the tier that it was offered to."""
@@ -91,7 +91,7 @@ class Candidate:
 
     def anew(self) -> "Candidate":
         """Return a new candidate for the same block, to offer it to another tier."""
-        return Candidate(self.key, self.data, self._done, self.flight, self.checksum, self.age)
+        return Candidate(self.key, self.data, self._done, self.fetch, self.checksum, self.age)
 
 
 class _Write(NamedTuple):
