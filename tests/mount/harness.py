@@ -115,7 +115,7 @@ class Site:
 
     def refused(self, *options: object, code: int = 1) -> str:
         """Mounting fails with one line that says so, and leaves nothing behind."""
-        self.expected_trouble += (" cachefs.cli.background: ",)  # it logs why it ended
+        self.expected_trouble += (" cachefs.cli.mounting.background: ",)  # it logs why it ended
         said = self.mount(*options, code=code)
         assert said.startswith("cachefs: error: "), said
         assert said.count("\n") == 1, said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli.mount_words import FSTAB, IGNORED, parse_mount_words
+from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.config import flags
 from tests.mount.harness import Site
 
@@ -77,7 +77,7 @@ def test_failures_have_the_exit_codes_of_mount(site: Site) -> None:
     said = run(HELPER, site.source, site.mountpoint, "-o", "cach_dir=/x", code=1).stderr
     assert said == 'mount.cachefs: error: -o: "cach_dir" is unknown; did you mean "cache_dir"?\n'
     missing = site.mountpoint / "missing"
-    site.expected_trouble += (" cachefs.cli.background: ",)
+    site.expected_trouble += (" cachefs.cli.mounting.background: ",)
     said = run(HELPER, site.source, missing, "-o", words(site), code=32).stderr
     assert said.startswith("mount.cachefs: error: ")
     assert "does not exist" in said

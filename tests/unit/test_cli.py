@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cachefs import __version__
-from cachefs.cli import all_mounts, main
+from cachefs.cli import main
 from cachefs.cli import status as status_module
-from cachefs.cli.mount_words import parse_mount_words
+from cachefs.cli.mounting.mount_words import parse_mount_words
+from cachefs.cli.mounts import all_mounts
 from cachefs.config import flags
 from cachefs.errors import CachefsError, UsageError
 from cachefs.mounts import Health, RuntimeEntry

@@ -13,7 +13,7 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from cachefs import log
-from cachefs.cli import background
+from cachefs.cli.mounting import background
 from cachefs.errors import CacheDirError, UsageError
 
 def serve(ready):

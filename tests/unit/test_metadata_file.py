@@ -8,8 +8,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from cachefs.cli.files.metadata_file import COLUMNS, MetadataReader, MetadataWriter
 from cachefs.cli.metadata import ahead
-from cachefs.cli.metadata_file import COLUMNS, MetadataReader, MetadataWriter
 from cachefs.errors import CachefsError, UsageError
 
 NONE, NO_MODE = (1 << 32) - 1, (1 << 16) - 1

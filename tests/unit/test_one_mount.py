@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cli import one_mount
-from cachefs.cli.one_mount import the_mount
+from cachefs.cli.mounts import one_mount
+from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.errors import MountError, UsageError
 from cachefs.mounts import RuntimeEntry
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.cache_paths import Question, counted, joined, path_options
+from cachefs.cli.mounts.path_request import PathRequest, counted, joined, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -41,13 +41,13 @@ def command(
     It also counts the keys below each PATH that can't be shown as files, such as a key with an
     empty part. --json prints one object per line.
     """
-    question = Question(paths, mountpoint)
+    request = PathRequest(paths, mountpoint)
     if not as_json:
         click.echo(_row(_HEADS, "path"))
     arguments: dict[str, object] = {}
     if summarize or depth is not None:
         arguments["depth"] = 0 if summarize else depth
-    for path, line in question.ask(api.CACHE_USAGE, **arguments):
+    for path, line in request.ask(api.CACHE_USAGE, **arguments):
         place = joined(path, line.pop("path"))
         if as_json:
             click.echo(json.dumps({"path": place, **line}))
@@ -59,7 +59,7 @@ def command(
                     f"cachefs: {place}: {keys} can't be shown as files; the log has examples",
                     err=True,
                 )
-    sys.exit(1 if question.failed else 0)
+    sys.exit(1 if request.failed else 0)
 
 
 def _cells(line: dict[str, Any], in_bytes: bool) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, counted, path_options
+from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -27,8 +27,8 @@ def command(
     The files stay visible, and a read fetches them again. The kernel keeps its cached pages of
     them. The command sends no request to the origin.
     """
-    question = Question(paths, mountpoint)
-    sums = question.sums(api.CACHE_EVICT, force=force, dry_run=dry_run)
+    request = PathRequest(paths, mountpoint)
+    sums = request.sums(api.CACHE_EVICT, force=force, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
@@ -45,4 +45,4 @@ def command(
             click.echo(
                 f"{sums['stuck_blocks']} blocks stay on a disk that does not answer", err=True
             )
-    sys.exit(1 if question.failed or sums.get("stuck_blocks") else 0)
+    sys.exit(1 if request.failed or sums.get("stuck_blocks") else 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.cache_paths import Question, counted, path_options
+from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes, format_duration
 
@@ -21,9 +21,9 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
     For a directory the command shows the sums over all files below it; the mount lists directories
     that it has never listed. --json prints one object per line.
     """
-    question = Question(paths, mountpoint)
+    request = PathRequest(paths, mountpoint)
     is_first = True
-    for path, line in question.ask(api.CACHE_INFO):
+    for path, line in request.ask(api.CACHE_INFO):
         if as_json:
             click.echo(json.dumps({"path": path, **line}))
             continue
@@ -32,9 +32,9 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
         for name, text in _rows(line):
             click.echo(f"  {name:<9} {text}")
         if "problem" in line:
-            question.failed = True
+            request.failed = True
             click.echo(f"cachefs: incomplete: {line['problem']}", err=True)
-    sys.exit(1 if question.failed else 0)
+    sys.exit(1 if request.failed else 0)
 
 
 def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:

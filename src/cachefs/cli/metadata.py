@@ -43,7 +43,7 @@ def command() -> None:
 @_debug
 def export(mountpoint: str, file: str, debug: bool) -> None:
     """Write all cached metadata of MOUNTPOINT to FILE, in Parquet."""
-    from cachefs.cli.metadata_file import MetadataWriter
+    from cachefs.cli.files.metadata_file import MetadataWriter
 
     place = _mount(mountpoint)
     began = time.monotonic()
@@ -66,7 +66,7 @@ def export(mountpoint: str, file: str, debug: bool) -> None:
 @_debug
 def import_(mountpoint: str, file: str, debug: bool) -> None:
     """Add the metadata in FILE to MOUNTPOINT, except where MOUNTPOINT has newer data."""
-    from cachefs.cli.metadata_file import MetadataReader
+    from cachefs.cli.files.metadata_file import MetadataReader
 
     place = _mount(mountpoint)
     began = time.monotonic()

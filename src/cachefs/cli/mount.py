@@ -11,8 +11,8 @@ import click
 from pydantic.fields import FieldInfo
 
 from cachefs import log, systemd_notify
-from cachefs.cli.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, OnReady, launch
-from cachefs.cli.mount_words import parse_mount_words
+from cachefs.cli.mounting.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, OnReady, launch
+from cachefs.cli.mounting.mount_words import parse_mount_words
 from cachefs.config import (
     Flag,
     Group,

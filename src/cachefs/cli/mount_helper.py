@@ -8,7 +8,7 @@ import click
 from cachefs import __version__
 from cachefs.cli import explain
 from cachefs.cli.mount import given, load, start
-from cachefs.cli.mount_words import FSTAB, IGNORED, parse_mount_words
+from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.errors import UsageError
 
 _PROGRAM = "mount.cachefs"

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, counted, path_options
+from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -22,8 +22,8 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
     survive restarts and hold for these versions of the files. The mount's --pin-limit gives the
     share of a tier that may be pinned; if there is more to pin, nothing is pinned.
     """
-    question = Question(paths, mountpoint)
-    sums = question.sums(api.CACHE_PIN)
+    request = PathRequest(paths, mountpoint)
+    sums = request.sums(api.CACHE_PIN)
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
@@ -46,4 +46,4 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
             "(--pin-limit)",
             err=True,
         )
-    sys.exit(1 if question.failed or refused_bytes else 0)
+    sys.exit(1 if request.failed or refused_bytes else 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.one_mount import the_mount, why_silent
+from cachefs.cli.mounts.one_mount import the_mount, why_silent
 from cachefs.cli.views.short_numbers import short_bytes, short_time
 from cachefs.control import api
 from cachefs.control.client import stream

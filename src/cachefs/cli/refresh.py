@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, path_options
+from cachefs.cli.mounts.path_request import PathRequest, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -22,8 +22,8 @@ def command(
     files that are gone or replaced, pinned or not. Unchanged files keep their cached data. The
     command does not list directories that were never listed.
     """
-    question = Question(paths, mountpoint)
-    sums = question.sums(api.CACHE_REFRESH, wait=wait)
+    request = PathRequest(paths, mountpoint)
+    sums = request.sums(api.CACHE_REFRESH, wait=wait)
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
@@ -34,4 +34,4 @@ def command(
             f"{sums['changed']} changed, {sums['new']} new, {sums['gone']} gone, of "
             f"{sums['checked'] + sums['gone']} names{dropped}"
         )
-    sys.exit(1 if question.failed else 0)
+    sys.exit(1 if request.failed else 0)

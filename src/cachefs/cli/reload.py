@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cachefs.cli.mount import load
-from cachefs.cli.one_mount import the_mount
+from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.cli.set import change, shown
 from cachefs.config import LIVE, MountConfig, flags, to_json
 from cachefs.control import api

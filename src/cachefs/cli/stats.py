@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from cachefs.cli.one_mount import the_mount, why_silent
+from cachefs.cli.mounts.one_mount import the_mount, why_silent
 from cachefs.cli.views.rates import Rates, difference, look
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.errors import CachefsError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from cachefs.cli.all_mounts import SERVING, collect
+from cachefs.cli.mounts.all_mounts import SERVING, collect
 from cachefs.errors import MountError
 from cachefs.mounts import served_on
 

@@ -18,7 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from cachefs.cli.all_mounts import SERVING, collect
+from cachefs.cli.mounts.all_mounts import SERVING, collect
 from cachefs.cli.views import top as top_view
 from cachefs.cli.views.rates import difference, look_closer
 from cachefs.cli.views.top import MountView

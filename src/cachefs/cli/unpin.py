@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from cachefs.cli.cache_paths import Question, counted, path_options
+from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -14,8 +14,8 @@ from cachefs.units import format_bytes
 @path_options
 def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
     """Let the cache evict files, and all files below directories, like all others again."""
-    question = Question(paths, mountpoint)
-    sums = question.sums(api.CACHE_UNPIN)
+    request = PathRequest(paths, mountpoint)
+    sums = request.sums(api.CACHE_UNPIN)
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
@@ -26,4 +26,4 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug
         click.echo(
             f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True
         )
-    sys.exit(1 if question.failed or sums.get("stuck_blocks") else 0)
+    sys.exit(1 if request.failed or sums.get("stuck_blocks") else 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.one_mount import the_mount
+from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import find_entry, socket_path

@@ -1,8 +1,8 @@
-"""Files of `cachefs metadata import` (cli/metadata_file.py)."""
+"""Files of `cachefs metadata import` (cli/files/metadata_file.py)."""
 
 import json
 
-from cachefs.cli.metadata_file import MetadataReader
+from cachefs.cli.files.metadata_file import MetadataReader
 from cachefs.errors import CachefsError
 from tests.fuzz.targets._support import check_text, directory
 

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from cachefs.cli.all_mounts import SERVING
-from cachefs.cli.cache_paths import counted
+from cachefs.cli.mounts.all_mounts import SERVING
+from cachefs.cli.mounts.path_request import counted
 from cachefs.cli.views import tier_table
 from cachefs.units import format_bytes, format_duration
 

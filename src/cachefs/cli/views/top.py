@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from cachefs.cli.all_mounts import SERVING
+from cachefs.cli.mounts.all_mounts import SERVING
 from cachefs.cli.views import tier_table
 from cachefs.cli.views.rates import Rates, Sample
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time

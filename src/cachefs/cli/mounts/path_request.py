@@ -32,7 +32,7 @@ def path_options(function: _Command) -> _Command:
     return function
 
 
-class Question:
+class PathRequest:
     """A request about paths to the daemon of the mount that contains them."""
 
     def __init__(self, paths: Sequence[str], mountpoint: str | None) -> None:
