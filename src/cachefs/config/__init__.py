@@ -10,8 +10,8 @@ from cachefs.config.fields import (
     user_cache_home,
     user_mem_home,
 )
-from cachefs.config.load import flags, load_mount_config, load_table_in, load_tier, mountpoint_in
-from cachefs.config.model import MountConfig
+from cachefs.config.load import load_mount_config, load_table_in, load_tier, mountpoint_in
+from cachefs.config.model import MountConfig, flags
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.config.transport import from_json, to_json
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
 from cachefs.config.fields import absolute_path, nearest
-from cachefs.config.load import explain, flags
-from cachefs.config.model import MountConfig
+from cachefs.config.load import explain
+from cachefs.config.model import MountConfig, flags
 from cachefs.errors import UsageError
 
 OFF = "off"

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, GetCoreSchemaHandler
+from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
 from cachefs import units
 from cachefs.config.source_url import refuse_secrets
@@ -41,19 +42,22 @@ class Group(Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """The command-line form of a field. Without `metavar` it is a switch without a value.
+    """The command-line form of a field.
 
-    A name may have the negative form after a slash: `--x/--no-x`. `shown_default` is the help
-    text for a default that depends on the machine. `multiple` allows the option several times.
-    `live` options can change while mounted (`cachefs set`, `cachefs reload`).
+    A declaration gives what differs from the usual form; `config.flags` fills in the rest: the
+    name made from the field's, the words of a `Literal` as `metavar`, and the group of the section.
+    Without `metavar` it is a switch without a value. A name may have the negative form after a
+    slash: `--x/--no-x`. `live` options can change while mounted (`cachefs set`,
+    `cachefs reload`). `shown_default` is the help text for a default that depends on the machine.
+    `multiple` allows the option several times.
     """
 
-    names: tuple[str, ...]
-    group: Group
     metavar: str | None = None
+    names: tuple[str, ...] = ()
+    live: bool = False
     shown_default: str | None = None
     multiple: bool = False
-    live: bool = False
+    group: Group = Group.PROCESS
 
     @property
     def option(self) -> str:
@@ -175,15 +179,20 @@ def _check_switch(value: object) -> bool:
     return value
 
 
-def choice(*allowed: str) -> BeforeValidator:
-    """Make a check for one of the `allowed` words."""
+class _Choice:
+    """Checks that a value is one of the words of the field's `Literal`."""
 
-    def check(value: object) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise _refuse(value, f"one of {', '.join(allowed)}")
-        return value
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        allowed = get_args(source)
 
-    return BeforeValidator(check)
+        def check(value: object) -> str:
+            if not isinstance(value, str) or value not in allowed:
+                raise _refuse(value, f"one of {', '.join(allowed)}")
+            return value
+
+        return no_info_before_validator_function(check, handler(source))
 
 
 _LEAST_RATE = 64 << 10
@@ -291,6 +300,7 @@ RATE = BeforeValidator(_check_rate)
 LIMITS = BeforeValidator(_check_limits)
 DURATION = BeforeValidator(_check_duration)
 RATIO = BeforeValidator(check_ratio)
+CHOICE = _Choice()
 MODE = BeforeValidator(_check_mode)
 SWITCH = BeforeValidator(_check_switch)
 TEXT = BeforeValidator(_check_text)

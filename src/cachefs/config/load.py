@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cachefs.config.fields import Flag, absolute_path, nearest, show
-from cachefs.config.model import MountConfig, refuse_below_mountpoint
+from cachefs.config.fields import absolute_path, nearest, show
+from cachefs.config.model import MountConfig, flags, refuse_below_mountpoint
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
 
@@ -26,16 +26,6 @@ _PATHS = {"cache_dir": ":", "mem_dir": "", "log_file": "", "credentials_dir": ""
 """Keys whose values are paths, with the separators between several paths."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
-
-
-def flags() -> dict[str, Flag]:
-    """Return the command-line form of every field that has one, by field name."""
-    return {
-        name: meta
-        for name, field in MountConfig.model_fields.items()
-        for meta in field.metadata
-        if isinstance(meta, Flag)
-    }
 
 
 def load_mount_config(
