@@ -48,7 +48,7 @@ def test_what_is_in_use_stays_open(slabs: list[Slab]) -> None:
     for slab in slabs[:2]:
         open_one(slab, among)
     with slabs[0].in_use():
-        slabs[1].pin(0)
+        slabs[1].add_reference(0)
         for slab in slabs[2:6]:
             open_one(slab, among)
         assert numbers(slabs) == [0, 1, 5], "one too many, as the others are in use"

@@ -13,7 +13,7 @@ CLASSES = [class_of(1 << 20), class_of(800_000), class_of(500_000)]
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """`model` maps (slab id, slot) to [state, length, pins]; what it doesn't name is free."""
+    """`model` maps (slab id, slot) to [state, length, references]; what it doesn't name is free."""
 
     @initialize()
     def start(self) -> None:
@@ -21,17 +21,17 @@ class SlotMachine(RuleBasedStateMachine):
         self.model: dict[tuple[int, int], list[int]] = {}
         self.draining: set[int] = set()
 
-    def pick(self, data: st.DataObject, *states: int, pinned: bool = False) -> tuple[Slab, int]:
+    def pick(self, data: st.DataObject, *states: int, referenced: bool = False) -> tuple[Slab, int]:
         places = sorted(
             place
-            for place, (state, _, pins) in self.model.items()
-            if state in states and (pins or not pinned)
+            for place, (state, _, references) in self.model.items()
+            if state in states and (references or not referenced)
         )
         slab_id, slot = data.draw(st.sampled_from(places))
         return self.slabs.by_id[slab_id], slot
 
-    def has(self, *states: int, pinned: bool = False) -> bool:
-        return any(s in states and (p or not pinned) for s, _, p in self.model.values())
+    def has(self, *states: int, referenced: bool = False) -> bool:
+        return any(s in states and (p or not referenced) for s, _, p in self.model.values())
 
     def of_slab(self, slab: Slab) -> list[list[int]]:
         return [value for (slab_id, _), value in self.model.items() if slab_id == slab.slab_id]
@@ -70,16 +70,16 @@ class SlotMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has(USED, KEPT))
     @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
+    def add_reference(self, data: st.DataObject) -> None:
         slab, slot = self.pick(data, USED, KEPT)
-        slab.pin(slot)
+        slab.add_reference(slot)
         self.model[slab.slab_id, slot][2] += 1
 
-    @precondition(lambda self: self.has(USED, KEPT, ZOMBIE, pinned=True))
+    @precondition(lambda self: self.has(USED, KEPT, ZOMBIE, referenced=True))
     @rule(data=st.data())
-    def unpin(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED, KEPT, ZOMBIE, pinned=True)
-        self.slabs.unpin(slab, slot)
+    def drop_reference(self, data: st.DataObject) -> None:
+        slab, slot = self.pick(data, USED, KEPT, ZOMBIE, referenced=True)
+        self.slabs.drop_reference(slab, slot)
         value = self.model[slab.slab_id, slot]
         value[2] -= 1
         if value[0] == ZOMBIE and value[2] == 0:
@@ -129,7 +129,9 @@ class SlotMachine(RuleBasedStateMachine):
     def restart_one(self, data: st.DataObject) -> None:
         """A row restores what is used; only for slabs where nothing is under way."""
         slab = self.slabs.by_id[data.draw(st.sampled_from(sorted(self.slabs.by_id)))]
-        if any(state not in (USED, KEPT) or pins for state, _, pins in self.of_slab(slab)):
+        if any(
+            state not in (USED, KEPT) or references for state, _, references in self.of_slab(slab)
+        ):
             return
         row = decode_slab_row(encode_slab_row(slab.row()))
         self.slabs.remove(slab)

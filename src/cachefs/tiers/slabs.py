@@ -6,7 +6,7 @@ No I/O and no waiting: every method is atomic on the loop thread. The states of 
                   \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
 
 KEPT is the state of a used slot whose block a user has pinned. An evictable block (loose) has the
-state USED: a search for these (`loose_slots`) skips pinned ones at no cost. A reference (`pin`)
+state USED: a search for these (`loose_slots`) skips pinned ones at no cost. A reference
 prevents the reuse of a slot while a thread reads it; it does not prevent eviction.
 
 Invariants (checked by tests/unit/test_slabs.py):
@@ -56,7 +56,7 @@ class Slab:
         "_bitmap",
         "_hint",
         "_kept_bitmap",
-        "_pins",
+        "_references",
         "agrees",
         "charge_bytes",
         "class_index",
@@ -105,12 +105,12 @@ class Slab:
         """Slots, index and slot table agree (`cache/tier/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
         """Returns the ticks of an earlier run, or None; called when ticks are first needed."""
-        self._pins: dict[int, int] = {}
+        self._references: dict[int, int] = {}
         self.format(NO_LAYOUT, tick=0)
 
     def format(self, layout: SlabLayout, tick: int) -> None:
-        """Reset to an empty slab of `layout`. No slot may have a reference (`pin`)."""
-        assert not self._pins
+        """Reset to an empty slab of `layout`. No slot may have a reference."""
+        assert not self._references
         self.layout = layout
         self.class_index = layout.class_index
         self.slot_bytes = layout.slot_bytes
@@ -221,7 +221,7 @@ class Slab:
     @property
     def is_busy(self) -> bool:
         """Whether a task or a thread may be using the descriptor."""
-        return bool(self._pins or self.writing_count or self.users)
+        return bool(self._references or self.writing_count or self.users)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -234,11 +234,12 @@ class Slab:
 
     def is_empty(self) -> bool:
         """Whether no slot is used, written, or read by a thread."""
-        return self.free_count == self.slot_count and not self._pins
+        return self.free_count == self.slot_count and not self._references
 
-    def pin(self, slot: int) -> None:
-        """Add a reference, which is counted: the slot is not reused before `SlabSet.unpin`."""
-        self._pins[slot] = self._pins.get(slot, 0) + 1
+    def add_reference(self, slot: int) -> None:
+        """Add a reference, which is counted: the slot is not reused before
+        `SlabSet.drop_reference`."""
+        self._references[slot] = self._references.get(slot, 0) + 1
 
 
 def _find_all(states: bytearray, first: int, end: int, wanted: int = USED) -> Iterator[int]:
@@ -424,7 +425,7 @@ class SlabSet:
         self.used_charge_bytes -= slab.charge_bytes
         self.cached_blocks -= 1
         self.cached_bytes -= length
-        if slot in slab._pins:
+        if slot in slab._references:
             slab.state[slot] = ZOMBIE
         else:
             self._release(slab, slot)
@@ -454,11 +455,11 @@ class SlabSet:
         self.cached_bytes += used_bytes - slab.used_bytes
         slab.used_bytes = used_bytes
 
-    def unpin(self, slab: Slab, slot: int) -> None:
-        """Remove a reference (`Slab.pin`). The last one frees a ZOMBIE slot."""
-        slab._pins[slot] -= 1
-        if slab._pins[slot] == 0:
-            del slab._pins[slot]
+    def drop_reference(self, slab: Slab, slot: int) -> None:
+        """Remove a reference (`Slab.add_reference`). The last one frees a ZOMBIE slot."""
+        slab._references[slot] -= 1
+        if slab._references[slot] == 0:
+            del slab._references[slot]
             if slab.state[slot] == ZOMBIE:
                 self._release(slab, slot)
 

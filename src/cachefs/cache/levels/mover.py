@@ -202,7 +202,7 @@ class Mover:
         if not batch:
             return []
         for load in batch:
-            load.slab.pin(load.location.slot)
+            load.slab.add_reference(load.location.slot)
         try:
             size_bytes = sum(load.location.length for load in batch)
             blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
@@ -211,7 +211,7 @@ class Mover:
             return []
         finally:
             for load in batch:
-                slabs.unpin(load.slab, load.location.slot)
+                slabs.drop_reference(load.slab, load.location.slot)
         found: list[tuple[_Load, Buffer]] = []
         for load, block in zip(batch, blocks, strict=True):
             if isinstance(block, OSError):
@@ -299,7 +299,7 @@ def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
 
 
 def _read_all(disk: Disk, batch: list[_Load]) -> list[Checked | OSError]:
-    """Read and verify a batch, in a reader thread; the caller holds references to the slots (pin).
+    """Read and verify a batch, in a reader thread; the caller holds references to the slots.
 
     Raises `OSError` only if no block can be read: one bad sector must not fail the other blocks,
     and says little about the health of the disk.

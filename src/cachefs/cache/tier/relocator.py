@@ -112,7 +112,7 @@ class Relocator:
         store = self._store
         size_bytes = len(slots) * slab.slot_bytes
         for slot in slots:
-            slab.pin(slot)
+            slab.add_reference(slot)
         try:
             found = await store.io.read(size_bytes, _read_blocks, store.tier.disk, slab, slots)
         except OSError:
@@ -120,7 +120,7 @@ class Relocator:
             return
         finally:
             for slot in slots:
-                self._slabs.unpin(slab, slot)
+                self._slabs.drop_reference(slab, slot)
         sources = [
             source for source in found if source is not None and self._is_right(slab, source)
         ]
@@ -171,7 +171,7 @@ class Relocator:
 
 def _read_blocks(disk: Disk, slab: Slab, slots: list[int]) -> list[_Source | None]:
     """Read table entry and bytes of each slot; None for a slot whose entry is damaged. This runs in
-    a reader thread. The caller holds references (pins) to the slots."""
+    a reader thread. The caller holds references to the slots."""
     found: list[_Source | None] = []
     for slot in slots:
         row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))

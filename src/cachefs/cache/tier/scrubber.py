@@ -68,7 +68,7 @@ class Scrubber:
             return
         slots = [slot for slot in slots if slab.holds(slot)]
         for slot in slots:
-            slab.pin(slot)
+            slab.add_reference(slot)
         try:
             found = await store.io.read(size_bytes, _read_slots, store.tier.disk, slab, slots)
         except OSError:
@@ -76,7 +76,7 @@ class Scrubber:
             return
         finally:
             for slot in slots:
-                store.slabs.unpin(slab, slot)
+                store.slabs.drop_reference(slab, slot)
         for slot, entry in found.items():
             self._judge(slab, slot, *entry)
         await trio.sleep(size_bytes / self._pace())

@@ -269,26 +269,26 @@ class TierStore:
                 self._forget(key, slab)  # if the slot is used, it holds another block
                 return None
             try:
-                return await self._read_pinned(key, slab, location, offset, length)
+                return await self._read_slot(key, slab, location, offset, length)
             except OverdueError:
                 return None
         return None
 
     async def _read_raw(
-        self, unpin: Callable[[], None], fd: int, length: int, position: int
+        self, drop_reference: Callable[[], None], fd: int, length: int, position: int
     ) -> bytes | bytearray:
-        """Return the bytes; fewer than `length` if the file ends there. `unpin` is called once the
-        slot is not read any more. Raises `OSError`, `OverdueError`."""
+        """Return the bytes; fewer than `length` if the file ends there. `drop_reference` is called
+        once the slot is not read any more. Raises `OSError`, `OverdueError`."""
         try:
             data = await self._arrivals.read(fd, length, position, self.tier.read_flags)
         except BaseException:
-            unpin()
+            drop_reference()
             raise
         if data is None:
             return await self.io.read_patiently(
-                unpin, length, self._disk.read, fd, length, position
+                drop_reference, length, self._disk.read, fd, length, position
             )
-        unpin()
+        drop_reference()
         return data
 
     @staticmethod
@@ -299,7 +299,7 @@ class TierStore:
             and slab.holds(location.slot)
         )
 
-    async def _read_pinned(
+    async def _read_slot(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, length: int
     ) -> Buffer | None:
         slot = location.slot
@@ -309,12 +309,12 @@ class TierStore:
             first, end = self.sums.range_of(location, offset, length)
         elif proven:
             first, end = offset, offset + length
-        slab.pin(slot)
-        unpin = partial(self.slabs.unpin, slab, slot)
+        slab.add_reference(slot)
+        drop_reference = partial(self.slabs.drop_reference, slab, slot)
         try:
             if proven:
                 position = slab.layout.slot_offset(slot) + first
-                data = await self._read_raw(unpin, slab.fd, end - first, position)
+                data = await self._read_raw(drop_reference, slab.fd, end - first, position)
                 right = len(data) == end - first
                 if right and self.is_on_disk:
                     right = self.sums.agree(location, first, data)
@@ -325,7 +325,7 @@ class TierStore:
                 checked = Checked(data, None)
             else:
                 checked = await self.io.read_patiently(
-                    unpin, location.length, read_and_check, self._disk, slab, location
+                    drop_reference, location.length, read_and_check, self._disk, slab, location
                 )
                 self.counters.verified += 1
         except OSError as error:
@@ -516,7 +516,7 @@ class TierStore:
 
 def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
     """Read a whole block and its table entry, and verify the bytes. This runs in a worker thread.
-    The caller must hold a reference (pin) to the slot, so that fd and layout cannot change. Raises
+    The caller must hold a reference to the slot, so that fd and layout cannot change. Raises
     `OSError`."""
     data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
     row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))

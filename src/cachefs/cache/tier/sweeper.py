@@ -15,8 +15,8 @@ from cachefs.tiers.slabs import Slab
 
 _STEP_SLOTS = 512
 """Most slots to check in one turn of the event loop."""
-_PIN_PATIENCE_S = 2.0
-"""How long the sweeper waits for readers' references (pins) to an emptied slab before it gives
+_REFERENCE_PATIENCE_S = 2.0
+"""How long the sweeper waits for readers' references to an emptied slab before it gives
 up."""
 _MOVE_BLOCKS = 64
 """Blocks moved to a slower tier at a time."""
@@ -152,7 +152,7 @@ class Sweeper:
         let it allocate no slots. With `must`, drop what cannot be demoted yet.
 
         Return False, and leave the slab in use, if that is not possible, if a block is being
-        written, or if a reader holds a slot longer than `_PIN_PATIENCE_S`.
+        written, or if a reader holds a slot longer than `_REFERENCE_PATIENCE_S`.
         """
         if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
             return False
@@ -182,7 +182,7 @@ class Sweeper:
             for start in range(0, len(picks), _DROP_BLOCKS):
                 self._drop(slab, picks[start : start + _DROP_BLOCKS])
                 await trio.lowlevel.checkpoint()
-        with trio.move_on_after(_PIN_PATIENCE_S):
+        with trio.move_on_after(_REFERENCE_PATIENCE_S):
             # A user may have pinned one of its blocks in the meantime.
             while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no event there
                 await trio.sleep(0.005)
