@@ -140,9 +140,9 @@ static void run(struct input *in) {
         case 5: {
             uint32_t file = (uint32_t)number(in, 1) % 8;
             if (number(in, 1) & 1)
-                rt_kill(&writer, file);
+                rt_withdraw_file(&writer, file);
             else
-                rt_invalidate(&writer, file, (uint32_t)number(in, 4));
+                rt_withdraw(&writer, file, (uint32_t)number(in, 4));
             break;
         }
         case 6: /* the daemon takes what was hit */

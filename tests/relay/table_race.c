@@ -74,11 +74,11 @@ static void check_one_by_one(void) {
     if (!rt_find(&table, 5, 7, &found) || found.file != 2 || found.slot != 3) abort();
     if (rt_find(&table, 5, 8, &found) || rt_find(&table, 6, 7, &found)) abort();
     rt_find(&table, 5, 7, &found);
-    rt_invalidate(&table, 2, 3);
+    rt_withdraw(&table, 2, 3);
     if (rt_still(&table, &found) || rt_find(&table, 5, 7, &found)) abort();
     rt_publish(&table, 5, 7, 2, 3, 1005, true, 0);
     rt_find(&table, 5, 7, &found);
-    rt_kill(&table, 2);
+    rt_withdraw_file(&table, 2);
     if (rt_still(&table, &found) || rt_find(&table, 5, 7, &found)) abort();
     rt_revive(&table, 2);
     if (!rt_find(&table, 5, 7, &found)) abort();
@@ -110,15 +110,15 @@ int main(int argc, char **argv) {
             for (uint32_t f = 0; f < FILES; f++) rt_revive(&table, base + f);
             epochs++;
         } else if (what % 512 == 1) { /* a slab becomes another file */
-            rt_kill(&table, file);
+            rt_withdraw_file(&table, file);
             for (uint32_t s = 0; s < SLOTS; s++) fill(file, s, 0);
             for (uint32_t f = 0; f < FILES; f++)
-                if (base + f != file) rt_kill(&table, base + f);
+                if (base + f != file) rt_withdraw_file(&table, base + f);
             base = (base + FILES) % (RT_FILES - FILES);
             for (uint32_t f = 0; f < FILES; f++) rt_revive(&table, base + f);
             continue;
         }
-        rt_invalidate(&table, file, slot);
+        rt_withdraw(&table, file, slot);
         fill(file, slot, ino);
         rt_publish(&table, ino, 7, file, slot, (uint32_t)(1000 + ino), true, 0);
         while (rt_drain(&table) != NULL) drained++;

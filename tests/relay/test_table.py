@@ -40,7 +40,7 @@ def table(memory: int) -> _relay.Table:
 
 def test_golden_bytes(memory: int, table: _relay.Table) -> None:
     table.revive(3)
-    table.invalidate(3, 512 * 9)
+    table.withdraw(3, 512 * 9)
     table.publish(0x1122334455, 6, 3, 512 * 9, 100_000, True, SUM)
     with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
         magic, format_, ways, entries, total, epoch = HEADER.unpack_from(view)
@@ -104,7 +104,7 @@ def test_a_freed_slot_is_served_no_more(table: _relay.Table) -> None:
     table.revive(1)
     table.publish(7, 0, 1, 4096, 100, True, SUM)
     table.publish(8, 0, 1, 8192, 100, True, SUM)
-    table.invalidate(1, 4096)
+    table.withdraw(1, 4096)
     assert table.find(7, 0) is None
     assert table.find(8, 0) is not None
     table.publish(9, 0, 1, 4096, 100, True, SUM)
@@ -116,7 +116,7 @@ def test_a_dead_file_is_served_no_more(table: _relay.Table) -> None:
     for file in (1, 2):
         table.revive(file)
         table.publish(file, 0, file, 4096, 100, True, SUM)
-    table.kill(1)
+    table.withdraw_file(1)
     assert table.find(1, 0) is None
     assert table.find(2, 0) is not None
 

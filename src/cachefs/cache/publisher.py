@@ -47,9 +47,9 @@ class Table(sums.Table, Protocol):
         /,
     ) -> None: ...
     def verify_all(self, verify: bool, /) -> None: ...
-    def invalidate(self, file: int, offset: int, /) -> None: ...
+    def withdraw(self, file: int, offset: int, /) -> None: ...
     def revive(self, file: int, /) -> None: ...
-    def kill(self, file: int, /) -> None: ...
+    def withdraw_file(self, file: int, /) -> None: ...
     def drain(self, most: int, /) -> list[tuple[int, int, int, int]]: ...
     def take_file_hits(self, file: int, /) -> tuple[int, int]: ...
 
@@ -71,14 +71,14 @@ class _Awaited(NamedTuple):
     is_last: bool
 
 
-class _Shared(NamedTuple):
+class _PublishedSlab(NamedTuple):
     """A slab that has a file number in the relay's table, and its store."""
 
     store: TierStore
     slab: Slab
 
 
-class SharedBlocks:
+class Publisher:
     """The blocks of one mount that the relay serves. Only the event loop uses this object. No
     method waits, except `run`."""
 
@@ -97,7 +97,7 @@ class SharedBlocks:
         self._table = table
         self._files = files
         self._key_of = key_of
-        self._shared: dict[int, _Shared] = {}
+        self._slabs: dict[int, _PublishedSlab] = {}
         self._next_file = 0
         self._most_lent = descriptors_for_slabs() if most_lent is None else most_lent
         self._lent: OrderedDict[int, None] = OrderedDict()
@@ -108,23 +108,20 @@ class SharedBlocks:
         cache.sums.share(table)
         cache.tell_admitted(self._admitted)
 
-    def offer(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
+    def publish(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
         """Publish the blocks of a file range that the daemon serves, so that the relay can serve
         the next read.
 
         Only a verified block is published. Every other block is remembered, and published when a
         tier stores it.
         """
-        first, end = (
-            offset // BLOCK_BYTES,
-            min(-(-(offset + length) // BLOCK_BYTES), ref.block_count),
-        )
-        for block in range(first, end):
+        end = min(-(-(offset + length) // BLOCK_BYTES), ref.block_count)
+        for block in range(offset // BLOCK_BYTES, end):
             key = BlockKey(ref.object_id, block)
             is_last = block == ref.block_count - 1
             found = self._cache.proven(key)
             if found is not None:
-                self._publish(ino, key, *found, is_last)
+                self._publish_block(ino, key, *found, is_last)
                 continue
             self._awaited[key] = _Awaited(ino, is_last)
             self._awaited.move_to_end(key)
@@ -135,31 +132,31 @@ class SharedBlocks:
         """Publish a block that a tier has just stored, if a reader has requested it."""
         awaited = self._awaited.pop(key, None)
         if awaited is not None:
-            self._publish(awaited.ino, key, store, location, awaited.is_last)
+            self._publish_block(awaited.ino, key, store, location, awaited.is_last)
 
-    def _publish(
+    def _publish_block(
         self, ino: int, key: BlockKey, store: TierStore, location: BlockLocation, is_last: bool
     ) -> None:
         slab = store.slabs.by_id[location.slab]
-        if slab.shared_as < 0 and not self._share(store, slab):
+        if slab.relay_file < 0 and not self._add_file(store, slab):
             return
-        if slab.shared_as not in self._lent:
+        if slab.relay_file not in self._lent:
             self._lend(store, slab)
         offset = slab.layout.slot_offset(location.slot)
         block = key.block_index
         self._table.publish(
-            ino, block, slab.shared_as, offset, location.length, is_last, location.checksum
+            ino, block, slab.relay_file, offset, location.length, is_last, location.checksum
         )
 
-    def _share(self, store: TierStore, slab: Slab) -> bool:
+    def _add_file(self, store: TierStore, slab: Slab) -> bool:
         if self._next_file >= _FILES or slab.fd < 0:
             return False
         file = self._next_file
         self._next_file += 1
-        slab.shared_as = file
-        self._shared[file] = _Shared(store, slab)
-        store.slabs.on_freed = self._freed
-        store.slabs.on_withdrawn = self._withdrawn
+        slab.relay_file = file
+        self._slabs[file] = _PublishedSlab(store, slab)
+        store.slabs.on_freed = self._withdraw_slot
+        store.slabs.on_withdrawn = self._withdraw_slab
         self._lend(store, slab)
         self._table.revive(file)
         return True
@@ -174,26 +171,26 @@ class SharedBlocks:
                 return
             self._loans_left -= 1
             self._files.close_file(self._least_used())
-        self._lent[slab.shared_as] = None
-        self._files.send_file(slab.shared_as, slab.fd, store.tier.medium is not Medium.MEM)
+        self._lent[slab.relay_file] = None
+        self._files.send_file(slab.relay_file, slab.fd, store.tier.medium is not Medium.MEM)
 
     def _least_used(self) -> int:
         """Remove one file from `_lent` and return it: the one lent longest ago of those with no
         hit since the last count. After `_LOOKS` files with hits, take the oldest."""
         for _ in range(min(len(self._lent), _LOOKS)):
             file, _ = self._lent.popitem(last=False)
-            if not self._count_hits(file, self._shared[file]):
+            if not self._count_hits(file, self._slabs[file]):
                 return file
             self._lent[file] = None
         return self._lent.popitem(last=False)[0]
 
-    def _freed(self, slab: Slab, slot: int) -> None:
-        self._table.invalidate(slab.shared_as, slab.layout.slot_offset(slot))
+    def _withdraw_slot(self, slab: Slab, slot: int) -> None:
+        self._table.withdraw(slab.relay_file, slab.layout.slot_offset(slot))
 
-    def _withdrawn(self, slab: Slab) -> None:
-        file = slab.shared_as
-        self._table.kill(file)
-        self._count_hits(file, self._shared.pop(file))
+    def _withdraw_slab(self, slab: Slab) -> None:
+        file = slab.relay_file
+        self._table.withdraw_file(file)
+        self._count_hits(file, self._slabs.pop(file))
         if file in self._lent:
             del self._lent[file]
             self._files.close_file(file)
@@ -212,10 +209,10 @@ class SharedBlocks:
         """Report up to `_HITS` new hits of the relay to the policies. Return their number."""
         hits = self._table.drain(_HITS)
         for ino, block, file, offset in hits:
-            shared = self._shared.get(file)
-            if shared is None:
+            published = self._slabs.get(file)
+            if published is None:
                 continue
-            store, slab = shared
+            store, slab = published
             slot = (offset - slab.data_offset) // slab.slot_bytes
             if slab.holds(slot):
                 key = self._key_of(ino, block) if store.on_lower_hit is not None else None
@@ -224,14 +221,14 @@ class SharedBlocks:
 
     def count_hits(self) -> None:
         """Add the relay's hits since the last call to the counters of tiers and cache."""
-        for file, shared in self._shared.items():
-            self._count_hits(file, shared)
+        for file, published in self._slabs.items():
+            self._count_hits(file, published)
 
-    def _count_hits(self, file: int, shared: _Shared) -> int:
+    def _count_hits(self, file: int, published: _PublishedSlab) -> int:
         """Add the new hits of one file to the counters. Return their number."""
         hits, hit_bytes = self._table.take_file_hits(file)
         if hits:
-            for counters in (shared.store.counters, self._cache.counters):
+            for counters in (published.store.counters, self._cache.counters):
                 counters.hits += hits
                 counters.hit_bytes += hit_bytes
         return hits

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.publisher import SharedBlocks
+from cachefs.cache.publisher import Publisher
 from cachefs.config import MountConfig
 from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
@@ -251,17 +251,17 @@ class Mount:
         self, namespace: Namespace, prefetch: Prefetch, on_ready: Callable[[], None]
     ) -> None:
         readers = prefetch.readers
-        shared = None if self._relayed is None else self._relayed.share(self._cache, readers)
-        if self._relayed is not None and shared is not None:
+        publisher = None if self._relayed is None else self._relayed.publisher(self._cache, readers)
+        if self._relayed is not None and publisher is not None:
             self._relayed.yield_to(self._watchers)
-            self._state.relay = self._relayed.figures(shared, self._state.requests)
+            self._state.relay = self._relayed.figures(publisher, self._state.requests)
         hints = HintRequests(prefetch.hints)
-        operations = self._operations(namespace, readers, shared, hints)
+        operations = self._operations(namespace, readers, publisher, hints)
         device = self._mount(operations)
         try:
             async with trio.open_nursery() as nursery:
-                if shared is not None:
-                    nursery.start_soon(shared.run)
+                if publisher is not None:
+                    nursery.start_soon(publisher.run)
                 nursery.start_soon(self._announce, device, on_ready)
                 nursery.start_soon(self._manager.feed_watchdog)
                 await session.serve()
@@ -320,7 +320,7 @@ class Mount:
         self,
         namespace: Namespace,
         readers: Readers,
-        shared: SharedBlocks | None,
+        publisher: Publisher | None,
         hints: HintRequests,
     ) -> Operations:
         config = self._config
@@ -334,7 +334,7 @@ class Mount:
             self._limits,
             self._state.requests,
             self._watchers,
-            shared,
+            publisher,
             hints,
         )
 

@@ -1,7 +1,7 @@
 """The additional objects of a mount behind the relay."""
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.publisher import SharedBlocks
+from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError
 from cachefs.fuse.relay.figures import RelayFigures
 from cachefs.fuse.watchers import Watchers
@@ -24,7 +24,7 @@ class Relayed:
         self.table = _relay.Table(link.table_fd)
         self._link = link
 
-    def share(self, cache: BlockCache, readers: Readers) -> SharedBlocks:
+    def publisher(self, cache: BlockCache, readers: Readers) -> Publisher:
         """Return the object that publishes blocks to the relay. The caller must start its `run`."""
 
         def key_of(ino: int, block: int) -> BlockKey | None:
@@ -33,11 +33,11 @@ class Relayed:
             except CachefsError:
                 return None
 
-        return SharedBlocks(cache, self.table, self._link, key_of)
+        return Publisher(cache, self.table, self._link, key_of)
 
-    def figures(self, shared: SharedBlocks, requests: Requests) -> RelayFigures:
+    def figures(self, publisher: Publisher, requests: Requests) -> RelayFigures:
         """Return the relay's statistics (figures) for status and metrics."""
-        return RelayFigures(self.table, shared, requests)
+        return RelayFigures(self.table, publisher, requests)
 
     def yield_to(self, watchers: Watchers) -> None:
         """While there are watchers of requests, make the relay send all requests to the daemon."""

@@ -20,7 +20,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
-from cachefs.cache.publisher import SharedBlocks
+from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
@@ -122,19 +122,18 @@ class Operations(pyfuse3.Operations):
         limits: UidLimits,
         requests: Requests,
         watchers: Watchers,
-        shared: SharedBlocks | None = None,
+        publisher: Publisher | None = None,
         hints: HintRequests | None = None,
     ) -> None:
         """`on_init` is called when the kernel has sent INIT.
 
-        With `shared`, this mount is behind the relay. The kernel then sends no OPEN and no OPENDIR
-        to this process, and caches a listing until the directory's mtime changes. Without
-        `hints`, hint attributes do not exist.
-        """
+        With `publisher`, this mount is behind the relay. The kernel then sends no OPEN and no
+        OPENDIR to this process, and caches a listing until the directory's mtime changes. Without
+        `hints`, hint attributes do not exist."""
         super().__init__()
-        self._shared = shared
+        self._publisher = publisher
         self._hints = hints
-        if shared is not None:
+        if publisher is not None:
             namespace.outlive()
         self.requests = requests
         self.watchers = watchers
@@ -219,8 +218,8 @@ class Operations(pyfuse3.Operations):
                 reader = self._readers.get(fh & INO_MASK)
                 data = reader.read_now(off, size)
                 if data is not None:
-                    if self._shared is not None:
-                        self._shared.offer(reader.inode.ino, reader.ref, off, size)
+                    if self._publisher is not None:
+                        self._publisher.publish(reader.inode.ino, reader.ref, off, size)
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
                     lasted_ns = perf_counter_ns() - began_ns
                     self._hits.note(lasted_ns)
@@ -269,8 +268,8 @@ class Operations(pyfuse3.Operations):
             if data is not None:
                 return data
         data = await self._readers.read(reader, off, size)
-        if self._shared is not None:
-            self._shared.offer(reader.inode.ino, reader.ref, off, size)
+        if self._publisher is not None:
+            self._publisher.publish(reader.inode.ino, reader.ref, off, size)
         return data
 
     async def flush(self, fh: int) -> None:

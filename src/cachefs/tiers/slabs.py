@@ -68,8 +68,8 @@ class Slab:
         "layout",
         "load_ticks",
         "proof",
+        "relay_file",
         "reported",
-        "shared_as",
         "slab_bytes",
         "slab_id",
         "slot_bytes",
@@ -96,7 +96,7 @@ class Slab:
         """This daemon has read it lately (`open_slabs.py`)."""
         self.users = 0
         """How many `in_use` contexts need the open descriptor, besides references and writes."""
-        self.shared_as = -1
+        self.relay_file = -1
         """The number of the file at the relay, if its blocks are published (`cache/publisher.py`);
         else -1."""
         self.reported = False
@@ -279,9 +279,9 @@ class SlabSet:
 
     def withdraw(self, slab: Slab) -> None:
         """End the publication of the slab's blocks to the relay."""
-        if slab.shared_as >= 0:
+        if slab.relay_file >= 0:
             self.on_withdrawn(slab)
-            slab.shared_as = -1
+            slab.relay_file = -1
 
     def withdraw_all(self) -> None:
         """`withdraw` all slabs."""
@@ -414,7 +414,7 @@ class SlabSet:
         reference is gone."""
         assert slab.state[slot] in (USED, KEPT)
         self.unkeep(slab, slot)
-        if slab.shared_as >= 0:
+        if slab.relay_file >= 0:
             self.on_freed(slab, slot)
         slab.proof[slot] = 0
         if slab.used_count == 1:

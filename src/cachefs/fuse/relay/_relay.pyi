@@ -119,13 +119,13 @@ class Table:
         Raises `ValueError` for values out of range.
         """
 
-    def invalidate(self, file: int, offset: int, /) -> None:
+    def withdraw(self, file: int, offset: int, /) -> None:
         """Mark a slot as free. Must be called before another block gets the slot."""
 
     def revive(self, file: int, /) -> None:
         """Allow the relay to serve blocks of this file."""
 
-    def kill(self, file: int, /) -> None:
+    def withdraw_file(self, file: int, /) -> None:
         """Stop serving blocks of this file. Must come before it is changed, deleted or closed."""
 
     def find(self, ino: int, block: int, /) -> tuple[int, int, int, bool] | None:

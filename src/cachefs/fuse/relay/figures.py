@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from cachefs.cache.publisher import SharedBlocks
+from cachefs.cache.publisher import Publisher
 from cachefs.metrics import Requests
 
 
@@ -20,16 +20,16 @@ class RelayFigures:
     before this object's creation are left out.
     """
 
-    def __init__(self, table: Table, shared: SharedBlocks, requests: Requests) -> None:
+    def __init__(self, table: Table, publisher: Publisher, requests: Requests) -> None:
         self._table = table
-        self._shared = shared
+        self._publisher = publisher
         self._hits = requests.histogram("read", "hit")
         self._known_times = table.hit_times()
         self._known_ns = table.counters()["hit_ns"]
 
     def update(self) -> None:
         """Add the hits since the last call to the histogram, the tiers and the cache."""
-        self._shared.count_hits()
+        self._publisher.count_hits()
         times, ns = self._table.hit_times(), self._table.counters()["hit_ns"]
         counts = self._hits.counts
         for bucket, (count, known) in enumerate(zip(times, self._known_times, strict=True)):

@@ -420,12 +420,12 @@ static PyObject *Table_publish(TableObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Table_invalidate(TableObject *self, PyObject *args) {
+static PyObject *Table_withdraw(TableObject *self, PyObject *args) {
     unsigned long long offset;
     unsigned long file;
     if (!PyArg_ParseTuple(args, "kK", &file, &offset)) return NULL;
     if (!is_place(file, offset)) return NULL;
-    rt_invalidate(&self->table, (uint32_t)file, (uint32_t)(offset / RT_SLOT_UNIT));
+    rt_withdraw(&self->table, (uint32_t)file, (uint32_t)(offset / RT_SLOT_UNIT));
     Py_RETURN_NONE;
 }
 
@@ -436,10 +436,10 @@ static PyObject *Table_revive(TableObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Table_kill(TableObject *self, PyObject *args) {
+static PyObject *Table_withdraw_file(TableObject *self, PyObject *args) {
     unsigned long file;
     if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
-    rt_kill(&self->table, (uint32_t)file);
+    rt_withdraw_file(&self->table, (uint32_t)file);
     Py_RETURN_NONE;
 }
 
@@ -580,9 +580,9 @@ static PyObject *Table_hit_times(TableObject *self, PyObject *none) {
 
 static PyMethodDef table_methods[] = {
     {"publish", (PyCFunction)Table_publish, METH_VARARGS, NULL},
-    {"invalidate", (PyCFunction)Table_invalidate, METH_VARARGS, NULL},
+    {"withdraw", (PyCFunction)Table_withdraw, METH_VARARGS, NULL},
     {"revive", (PyCFunction)Table_revive, METH_VARARGS, NULL},
-    {"kill", (PyCFunction)Table_kill, METH_VARARGS, NULL},
+    {"withdraw_file", (PyCFunction)Table_withdraw_file, METH_VARARGS, NULL},
     {"find", (PyCFunction)Table_find, METH_VARARGS, NULL},
     {"drain", (PyCFunction)Table_drain, METH_VARARGS, NULL},
     {"pause", (PyCFunction)Table_pause, METH_VARARGS, NULL},

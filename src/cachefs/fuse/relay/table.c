@@ -181,7 +181,7 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
     atomic_store_explicit(&entry->seq, seq ? seq : 2, memory_order_release);
 }
 
-void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot) {
+void rt_withdraw(struct rt_table *table, uint32_t file, uint32_t slot) {
     atomic_fetch_add(&table->generations[counter_of(file, slot)], 1);
     /* Orders the bump before all later writes to the slot (see rt_still). */
     atomic_thread_fence(memory_order_seq_cst);
@@ -191,7 +191,7 @@ void rt_revive(struct rt_table *table, uint32_t file) {
     atomic_store(&table->alive[file], 1);
 }
 
-void rt_kill(struct rt_table *table, uint32_t file) {
+void rt_withdraw_file(struct rt_table *table, uint32_t file) {
     atomic_store(&table->alive[file], 0);
     atomic_thread_fence(memory_order_seq_cst);
 }

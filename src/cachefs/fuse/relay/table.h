@@ -141,12 +141,12 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
                 uint32_t length, bool is_last, uint64_t checksum);
 
 /* Marks a slot as free. Must come before any byte of the slot's next block is written. */
-void rt_invalidate(struct rt_table *table, uint32_t file, uint32_t slot);
+void rt_withdraw(struct rt_table *table, uint32_t file, uint32_t slot);
 
-/* Allows, or forbids, that blocks of a file are served. `rt_kill` must come before the file is
- * changed, deleted or closed. */
+/* Allows, or forbids, that blocks of a file are served. `rt_withdraw_file` must come before the file
+ * is changed, deleted or closed. */
 void rt_revive(struct rt_table *table, uint32_t file);
-void rt_kill(struct rt_table *table, uint32_t file);
+void rt_withdraw_file(struct rt_table *table, uint32_t file);
 
 /* Takes an entry that was hit from the ring; NULL if there is none. It stays in the map. */
 const struct rt_entry *rt_drain(struct rt_table *table);
