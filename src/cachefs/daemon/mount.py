@@ -35,9 +35,9 @@ from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.watchers import Watchers
 from cachefs.fuse.xattrs import Xattrs
-from cachefs.load.job import Surroundings
+from cachefs.load.job import JobContext
+from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
-from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
 from cachefs.log import is_debugging, set_debugging
 from cachefs.manifest.view import ManifestView
@@ -226,15 +226,15 @@ class Mount:
 
     def _jobs(self, namespace: Namespace) -> Jobs:
         config = self._config
-        around = Surroundings(
+        context = JobContext(
             namespace,
             self._cache,
             self._origin,
-            Journal(self._jobs_directory),
+            JobFiles(self._jobs_directory),
             PathReader(str(config.mountpoint), self._origin.url),
             self._buffer_bytes // 2,
         )
-        return Jobs(around)
+        return Jobs(context)
 
     def _prefetch(self, namespace: Namespace, nursery: trio.Nursery) -> Prefetch:
         return Prefetch(

@@ -14,8 +14,8 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ObjectChangedError, OriginUnavailableError
-from cachefs.load.courtesy import Courtesy
 from cachefs.load.spec import Progress
+from cachefs.load.throttle import LoadThrottle
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.types import ObjectRef
@@ -50,7 +50,7 @@ class _Extent(NamedTuple):
         return self.ref.meta.size_bytes <= _SMALL_BYTES
 
 
-class _Room:
+class _RequestLimit:
     """Limits the number of requests at a time. Tasks get their turn in order of arrival."""
 
     def __init__(self, requests: int) -> None:
@@ -60,7 +60,7 @@ class _Room:
         self._freed = trio.Event()
 
     @asynccontextmanager
-    async def of(self, requests: int) -> AsyncIterator[None]:
+    async def take(self, requests: int) -> AsyncIterator[None]:
         """Wait until so many more requests may be under way, and count them as such until the
         context ends."""
         async with self._turn:
@@ -93,7 +93,7 @@ class Fetcher:
         self._pin = pin
         self._pinning: deque[AbstractContextManager[None]] = deque()
         self._origin = origin
-        self._courtesy = Courtesy(cache, origin, most_held_bytes)
+        self._throttle = LoadThrottle(cache, origin, most_held_bytes)
         self._progress = progress
         self._on_failure = on_failure
         self.failed: set[bytes] = set()
@@ -103,12 +103,12 @@ class Fetcher:
         """Fetch all files, with at most `requests` requests at a time. Calls `on_failure` for each
         file that cannot be fetched."""
         extents = self._extents(refs)
-        room = _Room(requests)
+        limit = _RequestLimit(requests)
 
         async def work() -> None:
             while taken := self._take(extents, _TOGETHER if requests > 1 else 1):
-                for extent in await self._fetch_together(taken, room):
-                    async with room.of(1):
+                for extent in await self._fetch_together(taken, limit):
+                    async with limit.take(1):
                         await self._fetch(extent)
 
         try:
@@ -142,7 +142,7 @@ class Fetcher:
     def _take(self, extents: Iterator[_Extent], most: int) -> list[_Extent]:
         """Return the next extent, or several small files and perhaps a larger extent after them.
         Empty at the end."""
-        if not self._origin.reads_many or self._courtesy.is_pressed:
+        if not self._origin.reads_many or self._throttle.is_limiting:
             most = 1
         taken: list[_Extent] = []
         size_bytes = 0
@@ -155,24 +155,24 @@ class Fetcher:
                 break
         return taken
 
-    async def _fetch_together(self, extents: list[_Extent], room: "_Room") -> list[_Extent]:
+    async def _fetch_together(self, extents: list[_Extent], limit: _RequestLimit) -> list[_Extent]:
         """Fetch the small files of `extents` with one call, if there are several. Return the
         extents that must be fetched one by one."""
         small = {extent.ref.object_id: extent.ref for extent in extents if extent.is_small}
         if len(small) < 2:
             return extents
         size_bytes = sum(ref.meta.size_bytes for ref in small.values())
-        at_a_time = min(len(small), room.requests, _AT_A_TIME)
-        async with room.of(at_a_time):
-            await self._courtesy.begin(size_bytes, at_a_time)
+        at_a_time = min(len(small), limit.requests, _AT_A_TIME)
+        async with limit.take(at_a_time):
+            await self._throttle.begin(size_bytes, at_a_time)
             try:
-                if self._courtesy.is_pressed:
+                if self._throttle.is_limiting:
                     return extents
                 left = await self._cache.fetch_together(list(small.values()), at_a_time)
             except CachefsError:
                 return extents
             finally:
-                self._courtesy.end(size_bytes, at_a_time)
+                self._throttle.end(size_bytes, at_a_time)
         for ref in left:
             del small[ref.object_id]
         for extent in extents:
@@ -189,7 +189,7 @@ class Fetcher:
         size_bytes = sum(map(ref.block_length, blocks))
         tries = 0
         while True:
-            await self._courtesy.begin(size_bytes)
+            await self._throttle.begin(size_bytes)
             try:
                 self._cache.fetch(ref, extent.first_block, extent.block_count)
                 await self._cache.fetched(ref, extent.first_block, extent.block_count)
@@ -206,7 +206,7 @@ class Fetcher:
                 self._fail(ref, error)
                 return
             finally:
-                self._courtesy.end(size_bytes)
+                self._throttle.end(size_bytes)
         self._progress.fetched_bytes += size_bytes
         self._progress.fetched_files += extent.is_last
 

@@ -15,12 +15,12 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
-from cachefs.load.courtesy import Courtesy
 from cachefs.load.fetch import Fetcher
-from cachefs.load.journal import Journal
+from cachefs.load.job_files import JobFiles
 from cachefs.load.paths import PathReader
-from cachefs.load.room import charge_bytes, room_by_tier
+from cachefs.load.preflight import charge_bytes, room_by_tier
 from cachefs.load.spec import JobReport, State
+from cachefs.load.throttle import LoadThrottle
 from cachefs.load.walk import Failure, Walk
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
@@ -40,14 +40,14 @@ _REPLACED = "it was replaced meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobContext:
     """The objects of a mount that all its jobs use. `most_held_bytes` is the limit for the cache's
     memory of blocks in flight, at which a job waits."""
 
     namespace: Namespace
     cache: BlockCache
     origin: ResilientOrigin
-    journal: Journal
+    files: JobFiles
     paths: PathReader
     most_held_bytes: int
 
@@ -58,11 +58,11 @@ class Job:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: JobContext,
         report: JobReport,
         changed: Callable[[], Awaitable[None]],
     ) -> None:
-        self._around = around
+        self._context = context
         self.report = report
         self._progress = report.progress
         self._changed = changed
@@ -72,7 +72,7 @@ class Job:
         """Missing files: a subsequence of `_inos`, in the same order."""
         self._excess = array("Q")
         """Missing files for which there is no room: also a subsequence of `_inos`."""
-        self._told: set[bytes] = set()
+        self._reported: set[bytes] = set()
         """Ids of objects that are in the list of failures because their fetch failed."""
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class Job:
 
     async def _run(self) -> State:
         spec, progress = self.report.spec, self._progress
-        await trio.to_thread.run_sync(self._around.journal.clear_failures, self.report.id)
+        await trio.to_thread.run_sync(self._context.files.clear_failures, self.report.id)
         await self._enter(State.EXPANDING)
         await self._expand()
         if spec.mode == "metadata":
@@ -119,17 +119,17 @@ class Job:
     # -- expand --------------------------------------------------------------------------------
 
     async def _expand(self) -> None:
-        around, spec = self._around, self.report.spec
-        courtesy = Courtesy(around.cache, around.origin, around.most_held_bytes)
-        since_ns = around.namespace.now_ns()
-        walk = Walk(around.namespace, spec, since_ns, self._progress, courtesy, self._fail)
-        await walk.run(spec.paths, self._lines(), around.paths)
+        context, spec = self._context, self.report.spec
+        throttle = LoadThrottle(context.cache, context.origin, context.most_held_bytes)
+        since_ns = context.namespace.now_ns()
+        walk = Walk(context.namespace, spec, since_ns, self._progress, throttle, self._fail)
+        await walk.run(spec.paths, self._lines(), context.paths)
         self._inos = walk.inos
 
     async def _lines(self) -> AsyncIterator[bytes]:
         if not self.report.spec.has_list:
             return
-        chunks = self._around.journal.list_chunks(self.report.id)
+        chunks = self._context.files.list_chunks(self.report.id)
         while True:
             lines = await trio.to_thread.run_sync(next, chunks, None)
             if lines is None:
@@ -141,7 +141,7 @@ class Job:
     async def _wait_until_settled(self) -> None:
         """Wait until the cache has reconciled its slabs, at most 60 s. After a crash it may hold
         blocks that are not in its index yet; the job must not fetch them again."""
-        cache = self._around.cache
+        cache = self._context.cache
         with trio.move_on_after(_MOST_SETTLING_S):
             while not cache.is_settled:
                 self._progress.waiting_for = "what the last daemon left is being looked through"
@@ -150,7 +150,7 @@ class Job:
 
     async def _compare(self) -> None:
         """Find out which files are missing. An empty file never is."""
-        progress, cache = self._progress, self._around.cache
+        progress, cache = self._progress, self._context.cache
         async for ino in self._in_turns(self._inos):
             ref = self._ref(ino)
             if ref is None:
@@ -167,14 +167,14 @@ class Job:
         """Yield `inos`, and let the event loop run every `_FILES_PER_TURN` files."""
         for number, ino in enumerate(inos):
             if number % _FILES_PER_TURN == 0:
-                await self._around.namespace.give_way()
+                await self._context.namespace.give_way()
             yield ino
 
     def _ref(self, ino: int) -> ObjectRef | None:
         """Return the file's present version; None if the file was removed or replaced since the job
         began. Verifying counts that as a failure."""
         try:
-            namespace = self._around.namespace
+            namespace = self._context.namespace
             return namespace.object_ref(namespace.inode(ino))
         except (CachefsError, LookupError):
             return None
@@ -184,7 +184,7 @@ class Job:
     async def _preflight(self) -> None:
         """Compute how the job spreads over the tiers, and leave out the files that do not fit."""
         progress = self._progress
-        tiers = self._around.cache.status()
+        tiers = self._context.cache.status()
         cached_bytes, wanted_bytes = await self._charges()
         progress.tiers = room_by_tier(tiers, cached_bytes + wanted_bytes)
         pinned_bytes = sum(tier.kept_bytes for tier in tiers)
@@ -198,7 +198,7 @@ class Job:
         cached_bytes = wanted_bytes = 0
         async for ino in self._in_turns(self._inos):
             missing = is_missing.takes(ino)
-            stat = self._around.namespace.table.stat(ino)
+            stat = self._context.namespace.table.stat(ino)
             if stat is None:
                 continue
             if missing:
@@ -212,7 +212,7 @@ class Job:
         would only evict files that the job has just fetched."""
         fitting = array("Q")
         async for ino in self._in_turns(self._missing):
-            stat = self._around.namespace.table.stat(ino)
+            stat = self._context.namespace.table.stat(ino)
             size_bytes = 0 if stat is None else stat[1]
             charge = charge_bytes(size_bytes)
             if charge <= room_bytes:
@@ -227,11 +227,11 @@ class Job:
     # -- load and verify -----------------------------------------------------------------------
 
     async def _load(self) -> None:
-        around = self._around
+        context = self._context
         fetcher = Fetcher(
-            around.cache,
-            around.origin,
-            around.most_held_bytes,
+            context.cache,
+            context.origin,
+            context.most_held_bytes,
             self._progress,
             self._fail,
             self.report.spec.pin,
@@ -240,8 +240,8 @@ class Job:
             nursery.start_soon(self._write_failures_now_and_then)
             await fetcher.run(self._missing_refs(), self.report.spec.jobs)
             nursery.cancel_scope.cancel()
-        self._told = fetcher.failed
-        await around.cache.drain()
+        self._reported = fetcher.failed
+        await context.cache.drain()
 
     def _missing_refs(self) -> Iterator[ObjectRef]:
         for ino in self._missing:
@@ -257,7 +257,7 @@ class Job:
             stored = [ref for ino in batch if (ref := self._verified(ino, is_excess.takes(ino)))]
             if self.report.spec.pin and self.report.spec.mode == "load":
                 await self._pin(stored)
-            await self._around.namespace.give_way()
+            await self._context.namespace.give_way()
             await self._write_failures_if_many()
 
     def _verified(self, ino: int, is_excess: bool) -> ObjectRef | None:
@@ -266,7 +266,7 @@ class Job:
         if ref is None:
             progress.failed_files += 1
             self._fail(Failure(f"inode {ino}", _REPLACED))
-        elif self._around.cache.is_stored(ref):
+        elif self._context.cache.is_stored(ref):
             progress.verified_files += 1
             progress.verified_bytes += ref.meta.size_bytes
             return ref
@@ -274,13 +274,13 @@ class Job:
             self._fail(Failure(ref.path, _NOT_CACHED))
         elif is_excess:
             self._fail(Failure(ref.path, _NO_ROOM))
-        elif ref.object_id not in self._told:
+        elif ref.object_id not in self._reported:
             progress.failed_files += 1
             self._fail(Failure(ref.path, _NOT_STORED))
         return None
 
     async def _pin(self, refs: list[ObjectRef]) -> None:
-        kept = await self._around.cache.objects.keep(refs)
+        kept = await self._context.cache.objects.keep(refs)
         if kept.refused_blocks and self.report.problem is None:
             self.report.problem = (
                 "not everything could be pinned: the limit of pinned bytes is reached (--pin-limit)"
@@ -303,8 +303,8 @@ class Job:
     async def _write_failures(self) -> None:
         failures, self._failures = self._failures, []
         if failures:
-            journal = self._around.journal
-            await trio.to_thread.run_sync(journal.append_failures, self.report.id, failures)
+            files = self._context.files
+            await trio.to_thread.run_sync(files.append_failures, self.report.id, failures)
 
 
 class _Subsequence:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import trio
 
 from cachefs.errors import CachefsError, NotFoundError, UsageError
-from cachefs.load.job import Job, Surroundings
+from cachefs.load.job import Job, JobContext
 from cachefs.load.spec import JobReport, LoadSpec, Progress, State
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,9 @@ class _Run:
 class Jobs:
     """The load jobs of one mount. Usable while `run` runs. Methods raise `CachefsError`."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
-        self._journal = around.journal
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+        self._files = context.files
         self._reports: dict[str, JobReport] = {}
         """All jobs by id, oldest first."""
         self._running: dict[str, _Run] = {}
@@ -43,7 +43,7 @@ class Jobs:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Start the jobs again that the last daemon did not finish."""
-        reports = await trio.to_thread.run_sync(self._journal.read_all)
+        reports = await trio.to_thread.run_sync(self._files.read_all)
         self._reports = {report.id: report for report in reports}
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -58,9 +58,9 @@ class Jobs:
 
     async def create(self, spec: LoadSpec) -> JobReport:
         """Create a job. It waits for its list (`extend`), if it has one, and for `start`."""
-        paths = tuple(self._around.paths.path(path) for path in spec.paths)
+        paths = tuple(self._context.paths.path(path) for path in spec.paths)
         try:
-            job_id = await trio.to_thread.run_sync(self._journal.new_id)
+            job_id = await trio.to_thread.run_sync(self._files.new_id)
         except OSError as error:
             raise _cant_be_kept(error) from error
         spec = spec.model_copy(update={"paths": paths})
@@ -72,7 +72,7 @@ class Jobs:
         """Append lines to the list of a new job."""
         report = self._new(job_id)
         try:
-            await trio.to_thread.run_sync(self._journal.append_to_list, report.id, lines)
+            await trio.to_thread.run_sync(self._files.append_to_list, report.id, lines)
         except OSError as error:
             raise _cant_be_kept(error) from error
 
@@ -81,12 +81,12 @@ class Jobs:
         report = self._new(job_id)
         report.state = State.QUEUED
         try:
-            await trio.to_thread.run_sync(self._journal.write, report)
+            await trio.to_thread.run_sync(self._files.write, report)
         except OSError as error:
             report.state = State.NEW
             raise _cant_be_kept(error) from error
         self._start(report)
-        for gone in await trio.to_thread.run_sync(self._journal.prune, self.all()):
+        for gone in await trio.to_thread.run_sync(self._files.prune, self.all()):
             self._reports.pop(gone.id, None)
         return report
 
@@ -145,7 +145,7 @@ class Jobs:
     async def failures(self, job_id: str) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a job's list of failures. A list of paths may have this format."""
         self.get(job_id)
-        lines = self._journal.failures(job_id)
+        lines = self._files.failures(job_id)
         while (line := await trio.to_thread.run_sync(next, lines, None)) is not None:
             yield line
 
@@ -184,7 +184,7 @@ class Jobs:
         report.progress = Progress()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._save_now_and_then, report)
-            await Job(self._around, report, lambda: self._save(report)).run()
+            await Job(self._context, report, lambda: self._save(report)).run()
             nursery.cancel_scope.cancel()
 
     async def _save_now_and_then(self, report: JobReport) -> None:
@@ -196,7 +196,7 @@ class Jobs:
         async with self._writing:
             snapshot = report.model_copy(deep=True)
             with suppress(OSError):  # the job goes on; a restart would find its earlier state
-                await trio.to_thread.run_sync(self._journal.write, snapshot)
+                await trio.to_thread.run_sync(self._files.write, snapshot)
 
 
 def _cant_be_kept(error: OSError) -> CachefsError:

@@ -14,9 +14,9 @@ import trio
 
 from cachefs.errors import CachefsError, OriginUnavailableError, UsageError
 from cachefs.format.inode_record import KIND_DIR
-from cachefs.load.courtesy import Courtesy
 from cachefs.load.paths import Line, PathReader, path_filter
 from cachefs.load.spec import LoadSpec, Progress
+from cachefs.load.throttle import LoadThrottle
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.work_stack import work_off
 
@@ -46,13 +46,13 @@ class Walk:
         spec: LoadSpec,
         since_ns: int,
         progress: Progress,
-        courtesy: Courtesy,
+        throttle: LoadThrottle,
         on_failure: Callable[[Failure], None],
     ) -> None:
         self._namespace = namespace
         self._since_ns = since_ns
         self._progress = progress
-        self._courtesy = courtesy
+        self._throttle = throttle
         self._on_failure = on_failure
         self._wanted = path_filter(spec.include, spec.exclude)
         self.inos = array("Q")
@@ -124,11 +124,11 @@ class Walk:
         return ino
 
     async def _ino_below(self, parent: int, path: str, name: bytes) -> int:
-        await self._courtesy.begin()
+        await self._throttle.begin()
         try:
             inode = await self._namespace.lookup_since(parent, name, self._since_ns)
         finally:
-            self._courtesy.end()
+            self._throttle.end()
         if inode.is_dir:
             self._known[path] = inode.ino
             if len(self._known) > _KNOWN_DIRECTORIES:

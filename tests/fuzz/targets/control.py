@@ -26,9 +26,9 @@ from cachefs.errors import CacheDirError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.watchers import Watchers
-from cachefs.load.job import Surroundings
+from cachefs.load.job import JobContext
+from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
-from cachefs.load.journal import Journal
 from cachefs.load.paths import PathReader
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.tiers.tier import Tier
@@ -56,7 +56,7 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
     origin = ResilientOrigin(tree.origin, Resilience())
     paths = PathReader("/mnt/m", "s3://bucket")
     jobs = Jobs(
-        Surroundings(namespace, block_cache, origin, Journal(place / "jobs"), paths, 1 << 20)
+        JobContext(namespace, block_cache, origin, JobFiles(place / "jobs"), paths, 1 << 20)
     )
     watchers = Watchers()
     routes = CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None)

@@ -1,7 +1,7 @@
-"""Lists of files for `cachefs load` and its jobs on disk (load/paths.py, load/journal.py)."""
+"""Lists of files for `cachefs load` and its jobs on disk (load/paths.py, load/job_files.py)."""
 
 from cachefs.errors import UsageError
-from cachefs.load.journal import Journal
+from cachefs.load.job_files import JobFiles
 from cachefs.load.paths import PathReader
 from tests.fuzz.targets._support import directory
 
@@ -18,4 +18,4 @@ def fuzz(data: bytes) -> None:
     with directory() as place:
         (place / "jobs" / "abc").mkdir(parents=True)
         (place / "jobs" / "abc" / "job.json").write_bytes(data)
-        Journal(place / "jobs").read_all()
+        JobFiles(place / "jobs").read_all()

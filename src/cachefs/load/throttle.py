@@ -24,7 +24,7 @@ _REQUEST_CPU_S = 0.002
 _LOOK_S = 0.002
 
 
-class Courtesy:
+class LoadThrottle:
     """The throttle for one kind of request of one job. Call `begin` before and `end` after each.
 
     `most_held_bytes` is the limit for the cache's memory of blocks in flight, at which jobs wait.
@@ -54,7 +54,7 @@ class Courtesy:
         self._under_way_bytes -= size_bytes
 
     @property
-    def is_pressed(self) -> bool:
+    def is_limiting(self) -> bool:
         """Whether there is a limit now: a reader waits for the origin or did within the last
         second, or requests are queued."""
         return self._most() < float("inf")

@@ -25,7 +25,7 @@ _KEPT_JOBS = 100
 """Finished jobs that `prune` leaves."""
 
 
-class Journal:
+class JobFiles:
     """The files of all jobs of one mount. Methods raise `OSError`."""
 
     def __init__(self, directory: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.load.journal import Journal
+from cachefs.load.job_files import JobFiles
 from cachefs.load.spec import JobReport, LoadSpec, State
 from cachefs.load.walk import Failure
 
@@ -51,61 +51,61 @@ GOLDEN = """{
 """
 
 
-def report_of(journal: Journal, created_at: float = 1750000000.5) -> JobReport:
+def report_of(files: JobFiles, created_at: float = 1750000000.5) -> JobReport:
     spec = LoadSpec(paths=("train",), has_list=True, include=("*.jpg",))
-    return JobReport(id=journal.new_id(), spec=spec, state=State.QUEUED, created_at=created_at)
+    return JobReport(id=files.new_id(), spec=spec, state=State.QUEUED, created_at=created_at)
 
 
 def test_golden_bytes(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "jobs")
-    report = report_of(journal)
-    journal.write(report)
+    files = JobFiles(tmp_path / "jobs")
+    report = report_of(files)
+    files.write(report)
     assert (tmp_path / "jobs" / report.id / "job.json").read_text() == GOLDEN % report.id
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
-    assert journal.read_all() == [report]
+    assert files.read_all() == [report]
 
 
 def test_lists_and_failures(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "jobs")
-    job_id = report_of(journal).id
-    assert list(journal.failures(job_id)) == []
-    journal.append_to_list(job_id, b"a\nb\n")
-    journal.append_to_list(job_id, b"c\n")
-    assert list(journal.list_chunks(job_id, 3)) == [[b"a\n", b"b\n"], [b"c\n"]]
-    journal.append_failures(job_id, [Failure("odd-\udcff", "no")])
-    assert list(journal.failures(job_id)) == [b'{"path": "odd-\\udcff", "error": "no"}\n']
-    journal.clear_failures(job_id)
-    assert list(journal.failures(job_id)) == []
+    files = JobFiles(tmp_path / "jobs")
+    job_id = report_of(files).id
+    assert list(files.failures(job_id)) == []
+    files.append_to_list(job_id, b"a\nb\n")
+    files.append_to_list(job_id, b"c\n")
+    assert list(files.list_chunks(job_id, 3)) == [[b"a\n", b"b\n"], [b"c\n"]]
+    files.append_failures(job_id, [Failure("odd-\udcff", "no")])
+    assert list(files.failures(job_id)) == [b'{"path": "odd-\\udcff", "error": "no"}\n']
+    files.clear_failures(job_id)
+    assert list(files.failures(job_id)) == []
 
 
 def test_jobs_that_were_never_accepted_go(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "jobs")
-    report_of(journal)
-    assert journal.read_all() == []
+    files = JobFiles(tmp_path / "jobs")
+    report_of(files)
+    assert files.read_all() == []
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
 @pytest.mark.expect_log("can't be read as a load job")
 def test_what_is_no_job_is_left_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "jobs")
-    good, bad, newer = (report_of(journal) for _ in range(3))
+    files = JobFiles(tmp_path / "jobs")
+    good, bad, newer = (report_of(files) for _ in range(3))
     for report in (good, bad, newer):
-        journal.write(report)
+        files.write(report)
     (tmp_path / "jobs" / bad.id / "job.json").write_text("{")
     path = tmp_path / "jobs" / newer.id / "job.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    assert journal.read_all() == [good]
+    assert files.read_all() == [good]
     assert path.exists()
 
 
 def test_the_oldest_finished_jobs_go(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "jobs")
+    files = JobFiles(tmp_path / "jobs")
     reports = []
     for number in range(103):
-        report = report_of(journal, number)
+        report = report_of(files, number)
         report.state = State.DONE if number else State.LOADING
-        journal.write(report)
+        files.write(report)
         reports.append(report)
-    gone = journal.prune(reports)
+    gone = files.prune(reports)
     assert [report.created_at for report in gone] == [1, 2]
-    assert len(journal.read_all()) == 101
+    assert len(files.read_all()) == 101
