@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo test test-python-path lint format bench bench-peers lock clean
+.PHONY: help bootstrap demo check test test-python-path lint format bench bench-peers lock clean
 
 WORKERS ?= 3
 PYTHONS := src tests $(wildcard bench demo)
@@ -18,6 +18,9 @@ lint: bootstrap ## style, types and import contracts
 	.venv/bin/ruff format --check $(PYTHONS)
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+check: lint ## style, types, contracts, and the tests that need no mount, no server and little time
+	.venv/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not mount and not server and not long"
 
 test: lint ## all checks and all tests
 	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile --durations=10

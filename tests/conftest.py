@@ -47,6 +47,27 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+_SERVERS = {"seaweedfs", "moto_s3", "hdfs"}
+"""The fixtures of tests/servers/fixtures.py."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what each test needs. `make check` runs those that need no mount, no server and
+    little time."""
+    for item in items:
+        if item.path.parent.name == "mount":
+            item.add_marker(pytest.mark.mount)
+        if item.path.parent.name == "crash":
+            item.add_marker(pytest.mark.long)
+        if _SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.server)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") is not None and os.geteuid() != 0:
+        pytest.skip("only root can do this")
+
+
 @dataclass
 class _Expected:
     pattern: re.Pattern[str]

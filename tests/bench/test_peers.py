@@ -86,6 +86,8 @@ def _can_mount() -> None:
         pytest.skip("no /dev/fuse or no fusermount3 here: nothing can be mounted")
 
 
+@pytest.mark.mount
+@pytest.mark.server
 @pytest.mark.usefixtures("_can_mount")
 def test_one_workload_with_two_peers(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -112,6 +114,8 @@ def test_one_workload_with_two_peers(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("cachefs-*"))
 
 
+@pytest.mark.mount
+@pytest.mark.server
 @pytest.mark.usefixtures("_can_mount")
 def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(

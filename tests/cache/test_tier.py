@@ -93,7 +93,7 @@ def test_interrupted_creation(tmp_path: Path) -> None:
     Tier.open(tmp_path, 64 * MIB, "s3://a").close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("mode", "owner", "text"),
     [

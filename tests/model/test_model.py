@@ -75,6 +75,7 @@ ttls = st.builds(
 )
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("the origin does not answer", required=False)
 @given(
     operations=operations,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mount.harness import MIB, Site, drop_pages
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+pytestmark = pytest.mark.root
 
 HOG = 4242
 HOG_BYTES = 2 << 30

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mount.harness import MIB, Site, eventually
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+pytestmark = pytest.mark.root
 
 LIMITED, FREE = 4242, 4243
 FILE_BYTES = 160 * MIB

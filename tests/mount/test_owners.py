@@ -15,8 +15,6 @@ from tests.servers.hdfs import Hdfs
 OTHER = 54321
 """A uid that owns nothing."""
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-
 
 def facts(path: Path) -> tuple[int, int, int]:
     found = path.stat()
@@ -95,7 +93,7 @@ def test_the_kernel_is_told_of_a_changed_mode(site: Site) -> None:
         assert file.read() == "data"
 
 
-@needs_root
+@pytest.mark.root
 def test_the_kernel_enforces_the_modes_of_the_source(open_site: Site) -> None:
     site = open_site
     (site.files / "secret").write_text("x")

@@ -96,7 +96,7 @@ def connections(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees what the kernel waits for")
+@pytest.mark.root
 def test_look_ups_in_one_directory_do_not_wait_for_each_other(
     site: Site, connections: Path
 ) -> None:

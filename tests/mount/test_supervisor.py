@@ -471,10 +471,9 @@ def test_status_while_there_is_no_daemon(relayed: Site) -> None:
     serving(relayed, but_not=daemon)
 
 
+@pytest.mark.root
 def test_root_needs_no_helpers_to_mount(site: Site, content: dict[str, bytes]) -> None:
     """Neither fusermount3 nor mount(8), as in a container with nothing in it."""
-    if os.geteuid() != 0:
-        pytest.skip("others than root need fusermount3")
     site.environment = {"PATH": "/nonexistent"}
     site.mount("--data-path", "relay")
     assert (site.mountpoint / "large").read_bytes() == content["large"]

@@ -22,12 +22,8 @@ BACKENDS = [
     "memory",
     "file",
     "fsspec-memory",
-    "s3",
-    "s3fs",
-    "oss",
-    "ossfs",
-    pytest.param("hdfs", marks=FIRST_START),
-    pytest.param("webhdfs", marks=FIRST_START),
+    *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3fs", "oss", "ossfs")),
+    *(pytest.param(name, marks=(pytest.mark.server, FIRST_START)) for name in ("hdfs", "webhdfs")),
 ]
 MANY = 10_000
 

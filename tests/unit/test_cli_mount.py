@@ -18,6 +18,8 @@ from tests.mount.harness import DATA_PATH, crash, is_running
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
+pytestmark = pytest.mark.mount
+
 
 class Site:
     """A source with one file, a mountpoint, and a cache directory."""
