@@ -7,7 +7,7 @@ shares cached blocks with mounts that have no manifest, or another one.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import trio
 
@@ -24,6 +24,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.body import Body
 from cachefs.origin.names import Pages, join
 from cachefs.origin.options import CHECK_DEADLINE_S
+from cachefs.origin.wrapping import WrappingOrigin
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -33,24 +34,15 @@ _ASKED_AT_A_TIME = 64
 _SAID_AGAIN_S = 60.0
 
 
-class ManifestOrigin(Origin):
+class ManifestOrigin(WrappingOrigin):
     """An origin that answers from the manifest's table. It sends a request to `inner` only for
     attributes that the manifest lacks. The table stores those of a file, so that each file needs
     one such request per mount."""
 
-    lists_by_stat = True
-
     def __init__(self, inner: Origin, table: ManifestTable) -> None:
-        self.url = inner.url
-        self.identity = inner.identity
-        self.counters = inner.counters
-        self.tells_owners = inner.tells_owners
-        self._inner = inner
+        super().__init__(inner)
+        self.lists_by_stat = True
         self._table = table
-
-    async def check(self) -> None:
-        """See `Origin.check`; `inner` does it."""
-        await self._inner.check()
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`. A path that is not in the manifest costs no request."""
@@ -139,25 +131,18 @@ class ManifestOrigin(Origin):
             )
         return self._table.freeze_file(path, found)
 
-    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """See `Origin.read`; `inner` does it."""
-        return await self._inner.read(path, meta, offset, length)
-
     async def aclose(self) -> None:
         """Do nothing, because this object does not own `inner`."""
         await trio.lowlevel.checkpoint()
 
 
-class UnlistedOrigin(Origin):
+class UnlistedOrigin(WrappingOrigin):
     """An origin that never sends a LIST to `inner`, and owns `inner`. `samples` are some paths of
-    the manifest; `check` looks for them."""
+    the manifest; `check` looks for them. An object that `read_many` could not read is read again
+    with `read`, which logs that it has changed."""
 
     def __init__(self, inner: Origin, samples: Sequence[str]) -> None:
-        self.url = inner.url
-        self.identity = inner.identity
-        self.counters = inner.counters
-        self.tells_owners = inner.tells_owners
-        self._inner = inner
+        super().__init__(inner)
         self._samples = samples
         self._changed_count = 0
         self._said_at = float("-inf")
@@ -206,21 +191,6 @@ class UnlistedOrigin(Origin):
             self._note_changed(path, error)
             raise
 
-    @property
-    def reads_many(self) -> bool:
-        """See `Origin.reads_many`."""
-        return self._inner.reads_many
-
-    async def read_many(
-        self,
-        wanted: Sequence[tuple[str, ObjectMeta]],
-        at_a_time: int,
-        stopped: Callable[[], bool],
-    ) -> list[memoryview | None]:
-        """See `Origin.read_many`; `inner` does it. The caller reads a missing object again with
-        `read`, which logs the warning."""
-        return await self._inner.read_many(wanted, at_a_time, stopped)
-
     def _note_changed(self, path: str, error: OriginError) -> None:
         self._changed_count += 1
         now = trio.current_time()
@@ -233,7 +203,3 @@ class UnlistedOrigin(Origin):
                 error,
                 self._changed_count,
             )
-
-    async def aclose(self) -> None:
-        """Close `inner`."""
-        await self._inner.aclose()

@@ -1,7 +1,7 @@
 """Protects the mount from an origin that is slow, overloaded or unreachable.
 
 `resilient.py` wraps any origin. Its parts are small state machines that get the time as a
-parameter: `breaker.py`, `limiter.py`, `bandwidth.py`, `pace.py`; and `hedge.py`.
+parameter (`breaker.py`, `limiter.py`, `bandwidth.py`, `pace.py`), `prober.py` and `hedge.py`.
 
 tenacity and stamina provide only the retry loop. Each step here depends on more than the number of
 the try: a deadline that pauses while the origin answers others, Retry-After, one slot per try, and

@@ -28,22 +28,18 @@ from typing import TypeVar
 
 import trio
 
-from cachefs.errors import (
-    BadDataError,
-    OriginBusyError,
-    OriginError,
-    OriginUnavailableError,
-)
+from cachefs.errors import BadDataError, OriginBusyError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, join
 from cachefs.origin.options import CHECK_DEADLINE_S
 from cachefs.origin.resilience.bandwidth import TokenBucket
-from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
+from cachefs.origin.resilience.prober import Prober
 from cachefs.origin.resilience.reading import Reading
 from cachefs.origin.resilience.settings import OriginState, Resilience
+from cachefs.origin.wrapping import WrappingOrigin
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -52,39 +48,26 @@ T = TypeVar("T")
 
 _FIRST_DELAY_S = 0.05
 _MOST_DELAY_S = 1.0
-_PROBE_INTERVAL_S = (0.3, 0.7)
 _CHECK_S = CHECK_DEADLINE_S + 0.5
 _QUICKLY_S = 0.5
 _WHOLE_LISTING_S = 120.0
 """For origins that return a whole directory in one answer, however large it is."""
 
 
-class ResilientOrigin(Origin):
+class ResilientOrigin(WrappingOrigin):
     """Wraps `inner` and owns it. The breaker can open only while `run` is running."""
 
     def __init__(
         self, inner: Origin, settings: Resilience, rng: random.Random | None = None
     ) -> None:
-        self.url = inner.url
-        self.identity = inner.identity
-        self.tells_owners = inner.tells_owners
-        self.lists_by_stat = inner.lists_by_stat
-        self.counters = inner.counters
-        self._inner = inner
+        super().__init__(inner)
         self._settings = settings
         self._random = rng or random.Random()
         self._slots = RequestSlots(AdaptiveLimit(settings.max_downloads))
         self._bucket = TokenBucket(settings.download_limit)
         self._pace = Pace()
-        self._breaker = Breaker(settings.deadline_s)
+        self._prober = Prober(inner, settings, self._random)
         self._answered_at = float("-inf")
-        self._back = trio.Event()
-        """Set when a run of failures has ended. Each run of failures has a new event."""
-        self._down_since: float | None = None
-        self._nursery: trio.Nursery | None = None
-        self._watching = False
-        self._known_path = ""
-        """A path that exists at the origin, for probes."""
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
 
     # -- settings and state --------------------------------------------------------------------
@@ -92,7 +75,7 @@ class ResilientOrigin(Origin):
     @property
     def is_down(self) -> bool:
         """Whether the breaker is open, so that new calls fail at once."""
-        return self._breaker.is_open
+        return self._prober.is_down
 
     @property
     def queued(self) -> int:
@@ -134,8 +117,8 @@ class ResilientOrigin(Origin):
     def state(self) -> OriginState:
         """Return the state and the statistics that `status` shows."""
         return {
-            "down_since": self._down_since,
-            "problem": self._breaker.reason if self.is_down else None,
+            "down_since": self._prober.down_since,
+            "problem": self._prober.problem if self.is_down else None,
             "limit": self._slots.limit.now,
             "in_flight": self._slots.in_flight,
             "queued": self._slots.queued,
@@ -147,20 +130,14 @@ class ResilientOrigin(Origin):
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send probes when they are needed. Runs until it is cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+        await self._prober.run(task_status)
 
     # -- Origin --------------------------------------------------------------------------------
 
     async def check(self) -> None:
         """Run `Origin.check`; retry it once if it failed within `_QUICKLY_S`."""
         began_at = trio.current_time()
-        check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, most_tries=1)
+        check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, once=True)
         try:
             await check()
         except OriginUnavailableError:
@@ -172,7 +149,7 @@ class ResilientOrigin(Origin):
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
         found = await self._call(path, partial(self._inner.stat, path))
-        self._known_path = path or self._known_path
+        self._prober.known_path = path or self._prober.known_path
         return found
 
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
@@ -197,11 +174,6 @@ class ResilientOrigin(Origin):
         attempt = partial(self._read_once, path, meta, offset, reading)
         extra_s = self._pace.allowance_s(length)
         return await self._call(path, attempt, extra_s=extra_s, reading=reading)
-
-    @property
-    def reads_many(self) -> bool:
-        """See `Origin.reads_many`."""
-        return self._inner.reads_many
 
     async def read_many(
         self,
@@ -240,10 +212,6 @@ class ResilientOrigin(Origin):
             self._bucket.give_back(size_bytes - used_bytes)
         return found
 
-    async def aclose(self) -> None:
-        """Close the wrapped origin."""
-        await self._inner.aclose()
-
     # -- one call ------------------------------------------------------------------------------
 
     async def _call(
@@ -252,13 +220,13 @@ class ResilientOrigin(Origin):
         attempt: Callable[[], Awaitable[T]],
         extra_s: float = 0.0,
         request_s: float | None = None,
-        most_tries: int | None = None,
+        once: bool = False,
         reading: Reading | None = None,
     ) -> T:
         """Call `attempt` until it succeeds or the deadline passes. Raises `OriginError`.
 
         `extra_s` is additional time for the body. `request_s` replaces the timeout of each
-        request; no request starts after the deadline.
+        request; no request starts after the deadline. `once`: do not retry.
         """
         self._refuse_if_down()
         deadline = trio.current_time() + self._settings.deadline_s + extra_s
@@ -277,7 +245,7 @@ class ResilientOrigin(Origin):
                 if reading is not None:
                     deadline = max(deadline, reading.moved_at + self._settings.deadline_s)
                 tries += 1
-                if most_tries is not None and tries >= most_tries:
+                if once:
                     raise failure
                 deadline = await self._back_off(tries, failure, deadline)
                 self._retries += 1
@@ -318,9 +286,9 @@ class ResilientOrigin(Origin):
             if reading is not None:
                 self._pace.note_silence()
                 self.best_read_bytes = self._pace.best_read_bytes
-            silent_s = min(max(timeout_s, 0.0), self._settings.request_timeout_s)
-            if reading is None or reading.moved_at < began_at:
-                silent_s = max(timeout_s, 0.0)
+            silent_s = max(timeout_s, 0.0)
+            if reading is not None and reading.moved_at >= began_at:
+                silent_s = min(silent_s, self._settings.request_timeout_s)
             raise OriginUnavailableError(
                 f"{self._subject(path)} can't be read: no answer within {silent_s:.1f} s"
             )
@@ -329,7 +297,7 @@ class ResilientOrigin(Origin):
             self._note_refusal(began_at)
             raise
         except OriginUnavailableError as error:
-            self._note_failure(began_at, str(error), path)
+            self._prober.note_failure(began_at, str(error), path)
             raise
         except OriginError:
             self._note_answer()
@@ -340,7 +308,7 @@ class ResilientOrigin(Origin):
     def _note_answer(self) -> None:
         self._answered_at = trio.current_time()
         self._slots.limit.served(self._slots.in_flight)
-        self._end_of_run()
+        self._prober.note_answer()
 
     def _note_refusal(self, began_at: float) -> None:
         self._slots.limit.refused(began_at, trio.current_time(), self._slots.in_flight)
@@ -351,12 +319,17 @@ class ResilientOrigin(Origin):
         queue if `failure` is None."""
         if self.is_down:
             assert failure is not None
-            deadline = await self._wait(self._back, deadline, failure)
+            deadline = await self._wait(self._prober.back, deadline, failure)
         if self._slots.try_take():
             return deadline
+        if failure is None:
+            failure = OriginUnavailableError(
+                f"{self._subject(path)} can't be read: the origin answered none of the requests "
+                "before it in time"
+            )
         granted = self._slots.ask()
         try:
-            return await self._wait(granted, deadline, failure or self._queue_too_long(path))
+            return await self._wait(granted, deadline, failure)
         except BaseException:
             self._slots.withdraw(granted)
             raise
@@ -454,81 +427,18 @@ class ResilientOrigin(Origin):
         if reading.scope is not None:
             until = now + self._settings.request_timeout_s
             reading.scope.deadline = max(reading.scope.deadline, until)
-        self._end_of_run()
+        self._prober.note_answer()
 
     def _count_hedge(self) -> None:
         self._hedges += 1
 
-    # -- the breaker ---------------------------------------------------------------------------
-
     def _refuse_if_down(self) -> None:
-        if self._down_since is not None:
+        if self._prober.down_since is not None:
             self._failed_calls += 1
-            since = time.strftime("%H:%M:%S", time.localtime(self._down_since))
+            since = time.strftime("%H:%M:%S", time.localtime(self._prober.down_since))
             raise OriginUnavailableError(
-                f"{self.url} does not answer (since {since}): {self._breaker.reason}"
+                f"{self.url} does not answer (since {since}): {self._prober.problem}"
             )
-
-    def _note_failure(self, began_at: float, reason: str, path: str) -> None:
-        now = trio.current_time()
-        self._breaker.failed(began_at, now, reason)
-        if self._nursery is not None and not self._watching and self._breaker.is_suspect(now):
-            self._watching = True
-            self._back = trio.Event()
-            self._nursery.start_soon(self._watch, path)
-
-    async def _watch(self, path: str) -> None:
-        """Send probes until the run of failures has ended. Open the breaker when it is due."""
-        try:
-            async with trio.open_nursery() as probes:
-                while self._breaker.is_failing:
-                    if self._back.is_set():  # one run has ended and another began at once
-                        self._back = trio.Event()
-                    # A probe of a silent origin takes long, so the next one does not wait for it.
-                    probes.start_soon(self._probe, path)
-                    with trio.move_on_after(self._random.uniform(*_PROBE_INTERVAL_S)):
-                        await self._back.wait()
-                    if self._breaker.try_to_open(trio.current_time()):
-                        self._down_since = time.time() - self._settings.deadline_s
-                        log.warning(
-                            "%s does not answer; what is not cached fails at once now: %s",
-                            self.url,
-                            self._breaker.reason,
-                        )
-                probes.cancel_scope.cancel()
-        finally:
-            self._watching = False
-
-    async def _probe(self, path: str) -> None:
-        """Look up the path that failed. Any definite or busy answer ends the run of failures."""
-        answered = False
-        path = path or self._known_path
-        with trio.move_on_after(self._settings.request_timeout_s):
-            try:
-                await (self._inner.stat(path) if path else self._inner.check())
-                answered = True
-            except OriginError as error:
-                busy = isinstance(error, OriginBusyError)
-                answered = busy or not isinstance(error, OriginUnavailableError)
-        if answered:
-            self._end_of_run()
-        else:
-            self._breaker.probe_failed()
-
-    def _end_of_run(self) -> None:
-        if not self._breaker.is_failing:
-            return
-        if self._breaker.answered() and self._down_since is not None:
-            lasted_s = time.time() - self._down_since
-            self._down_since = None
-            log.warning("%s answers again, after %.0f s", self.url, lasted_s)
-        self._back.set()
-
-    def _queue_too_long(self, path: str) -> OriginError:
-        return OriginUnavailableError(
-            f"{self._subject(path)} can't be read: the origin answered none of the requests before "
-            "it in time"
-        )
 
     def _subject(self, path: str) -> str:
         return join(self.url.rstrip("/"), path)

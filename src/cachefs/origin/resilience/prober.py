@@ -1,0 +1,114 @@
+"""`Prober`: finds out when an origin stops answering, and when it answers again."""
+
+import logging
+import random
+import time
+
+import trio
+
+from cachefs.errors import OriginBusyError, OriginError, OriginUnavailableError
+from cachefs.origin.base import Origin
+from cachefs.origin.resilience.breaker import Breaker
+from cachefs.origin.resilience.settings import Resilience
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = (0.3, 0.7)
+
+
+class Prober:
+    """Owns the breaker of `origin`, and sends probes while the requests of others fail. The breaker
+    can open only while `run` is running."""
+
+    def __init__(self, origin: Origin, settings: Resilience, rng: random.Random) -> None:
+        self.down_since: float | None = None
+        """In seconds since the epoch; None while the breaker is closed."""
+        self.back = trio.Event()
+        """Set when a run of failures has ended. Each run of failures has a new event."""
+        self.known_path = ""
+        """A path that exists at the origin."""
+        self._origin = origin
+        self._deadline_s = settings.deadline_s
+        self._probe_s = settings.request_timeout_s
+        self._random = rng
+        self._breaker = Breaker(settings.deadline_s)
+        self._nursery: trio.Nursery | None = None
+        self._watching = False
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the breaker is open, so that new calls fail at once."""
+        return self._breaker.is_open
+
+    @property
+    def problem(self) -> str:
+        """The message of the last failure."""
+        return self._breaker.reason
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send probes when they are needed. Runs until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def note_failure(self, began_at: float, reason: str, path: str) -> None:
+        """Record that the request for `path` that was sent at `began_at` got no answer or a server
+        error."""
+        now = trio.current_time()
+        self._breaker.failed(began_at, now, reason)
+        if self._nursery is not None and not self._watching and self._breaker.is_suspect(now):
+            self._watching = True
+            self.back = trio.Event()
+            self._nursery.start_soon(self._watch, path)
+
+    def note_answer(self) -> None:
+        """Record an answer of the origin, which ends a run of failures."""
+        if not self._breaker.is_failing:
+            return
+        if self._breaker.answered() and self.down_since is not None:
+            lasted_s = time.time() - self.down_since
+            self.down_since = None
+            log.warning("%s answers again, after %.0f s", self._origin.url, lasted_s)
+        self.back.set()
+
+    async def _watch(self, path: str) -> None:
+        """Send probes until the run of failures has ended. Open the breaker when it is due."""
+        try:
+            async with trio.open_nursery() as probes:
+                while self._breaker.is_failing:
+                    if self.back.is_set():  # one run has ended and another began at once
+                        self.back = trio.Event()
+                    # A probe of a silent origin takes long, so the next one does not wait for it.
+                    probes.start_soon(self._probe, path)
+                    with trio.move_on_after(self._random.uniform(*_INTERVAL_S)):
+                        await self.back.wait()
+                    if self._breaker.try_to_open(trio.current_time()):
+                        self.down_since = time.time() - self._deadline_s
+                        log.warning(
+                            "%s does not answer; what is not cached fails at once now: %s",
+                            self._origin.url,
+                            self._breaker.reason,
+                        )
+                probes.cancel_scope.cancel()
+        finally:
+            self._watching = False
+
+    async def _probe(self, path: str) -> None:
+        """Look up the path that failed. Any definite or busy answer ends the run of failures."""
+        answered = False
+        path = path or self.known_path
+        with trio.move_on_after(self._probe_s):
+            try:
+                await (self._origin.stat(path) if path else self._origin.check())
+                answered = True
+            except OriginError as error:
+                busy = isinstance(error, OriginBusyError)
+                answered = busy or not isinstance(error, OriginUnavailableError)
+        if answered:
+            self.note_answer()
+        else:
+            self._breaker.probe_failed()

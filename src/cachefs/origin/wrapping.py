@@ -1,0 +1,51 @@
+"""`WrappingOrigin`: the base class of origins that change what another origin does."""
+
+from collections.abc import Callable, Sequence
+
+from cachefs.origin.base import Origin
+from cachefs.types import Buffer, ObjectMeta
+
+
+class WrappingOrigin(Origin):
+    """Passes on what `inner` says of itself, and the requests for bytes.
+
+    A subclass defines `stat` and `list_dir`. All other methods that give metadata call these two,
+    as in `Origin`, so none of them goes past the subclass. For the same reason `read_body` calls
+    `read`. What is said of reads in flight (`held_back_at` and the like) is not passed on: only the
+    cache asks for it, and it asks `ResilientOrigin`.
+    """
+
+    def __init__(self, inner: Origin) -> None:
+        self._inner = inner
+        self.url = inner.url
+        self.identity = inner.identity
+        self.counters = inner.counters
+        self.tells_owners = inner.tells_owners
+        self.lists_by_stat = inner.lists_by_stat
+        self.lists_in_one_piece = inner.lists_in_one_piece
+
+    async def check(self) -> None:
+        """See `Origin.check`; `inner` does it."""
+        await self._inner.check()
+
+    async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        """See `Origin.read`; `inner` does it."""
+        return await self._inner.read(path, meta, offset, length)
+
+    @property
+    def reads_many(self) -> bool:
+        """See `Origin.reads_many`."""
+        return self._inner.reads_many
+
+    async def read_many(
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+    ) -> list[memoryview | None]:
+        """See `Origin.read_many`; `inner` does it."""
+        return await self._inner.read_many(wanted, at_a_time, stopped)
+
+    async def aclose(self) -> None:
+        """Close `inner`."""
+        await self._inner.aclose()
