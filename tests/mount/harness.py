@@ -105,7 +105,7 @@ class Site:
         directory = self.files.parent / "patience"
         directory.mkdir(exist_ok=True)
         (directory / "sitecustomize.py").write_text(
-            "from cachefs.supervisor import stillness as s\n"
+            "from cachefs.supervisor import hang_detection as s\n"
             "s.STOPPED_LOOKS = s.STILL_LOOKS = 1 << 30\n"
         )
         self.environment = {"PYTHONPATH": str(directory)}

@@ -156,8 +156,8 @@ def test_a_kernel_that_can_not_send_requests_again(
     """Before Linux 6.9. What the dead daemon had not answered fails at once; all else works. The
     kernel asks once more for pages that it wanted ahead of a reader, who notices nothing."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from cachefs.supervisor import stillness\n"
-        "stillness.STOPPED_LOOKS = 1 << 30\n"
+        "from cachefs.supervisor import hang_detection\n"
+        "hang_detection.STOPPED_LOOKS = 1 << 30\n"
         "from cachefs.fuse.relay import _relay\n"
         "make = _relay.Relay\n"
         "def pretending(*args):\n"

@@ -10,7 +10,7 @@ import pytest
 
 from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
 from cachefs.fuse import relay
-from cachefs.supervisor import supervisor
+from cachefs.supervisor import child, restarts, supervisor
 from cachefs.supervisor.supervisor import Supervisor
 from cachefs.supervisor.task import Task
 
@@ -127,7 +127,7 @@ def test_another_daemon_takes_the_place_of_one_that_died(stage: Stage) -> None:
 def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
     with pytest.raises(MountError, match=r"given up: no daemon could .* 5 attempts.* disk gone"):
         stage.run(
             "hello()\n"
@@ -140,7 +140,7 @@ def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
 @pytest.mark.expect_log("has given no sign of life for 2 s; it is ended")
 @pytest.mark.expect_log("was killed by SIGABRT; what is cached is served on")
 def test_a_daemon_that_hangs_is_aborted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SILENCE_S", 2.0)
+    monkeypatch.setattr(child, "SILENCE_LIMIT_S", 2.0)
     stage.run(
         "hello(); ready()\n"
         "if count == 1: time.sleep(60)\n"
@@ -272,18 +272,18 @@ def test_a_first_daemon_that_crashes_twice_fails(stage: Stage) -> None:
 def test_daemons_that_crash_as_soon_as_they_serve_give_the_mount_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(supervisor, "FAILURES_WITHIN_S", 600.0)
+    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(restarts, "FAILURES_WITHIN_S", 600.0)
     with pytest.raises(MountError, match="5 daemons have crashed within a minute"):
         stage.run("hello(); ready(); time.sleep(0.1); os.kill(os.getpid(), signal.SIGSEGV)")
-    assert stage.daemons == supervisor.MOST_FAILURES
+    assert stage.daemons == restarts.MOST_FAILURES
 
 
 @pytest.mark.expect_log("the daemon .* was killed by SIGKILL")
 def test_daemons_that_others_kill_are_replaced_for_ever(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FAILURES_WITHIN_S", 600.0)
+    monkeypatch.setattr(restarts, "FAILURES_WITHIN_S", 600.0)
     stage.run(
         "hello(); ready(); time.sleep(0.1)\n"
         "if count == 8: end()\n"

@@ -17,7 +17,7 @@ from cachefs.control.report import (
     tier_report,
 )
 from cachefs.control.routes.set import SetVerb
-from cachefs.fuse.relay.figures import RelayFigures
+from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.load.jobs import Jobs
 from cachefs.metrics import BOUNDS_S, Requests
@@ -51,7 +51,7 @@ class MountState:
         self.mounted = False
         """Whether the kernel has received an answer from this mount."""
         self.metrics_address: str | None = None
-        self.relay: RelayFigures | None = None
+        self.relay: RelayStats | None = None
         self._settings = settings
 
     def handlers(self) -> dict[Route, Handler]:

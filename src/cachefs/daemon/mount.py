@@ -254,7 +254,7 @@ class Mount:
         publisher = None if self._relayed is None else self._relayed.publisher(self._cache, readers)
         if self._relayed is not None and publisher is not None:
             self._relayed.yield_to(self._watchers)
-            self._state.relay = self._relayed.figures(publisher, self._state.requests)
+            self._state.relay = self._relayed.stats(publisher, self._state.requests)
         hints = HintRequests(prefetch.hints)
         operations = self._operations(namespace, readers, publisher, hints)
         device = self._mount(operations)

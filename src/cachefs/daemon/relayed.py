@@ -3,7 +3,7 @@
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError
-from cachefs.fuse.relay.figures import RelayFigures
+from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.watchers import Watchers
 from cachefs.metrics import Requests
 from cachefs.namespace.reader import Readers
@@ -35,9 +35,9 @@ class Relayed:
 
         return Publisher(cache, self.table, self._link, key_of)
 
-    def figures(self, publisher: Publisher, requests: Requests) -> RelayFigures:
-        """Return the relay's statistics (figures) for status and metrics."""
-        return RelayFigures(self.table, publisher, requests)
+    def stats(self, publisher: Publisher, requests: Requests) -> RelayStats:
+        """Return the relay's statistics for status and metrics."""
+        return RelayStats(self.table, publisher, requests)
 
     def yield_to(self, watchers: Watchers) -> None:
         """While there are watchers of requests, make the relay send all requests to the daemon."""

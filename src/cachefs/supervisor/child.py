@@ -7,8 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
 from cachefs.supervisor.channel import Channel, pair
-from cachefs.supervisor.stillness import LOOK_INTERVAL_S, Stillness
+from cachefs.supervisor.hang_detection import LOOK_INTERVAL_S, HangDetector
+
+SILENCE_LIMIT_S = 60.0
+"""A ready daemon that sends no message for this long counts as hanging. `hang_detection` detects
+most of them sooner."""
+START_SILENCE_LIMIT_S = 180.0
+"""The same before it is ready, when a slow disk may block its loop for a while."""
 
 _CRASHES = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 
@@ -44,7 +51,7 @@ class Child:
         self.began_s = self.heard_s = time.monotonic()
         self.look_at_s = self.began_s + LOOK_INTERVAL_S
         """When `hangs` must be called next."""
-        self._stillness = Stillness(self.pid)
+        self._hang_detector = HangDetector(self.pid)
         self.version: str | None = None
         """The daemon's version; None until its hello."""
         self.was_told_to_start = False
@@ -64,10 +71,22 @@ class Child:
         """Whether the daemon must send signs of life. Between hello and start it only waits."""
         return self.version is None or self.was_told_to_start
 
+    @property
+    def silent_by_s(self) -> float:
+        """When the daemon counts as hanging, unless it sends a message before."""
+        return self.heard_s + (SILENCE_LIMIT_S if self.is_ready else START_SILENCE_LIMIT_S)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the supervisor must look at the daemon; None if nothing is due."""
+        if self.ends_by_s is not None:
+            return self.ends_by_s
+        return min(self.silent_by_s, self.look_at_s) if self.owes_signs_of_life else None
+
     def hangs(self) -> str | None:
-        """Return the result of `Stillness.look`, and schedule the next call."""
+        """Return the result of `HangDetector.look`, and schedule the next call."""
         self.look_at_s = time.monotonic() + LOOK_INTERVAL_S
-        return self._stillness.look()
+        return self._hang_detector.look()
 
     def start(self, message: Mapping[str, object], table_fd: int) -> None:
         """Tell the daemon to begin. It must have sent its hello. `table_fd` stays the caller's."""
@@ -75,17 +94,17 @@ class Child:
         self.heard_s = time.monotonic()
         self.channel.send({"start": message}, [table_fd])
 
-    def end(self, patience_s: float) -> None:
-        """Send SIGTERM; `kill` is due after `patience_s`. After a second call it is due at once."""
+    def end(self, kill_delay_s: float) -> None:
+        """Send SIGTERM; `kill` is due after `kill_delay_s`, or at once after a second call."""
         if self.ends_by_s is None:
-            self.ends_by_s = time.monotonic() + patience_s
+            self.ends_by_s = time.monotonic() + kill_delay_s
             self._signal(signal.SIGTERM)
         else:
             self.ends_by_s = time.monotonic()
 
-    def abort(self, patience_s: float) -> None:
-        """Send SIGABRT, so that the daemon logs its stacks; make `kill` due after `patience_s`."""
-        self.ends_by_s = time.monotonic() + patience_s
+    def abort(self, kill_delay_s: float) -> None:
+        """Send SIGABRT, so that the daemon logs its stacks. `kill` is due after `kill_delay_s`."""
+        self.ends_by_s = time.monotonic() + kill_delay_s
         self._signal(signal.SIGABRT)
 
     def kill(self) -> None:
@@ -102,6 +121,18 @@ class Child:
             with suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
         return f"ended with code {code}" if code else "ended"
+
+    def start_error(self, how: str, log_name: str) -> CachefsError:
+        """Return the error for a first daemon that could not begin. `how` is the result of `reap`.
+
+        `log_name` says where the user finds the daemon's log.
+        """
+        if self.fall_back is not None:
+            return RelayUnusableError(self.fall_back)
+        if self.failure is None:
+            return MountError(f"the daemon {how} before the mount was up; see {log_name}")
+        text, code = self.failure
+        return UsageError(text) if code == 2 else CachefsError(text)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

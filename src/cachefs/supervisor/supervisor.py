@@ -10,37 +10,32 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
-from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError, reason_of
+from cachefs.errors import MountError, reason_of
 from cachefs.mounts import prepare_mountpoint
 from cachefs.supervisor.channel import PROTOCOL, Message
 from cachefs.supervisor.child import Child
 from cachefs.supervisor.link import Start
 from cachefs.supervisor.open_files import raise_file_limit
 from cachefs.supervisor.relayed_mount import RelayedMount
+from cachefs.supervisor.restarts import (
+    MOST_FAILURES,
+    RecentFailures,
+    pause_after_crash_s,
+    pause_after_end_s,
+    pause_after_failure_s,
+)
 from cachefs.supervisor.signals import read_signals, signals_on_a_socket
 from cachefs.supervisor.task import Task
 from cachefs.systemd_notify import NOBODY, ServiceManager
 
-SILENCE_S = 60.0
-"""A ready daemon that sends no message for this long counts as hanging. `stillness` detects most of
-them sooner."""
-START_SILENCE_S = 180.0
-"""The same before it is ready, when a slow disk may block its loop for a while."""
 STOP_S = 25.0
 """Time for a daemon to store fetched blocks before SIGKILL."""
 _ABORT_S = 5.0
 """Time for a daemon that hangs to log its stacks before SIGKILL."""
-
-MOST_FAILURES, FAILURES_WITHIN_S = 5, 60.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
-"""Pauses before the next start, if a daemon failed early or several crashed."""
-_BARELY_S = 0.2
-"""A daemon that dies this soon after it was ready counts as one that failed early."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -79,14 +74,9 @@ class Supervisor:
         self._failure: BaseException | None = None
         self._start_at_s: float | None = None
         self._down_since_s = 0.0
-        self._failures: deque[float] = deque(maxlen=MOST_FAILURES)
-        self._crashes: deque[float] = deque(maxlen=MOST_FAILURES)
-        self._is_suspect = False
-        """The last daemon has crashed, so the next one checks its files first."""
-        self._restarts = 0
-        self._restarted_at: float | None = None
-        self._last_end: str | None = None
-        self._changes: Message = {}
+        self._failures, self._crashes = RecentFailures(), RecentFailures()
+        self._next_start = Start(task.config, os.getpid())
+        """The parameters of the next daemon."""
         self._watchdog_at_s = 0.0
         self._terminal = next((fd for fd in (0, 2) if os.isatty(fd)), None)
 
@@ -100,9 +90,7 @@ class Supervisor:
         raise_file_limit()  # the relay, too, has the slabs open
         prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
         with signals_on_a_socket(_SIGNALS) as signals:
-            self._selector.register(
-                signals, selectors.EVENT_READ, partial(self._on_signals, signals)
-            )
+            self._watch(signals.fileno(), partial(self._on_signals, signals))
             try:
                 self._start_daemon()
                 while not self._is_over():
@@ -130,10 +118,8 @@ class Supervisor:
         """Return the seconds until the next deadline; None if there is none."""
         times = [] if self._start_at_s is None else [self._start_at_s]
         for child in self._children():
-            if child.ends_by_s is not None:
-                times.append(child.ends_by_s)
-            elif child.owes_signs_of_life:
-                times += [child.heard_s + _patience_s(child), child.look_at_s]
+            if child.next_deadline_s is not None:
+                times.append(child.next_deadline_s)
         if self._manager.sign_interval_s is not None:
             times.append(self._watchdog_at_s)
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -162,7 +148,7 @@ class Supervisor:
         if found == "stopped":
             _logger.error("the daemon (process %d) was stopped; it is killed", child.pid)
             child.end(0.0)  # a stopped process handles no SIGABRT
-        elif found is not None or now_s >= child.heard_s + _patience_s(child):
+        elif found is not None or now_s >= child.silent_by_s:
             _logger.error(
                 "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
                 *(child.pid, now_s - child.heard_s),
@@ -192,8 +178,8 @@ class Supervisor:
     def _spawn(self) -> Child:
         """Start a daemon process, and watch its channel and its end. Raises `OSError`."""
         child = Child(self._task.command)
-        self._watch(child.channel.fileno(), lambda: self._receive(child))
-        self._watch(child.pidfd, lambda: self._bury(child))
+        self._watch(child.channel.fileno(), partial(self._receive, child))
+        self._watch(child.pidfd, partial(self._bury, child))
         return child
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
@@ -240,7 +226,7 @@ class Supervisor:
             case {"close_file": number}:
                 self._mount.close_file(number)
             case {"changes": dict(changes)}:
-                self._changes = changes
+                self._next_start = replace(self._next_start, changes=changes)
             case {"ready": _}:
                 self._note_ready(child, message.get("warnings", []))
             case {"error": text, "code": code}:
@@ -263,23 +249,14 @@ class Supervisor:
             self._tell_to_start(child)
         elif self._daemon is not None and not self._is_ending:
             _logger.info("process %d (cachefs %s) takes over", child.pid, version)
-            self._last_end = "was replaced by cachefs upgrade"
+            self._note_end("was replaced by cachefs upgrade")
             self._down_since_s = time.monotonic()
             self._mount.detach()
             self._daemon.end(STOP_S)
 
     def _tell_to_start(self, child: Child) -> None:
         """Send the start message with the table."""
-        start = Start(
-            self._task.config,
-            os.getpid(),
-            self._restarts,
-            self._restarted_at,
-            self._last_end,
-            self._changes,
-            self._mount.name,
-            self._is_suspect,
-        )
+        start = replace(self._next_start, mounted=self._mount.name)
         child.start(asdict(start), self._mount.table_fd)
 
     def _note_ready(self, child: Child, warnings: Sequence[str]) -> None:
@@ -299,7 +276,8 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         self._hear_the_rest(child)
         how = child.reap()
-        was_suspect, self._is_suspect = self._is_suspect, child.has_crashed
+        was_suspect = self._next_start.suspect
+        self._next_start = replace(self._next_start, suspect=child.has_crashed)
         if child is self._successor:
             self._successor = None
             if not self._is_ending:
@@ -315,7 +293,7 @@ class Supervisor:
             _logger.error("the daemon %s; it is tried once more, with its files checked", how)
             self._start_daemon()
         elif not self._was_ready:
-            self._failure = self._reason(child, how)
+            self._failure = child.start_error(how, self._task.log_name)
             self._end()
         else:
             self._replace(child, how)
@@ -327,17 +305,6 @@ class Supervisor:
         if child.channel.fileno() in self._selector.get_map():
             self._selector.unregister(child.channel.fileno())
 
-    def _reason(self, child: Child, how: str) -> CachefsError:
-        """Return the error for a first daemon that could not begin."""
-        if child.fall_back is not None:
-            return RelayUnusableError(child.fall_back)
-        if child.failure is None:
-            return MountError(
-                f"the daemon {how} before the mount was up; see {self._task.log_name}"
-            )
-        text, code = child.failure
-        return UsageError(text) if code == 2 else CachefsError(text)
-
     def _promote(self) -> None:
         """Make the successor the daemon."""
         self._daemon, self._successor = self._successor, None
@@ -346,15 +313,18 @@ class Supervisor:
         if self._daemon.version is not None:
             self._tell_to_start(self._daemon)
 
+    def _note_end(self, how: str) -> None:
+        self._next_start = replace(self._next_start, last_end=how)
+
     def _note_restart(self) -> None:
-        self._restarts += 1
-        self._restarted_at = time.time()
+        count = self._next_start.restarts + 1
+        self._next_start = replace(self._next_start, restarts=count, restarted_at=time.time())
 
     def _replace(self, child: Child, how: str) -> None:
         """Schedule the next daemon after one that ended by itself and was not the first."""
         if child.failure is not None:
             how = f"could not begin: {child.failure[0]}"
-        self._last_end = how
+        self._note_end(how)
         now_s = time.monotonic()
         if child.is_ready:
             self._down_since_s = now_s
@@ -369,8 +339,7 @@ class Supervisor:
         if child.has_crashed:
             self._note_crash(how)
             return
-        barely = now_s < child.ready_s + _BARELY_S
-        self._start_at_s = now_s + (_FIRST_PAUSE_S if barely else 0.0)
+        self._start_at_s = now_s + pause_after_end_s(now_s - child.ready_s)
 
     def _note_crash(self, how: str) -> None:
         """Schedule the next daemon after a crash of a ready one.
@@ -378,33 +347,31 @@ class Supervisor:
         The cause may crash every daemon. So each pause is longer, and after `MOST_FAILURES` crashes
         within `FAILURES_WITHIN_S` the mount is given up.
         """
-        now_s = time.monotonic()
-        self._crashes.append(now_s)
-        count = sum(now_s < crashed_s + FAILURES_WITHIN_S for crashed_s in self._crashes)
+        count = self._crashes.add()
         if count == MOST_FAILURES:
-            self._failure = MountError(
-                f"{self._task.mountpoint} is given up: {count} daemons have crashed within a "
-                f"minute, the last one {how}; see {self._task.log_name}"
+            self._give_up(
+                f"{count} daemons have crashed within a minute, the last one {how}; see "
+                f"{self._task.log_name}"
             )
-            self._end()
-            return
-        self._start_at_s = now_s + (_FIRST_PAUSE_S * 2.0 ** (count - 2) if count > 1 else 0.0)
+        else:
+            self._start_at_s = time.monotonic() + pause_after_crash_s(count)
 
     def _note_failure(self, what: str) -> None:
         """Schedule the next try after a daemon that could not begin, or give the mount up."""
-        now_s = time.monotonic()
-        self._failures.append(now_s)
-        count = sum(now_s < failed_s + FAILURES_WITHIN_S for failed_s in self._failures)
+        count = self._failures.add()
         if not self._was_ready or count == MOST_FAILURES:
-            self._failure = MountError(
-                f"{self._task.mountpoint} is given up: no daemon could be started in {count} "
-                f"attempts, the last one: {what}; mend that and mount again"
+            self._give_up(
+                f"no daemon could be started in {count} attempts, the last one: {what}; mend that "
+                "and mount again"
             )
-            self._end()
             return
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (count - 1))
+        pause_s = pause_after_failure_s(count)
         _logger.error("no daemon could be started: %s; the next try is in %.1f s", what, pause_s)
-        self._start_at_s = now_s + pause_s
+        self._start_at_s = time.monotonic() + pause_s
+
+    def _give_up(self, why: str) -> None:
+        self._failure = MountError(f"{self._task.mountpoint} is given up: {why}")
+        self._end()
 
     def _upgrade(self) -> None:
         """Start a successor, which replaces the daemon once its code is loaded."""
@@ -426,13 +393,10 @@ class Supervisor:
     # -- the mount -------------------------------------------------------------------------------
 
     def _watch_mount(self, ended_fd: int) -> None:
-        def note_end() -> None:
-            self._selector.unregister(ended_fd)
-            self._on_mount_ended()
+        self._watch(ended_fd, partial(self._on_mount_ended, ended_fd))
 
-        self._watch(ended_fd, note_end)
-
-    def _on_mount_ended(self) -> None:
+    def _on_mount_ended(self, ended_fd: int) -> None:
+        self._selector.unregister(ended_fd)
         if self._is_ending:
             return
         if self._mount.is_there():
@@ -461,7 +425,3 @@ class Supervisor:
             child.reap()
         self._selector.close()
         os.close(self._mount.table_fd)
-
-
-def _patience_s(child: Child) -> float:
-    return SILENCE_S if child.is_ready else START_SILENCE_S

@@ -6,21 +6,21 @@ from cachefs.cache.publisher import Publisher
 from cachefs.metrics import Requests
 
 
-class Table(Protocol):
-    """The methods of `_relay.Table` that `RelayFigures` calls."""
+class TableCounters(Protocol):
+    """The methods of `_relay.Table` that `RelayStats` calls."""
 
     def counters(self) -> dict[str, int]: ...
     def hit_times(self) -> list[int]: ...
 
 
-class RelayFigures:
+class RelayStats:
     """Copies the relay's counters into the daemon's metrics. There is one per daemon.
 
     The table counts from the start of the mount, the daemon from its own start. So counts from
     before this object's creation are left out.
     """
 
-    def __init__(self, table: Table, publisher: Publisher, requests: Requests) -> None:
+    def __init__(self, table: TableCounters, publisher: Publisher, requests: Requests) -> None:
         self._table = table
         self._publisher = publisher
         self._hits = requests.histogram("read", "hit")

@@ -9,7 +9,7 @@ STILL_LOOKS = 10
 """Looks that show an idle loop: at least two intervals between signs of life."""
 
 
-class Stillness:
+class HangDetector:
     """Observes one process; `look` must be called once in each `LOOK_INTERVAL_S`.
 
     The object counts looks, not seconds, so a pause of the whole machine does not count.

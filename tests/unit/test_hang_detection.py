@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.supervisor.stillness import STILL_LOOKS, STOPPED_LOOKS, Stillness
+from cachefs.supervisor.hang_detection import STILL_LOOKS, STOPPED_LOOKS, HangDetector
 from tests.mount.harness import eventually
 
 PID = 77
@@ -29,11 +29,11 @@ def write(tmp_path: Path) -> Write:
 
 
 def looks(tmp_path: Path, count: int, before: Callable[[int], None]) -> list[str | None]:
-    stillness = Stillness(PID, tmp_path)
+    detector = HangDetector(PID, tmp_path)
     found: list[str | None] = []
     for number in range(count):
         before(number)
-        found.append(stillness.look())
+        found.append(detector.look())
     return found
 
 
@@ -76,10 +76,10 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 def test_a_real_process() -> None:
     with subprocess.Popen([sys.executable, "-S", "-E", "-c", "while True: pass"]) as process:
-        stillness = Stillness(process.pid)
+        detector = HangDetector(process.pid)
         try:
-            assert {stillness.look() for _ in range(3 * STILL_LOOKS)} == {None}
+            assert {detector.look() for _ in range(3 * STILL_LOOKS)} == {None}
             os.kill(process.pid, signal.SIGSTOP)
-            eventually(lambda: stillness.look() == "stopped")
+            eventually(lambda: detector.look() == "stopped")
         finally:
             process.kill()
