@@ -34,7 +34,7 @@ from bench.engine.rig import (
     running,
 )
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.levels.placement import Place, Placement
+from cachefs.cache.levels.placement import Placement, TierPlace
 from cachefs.errors import CachefsError
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, ObjectMeta, ObjectRef
@@ -138,7 +138,7 @@ async def _round(
 
 def _on_first(tiers: Sequence[Tier], refs: Sequence[ObjectRef]) -> list[ObjectRef]:
     """Return the files whose blocks lie in the first directory."""
-    placement = Placement([Place(tier.identity.uuid, tier.quota_bytes, 0) for tier in tiers])
+    placement = Placement([TierPlace(tier.identity.uuid, tier.quota_bytes, 0) for tier in tiers])
     return [ref for ref in refs if placement.order(BlockKey(ref.object_id, 0))[0] == 0]
 
 

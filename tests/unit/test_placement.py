@@ -2,14 +2,19 @@
 
 import random
 
-from cachefs.cache.levels.placement import Place, Placement, promotes
+from cachefs.cache.levels.placement import Placement, TierPlace, promotes
 from cachefs.cache.tier.cooldown import COOLDOWN_S, Cooldown
 from cachefs.types import BlockKey
 
 KEYS = [BlockKey(random.Random(n).randbytes(16), n % 3) for n in range(4000)]
 MEM, SSD_A, SSD_B, HDD = range(4)
 LEVELS = Placement(
-    [Place(b"m", 10, 0), Place(b"a", 100, 1), Place(b"b", 100, 1), Place(b"h", 9, 2)]
+    [
+        TierPlace(b"m", 10, 0),
+        TierPlace(b"a", 100, 1),
+        TierPlace(b"b", 100, 1),
+        TierPlace(b"h", 9, 2),
+    ]
 )
 
 
@@ -22,7 +27,7 @@ def only(*numbers: int):
 
 
 def one_level(*places: tuple[bytes, int]) -> Placement:
-    return Placement([Place(name, weight, 0) for name, weight in places])
+    return Placement([TierPlace(name, weight, 0) for name, weight in places])
 
 
 def test_homes_follow_the_weights_and_move_little() -> None:

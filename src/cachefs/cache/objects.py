@@ -31,7 +31,8 @@ _FEW_BLOCKS = 16
 _PASSES = 3
 """Most passes over all tiers. A block that moves between tiers may escape the first pass."""
 
-Place = tuple[BlockKey, BlockLocation]
+CachedBlock = tuple[BlockKey, BlockLocation]
+"""A block and its location in a tier."""
 Act = Callable[[TierStore, BlockKey, Slab, BlockLocation], None]
 
 
@@ -121,8 +122,8 @@ class CachedObjects:
         seen: set[int] = set()
         for active, share in zip(tiers, found.tiers, strict=True):
             by_id = active.tier.slabs.by_id
-            for places in _steps(active.store, (ref,)):
-                for key, location in places:
+            for blocks in _steps(active.store, (ref,)):
+                for key, location in blocks:
                     slab = by_id.get(location.slab)
                     kept = slab is not None and slab.keeps(location.slot)
                     share.blocks += 1
@@ -133,7 +134,7 @@ class CachedObjects:
                         found.blocks += 1
                         found.size_bytes += location.length
                         found.kept_bytes += location.length * kept
-                if len(places) >= _STEP_BLOCKS:
+                if len(blocks) >= _STEP_BLOCKS:
                     await trio.lowlevel.checkpoint()
         return found
 
@@ -150,8 +151,8 @@ class CachedObjects:
         charges: dict[Path, int] = {}
         for active in list(self._tiers()):
             charge_bytes = 0
-            for places in _steps(active.store, refs):
-                for _, location in places:
+            for blocks in _steps(active.store, refs):
+                for _, location in blocks:
                     slab = active.tier.slabs.by_id.get(location.slab)
                     if slab is not None and not slab.keeps(location.slot):
                         charge_bytes += slab.charge_bytes
@@ -238,12 +239,12 @@ class CachedObjects:
         if object_ids:
             self.intents.note_evicted(object_ids)
 
-    def _bar_moving(self, places: Iterable[Place]) -> None:
+    def _bar_moving(self, blocks: Iterable[CachedBlock]) -> None:
         """Refuse copies of these blocks that are moving between tiers now. Call this in the step
         that drops the blocks."""
         for active in self._tiers():
             if moving := active.mover.moving:
-                self._bar({key.object_id for key, _ in places if key in moving})
+                self._bar({key.object_id for key, _ in blocks if key in moving})
 
     async def _each(
         self, store: TierStore, refs: Sequence[ObjectRef], act: Act, drops: bool = False
@@ -251,14 +252,14 @@ class CachedObjects:
         """Call `act` for each block of the object versions that is really in the tier. Return the
         number of blocks that could not be checked because the disk does not answer."""
         stuck = 0
-        for places in _steps(store, refs):
+        for blocks in _steps(store, refs):
             try:
-                known = await self._settled(store, places)
+                known = await self._settled(store, blocks)
             except OriginUnavailableError:
                 if not store.retired:
                     raise
                 break  # the tier is being removed, and its threads have ended
-            stuck += len(places) - len(known)
+            stuck += len(blocks) - len(known)
             if store.retired:
                 break
             if drops:
@@ -272,13 +273,13 @@ class CachedObjects:
             await store.commit_early()
         return stuck
 
-    async def _settled(self, store: TierStore, places: list[Place]) -> list[Place]:
-        """Return the places whose slab is settled and whose slot holds no other block
+    async def _settled(self, store: TierStore, blocks: list[CachedBlock]) -> list[CachedBlock]:
+        """Return the blocks whose slab is settled and whose slot holds no other block
         (`tier/slab_files.py`)."""
-        by_slab: dict[int, list[Place]] = {}
-        for place in places:
-            by_slab.setdefault(place[1].slab, []).append(place)
-        known: list[Place] = []
+        by_slab: dict[int, list[CachedBlock]] = {}
+        for block in blocks:
+            by_slab.setdefault(block[1].slab, []).append(block)
+        known: list[CachedBlock] = []
         for slab_id, some in by_slab.items():
             slab = store.slabs.by_id.get(slab_id)
             if slab is None:
@@ -288,14 +289,14 @@ class CachedObjects:
         return known
 
 
-async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]:
-    """Return the places whose block the slot table confirms. After a crash, index rows may point
+async def _own(store: TierStore, slab: Slab, blocks: list[CachedBlock]) -> list[CachedBlock]:
+    """Return the blocks that the slot table confirms. After a crash, index rows may point
     to slots that now hold other blocks."""
     if slab.fd < 0 or all(
         location.slot < slab.slot_count and slab.proof[location.slot] == location.checksum
-        for _, location in places
+        for _, location in blocks
     ):
-        return places
+        return blocks
     layout = slab.layout
     try:
         with slab.in_use():
@@ -303,26 +304,26 @@ async def _own(store: TierStore, slab: Slab, places: list[Place]) -> list[Place]
     except OSError:
         store.counters.read_errors += 1
         return []
-    entries = [(place, entry_at(table, place[1].slot)) for place in places]
-    return [place for place, entry in entries if entry is not None and entry.key == place[0]]
+    entries = [(block, entry_at(table, block[1].slot)) for block in blocks]
+    return [block for block, entry in entries if entry is not None and entry.key == block[0]]
 
 
-def _steps(store: TierStore, refs: Iterable[ObjectRef]) -> Iterator[list[Place]]:
+def _steps(store: TierStore, refs: Iterable[ObjectRef]) -> Iterator[list[CachedBlock]]:
     """Yield the index rows of these objects, `_STEP_BLOCKS` or a few more at a time; the last list
     may be empty. Each list is looked up when it is requested, so the caller may await between."""
-    places: list[Place] = []
+    blocks: list[CachedBlock] = []
     for ref in refs:
         for first in range(0, ref.block_count, _STEP_BLOCKS):
             if store.retired:  # its index may be closed
                 return
-            places += _look_up(store.index, ref, first)
-            if len(places) >= _STEP_BLOCKS:
-                yield places
-                places = []
-    yield places
+            blocks += _look_up(store.index, ref, first)
+            if len(blocks) >= _STEP_BLOCKS:
+                yield blocks
+                blocks = []
+    yield blocks
 
 
-def _look_up(index: Index, ref: ObjectRef, first: int) -> Iterable[Place]:
+def _look_up(index: Index, ref: ObjectRef, first: int) -> Iterable[CachedBlock]:
     stop = min(first + _STEP_BLOCKS, ref.block_count)
     if stop - first > _FEW_BLOCKS:
         return index.blocks_between(ref.object_id, first, stop)

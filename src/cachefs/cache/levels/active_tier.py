@@ -7,7 +7,7 @@ from typing import Protocol
 import trio
 
 from cachefs.cache.levels.mover import Mover, Promoter
-from cachefs.cache.levels.placement import Place, promotes
+from cachefs.cache.levels.placement import TierPlace, promotes
 from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.tier.admission import Admission
 from cachefs.cache.tier.admission_filter import Intents
@@ -93,9 +93,9 @@ class ActiveTier:
         return self.store.io.health.usable and not self.store.retired
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TierPlace:
         """The tier's entry for `Placement`."""
-        return Place(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
+        return TierPlace(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
 
     def connect(self, level: int, level_count: int) -> None:
         """Set the tier's `level` (0 is the fastest) of `level_count`."""

@@ -38,7 +38,7 @@ Target = Callable[[BlockKey, int], Admission | None]
 """Returns the admission of the tier that takes a block of that key and length now, or None."""
 
 
-class _Load(NamedTuple):
+class _Move(NamedTuple):
     """A block to be moved, its current location and age, and the function that finds its target."""
 
     key: BlockKey
@@ -63,33 +63,33 @@ class _Delivery:
         self._over = trio.Event()
         self._called_off = False
 
-    def offer(self, load: _Load, data: memoryview) -> None:
+    def offer(self, move: _Move, data: memoryview) -> None:
         """Offer the block to a tier that takes it and has not refused it, if there is one."""
-        if load.key in self._cooldown or self._store.index.locate(load.key) != load.location:
+        if move.key in self._cooldown or self._store.index.locate(move.key) != move.location:
             return
-        admission = load.target(load.key, load.location.length)
-        if admission is None or (load.key, admission) in self._asked:
+        admission = move.target(move.key, move.location.length)
+        if admission is None or (move.key, admission) in self._asked:
             return
-        self._asked.add((load.key, admission))
+        self._asked.add((move.key, admission))
         self._open += 1
-        settled = partial(self._settled, load, admission)
-        checksum = load.location.checksum
-        admission.offer(Candidate(load.key, data, settled, checksum=checksum, age=load.age))
+        settled = partial(self._settled, move, admission)
+        checksum = move.location.checksum
+        admission.offer(Candidate(move.key, data, settled, checksum=checksum, age=move.age))
 
     def _settled(
-        self, load: _Load, admission: Admission, candidate: Candidate, stored: bool
+        self, move: _Move, admission: Admission, candidate: Candidate, stored: bool
     ) -> None:
         """Called in the loop step in which the copy enters the other index, or is given up."""
         if self._called_off:
             return
         if stored:
-            self.arrived[load.key] = admission
-            if load.slab.keeps(load.location.slot):
-                admission.store.keep_moved(load.key)
-            if self._store.moved_away(load.key, load.slab, load.location):
-                self._store.put_row(load.slab)
+            self.arrived[move.key] = admission
+            if move.slab.keeps(move.location.slot):
+                admission.store.keep_moved(move.key)
+            if self._store.moved_away(move.key, move.slab, move.location):
+                self._store.put_row(move.slab)
         elif self._insist:
-            self.offer(load, candidate.data)
+            self.offer(move, candidate.data)
         self._open -= 1
         if self._open == 0:
             self._over.set()
@@ -119,23 +119,23 @@ class Mover:
         A block that was moved lately or is being moved stays, and is not returned.
         """
         unwanted: list[Pick] = []
-        loads: dict[int, _Load] = {}
+        moves: dict[int, _Move] = {}
         for pick in picks:
             if pick.entry is None:
                 unwanted.append(pick)
             elif not self.must_stay(pick.entry.key):
-                load = self.load(pick.entry.key, slab, pick.slot, self._demote_to)
-                if load is None:
+                move = self.plan(pick.entry.key, slab, pick.slot, self._demote_to)
+                if move is None:
                     unwanted.append(pick)
                 else:
-                    loads[pick.slot] = load
-        arrived = await self.move(list(loads.values()), insist=True)
+                    moves[pick.slot] = move
+        arrived = await self.move(list(moves.values()), insist=True)
         self._store.counters.demoted += len(arrived)
         if not self._store.io.health.usable:
             return []  # the disk is unhealthy: blocks that could not be read may be correct
-        refused = [pick for pick in picks if pick.slot in loads]
-        refused = [pick for pick in refused if loads[pick.slot].key not in arrived]
-        return unwanted + [pick for pick in refused if not self.must_stay(loads[pick.slot].key)]
+        refused = [pick for pick in picks if pick.slot in moves]
+        refused = [pick for pick in refused if moves[pick.slot].key not in arrived]
+        return unwanted + [pick for pick in refused if not self.must_stay(moves[pick.slot].key)]
 
     @property
     def moving(self) -> Set[BlockKey]:
@@ -147,7 +147,7 @@ class Mover:
         self._cooldown.expire(time.monotonic())
         return key in self._cooldown or key in self._moving
 
-    def load(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Load | None:
+    def plan(self, key: BlockKey, slab: Slab, slot: int | None, target: Target) -> _Move | None:
         """Describe the move of a block; None if `slab` does not have it (in `slot`, unless that is
         None), or if `target` finds no tier for it."""
         location = self._store.index.locate(key)
@@ -157,34 +157,34 @@ class Mover:
             return None
         if target(key, location.length) is None:
             return None
-        return _Load(key, slab, location, self._store.policy.age(slab, location.slot), target)
+        return _Move(key, slab, location, self._store.policy.age(slab, location.slot), target)
 
-    async def move(self, loads: Sequence[_Load], insist: bool) -> dict[BlockKey, Admission]:
+    async def move(self, moves: Sequence[_Move], insist: bool) -> dict[BlockKey, Admission]:
         """Copy each block, and drop it here when the copy is stored.
 
         Returns the moved blocks and their targets. `_Delivery` describes `insist`.
         """
-        keys = {load.key for load in loads}
+        keys = {move.key for move in moves}
         arrived: dict[BlockKey, Admission] = {}
         self._moving |= keys
         try:
-            for batch in _batches(loads):
+            for batch in _batches(moves):
                 arrived |= await self._move_batch(batch, insist)
         finally:
             self._moving -= keys
         return arrived
 
-    async def _move_batch(self, batch: list[_Load], insist: bool) -> dict[BlockKey, Admission]:
+    async def _move_batch(self, batch: list[_Move], insist: bool) -> dict[BlockKey, Admission]:
         delivery = _Delivery(self._store, self._cooldown, insist)
         try:
-            for load, data in await self._read(batch):
-                delivery.offer(load, memoryview(data))
+            for move, data in await self._read(batch):
+                delivery.offer(move, memoryview(data))
             await delivery.over()
         finally:
             delivery.call_off()
         return delivery.arrived
 
-    async def _read(self, batch: list[_Load]) -> list[tuple[_Load, Buffer]]:
+    async def _read(self, batch: list[_Move]) -> list[tuple[_Move, Buffer]]:
         """Read and verify the blocks of a batch.
 
         The result lacks damaged blocks and blocks whose slot belongs to another block: they are
@@ -193,35 +193,35 @@ class Mover:
         store, slabs = self._store, self._store.slabs
         # An earlier batch has awaited: some blocks may have been dropped or moved since.
         batch = [
-            load
-            for load in batch
-            if store.index.locate(load.key) == load.location
-            and load.slab.fd >= 0
-            and load.slab.holds(load.location.slot)
+            move
+            for move in batch
+            if store.index.locate(move.key) == move.location
+            and move.slab.fd >= 0
+            and move.slab.holds(move.location.slot)
         ]
         if not batch:
             return []
-        for load in batch:
-            load.slab.add_reference(load.location.slot)
+        for move in batch:
+            move.slab.add_reference(move.location.slot)
         try:
-            size_bytes = sum(load.location.length for load in batch)
+            size_bytes = sum(move.location.length for move in batch)
             blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
         except OSError:
             store.counters.read_errors += len(batch)
             return []
         finally:
-            for load in batch:
-                slabs.drop_reference(load.slab, load.location.slot)
-        found: list[tuple[_Load, Buffer]] = []
-        for load, block in zip(batch, blocks, strict=True):
+            for move in batch:
+                slabs.drop_reference(move.slab, move.location.slot)
+        found: list[tuple[_Move, Buffer]] = []
+        for move, block in zip(batch, blocks, strict=True):
             if isinstance(block, OSError):
                 store.counters.read_errors += 1
                 continue
-            at = (load.key, load.slab, load.location, block.owner)
+            at = (move.key, move.slab, move.location, block.owner)
             if block.data is None or store.belongs_to_other(*at):
                 store.drop_bad(*at)
             else:
-                found.append((load, block.data))
+                found.append((move, block.data))
         return found
 
 
@@ -249,21 +249,21 @@ class Promoter:
         while True:
             while not self._queue:
                 await self._parked.park()
-            loads = []
+            moves = []
             size_bytes = 0
             while self._queue and size_bytes < _BATCH_BYTES - BLOCK_BYTES:
                 key = next(iter(self._queue))
                 del self._queue[key]
-                load = self._load(key)
-                if load is not None:
-                    loads.append(load)
-                    size_bytes += load.location.length
-            arrived = await self._mover.move(loads, insist=False)
+                move = self._plan(key)
+                if move is not None:
+                    moves.append(move)
+                    size_bytes += move.location.length
+            arrived = await self._mover.move(moves, insist=False)
             for admission in arrived.values():
                 admission.counters.promoted += 1
             await trio.lowlevel.checkpoint()
 
-    def _load(self, key: BlockKey) -> _Load | None:
+    def _plan(self, key: BlockKey) -> _Move | None:
         location = self._store.index.locate(key)
         slab = None if location is None else self._store.slabs.by_id.get(location.slab)
         if slab is None or location is None or self._mover.must_stay(key):
@@ -271,7 +271,7 @@ class Promoter:
         target = self._target
         if slab.keeps(location.slot):
             target = self._target_for_kept
-        return self._mover.load(key, slab, None, target)
+        return self._mover.plan(key, slab, None, target)
 
     def _target(self, key: BlockKey, length: int) -> Admission | None:
         # Since the block was queued, this tier may have become the fastest or may be closing.
@@ -285,12 +285,12 @@ class Promoter:
         return target if target is not None and target.store.may_keep(length) else None
 
 
-def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
-    batch: list[_Load] = []
+def _batches(moves: Sequence[_Move]) -> Iterator[list[_Move]]:
+    batch: list[_Move] = []
     size_bytes = 0
-    for load in loads:
-        batch.append(load)
-        size_bytes += load.location.length
+    for move in moves:
+        batch.append(move)
+        size_bytes += move.location.length
         if size_bytes >= _BATCH_BYTES - BLOCK_BYTES:
             yield batch
             batch, size_bytes = [], 0
@@ -298,16 +298,16 @@ def _batches(loads: Sequence[_Load]) -> Iterator[list[_Load]]:
         yield batch
 
 
-def _read_all(disk: Disk, batch: list[_Load]) -> list[Checked | OSError]:
+def _read_all(disk: Disk, batch: list[_Move]) -> list[Checked | OSError]:
     """Read and verify a batch, in a reader thread; the caller holds references to the slots.
 
     Raises `OSError` only if no block can be read: one bad sector must not fail the other blocks,
     and says little about the health of the disk.
     """
     blocks: list[Checked | OSError] = []
-    for load in batch:
+    for move in batch:
         try:
-            blocks.append(read_and_check(disk, load.slab, load.location))
+            blocks.append(read_and_check(disk, move.slab, move.location))
         except OSError as error:
             blocks.append(error)
     errors = [block for block in blocks if isinstance(block, OSError)]

@@ -33,7 +33,7 @@ PROMOTE_FACTOR = 4
 """Rule 4: the oldest idle time in the level above must exceed this many times the block's age."""
 
 
-class Place(NamedTuple):
+class TierPlace(NamedTuple):
     """One cache directory. `name` is stable over restarts (the directory's uuid), `weight` is its
     quota in bytes, `level` 0 is the fastest."""
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Placement:
     """Rules 1 to 3. A place is named by its position in the sequence given to the constructor."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[TierPlace]) -> None:
         self._places = list(places)
         self._seeds = [xxhash.xxh3_64_intdigest(place.name) for place in places]
         count = max((place.level for place in places), default=-1) + 1

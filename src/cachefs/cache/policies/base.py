@@ -21,7 +21,7 @@ CLOCK_MASK = 0xFFFFFFFF
 SAMPLE_BLOCKS = 512
 """Blocks to sample for a threshold. With no more blocks than this, the order is exact."""
 
-Place = tuple[Slab, int]
+UsedSlot = tuple[Slab, int]
 """A slab and one of its used slots."""
 
 
@@ -114,9 +114,9 @@ class EvictionPolicy:
     # -- sampling ------------------------------------------------------------------------------
 
     def _oldest_first(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[int]:
-        return sorted((self.age(*place) for place in self._sample(slabs, most)), reverse=True)
+        return sorted((self.age(*used) for used in self._sample(slabs, most)), reverse=True)
 
-    def _sample(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[Place]:
+    def _sample(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[UsedSlot]:
         """Return all evictable slots if they are no more than `most`; otherwise `most` of them,
         all with about the same probability."""
         counts = [slab.used_count - slab.kept_count for slab in slabs]

@@ -8,7 +8,7 @@ also make room for the next data set.
 The rule: every read of a block that was read before is a *reuse*. Its *interval* is the number of
 block reads since the last read of the block. A resident block is *expired* when it is idle for
 longer than 1.05 times the longest interval of recent reuses. Only expired blocks are replaced. If
-none is expired, the new block is served and not stored. While the first generation of reuses (see
+none is expired, the new block is served and not stored. While the first period of reuses (see
 below) lasts, no block expires.
 
 Why it works: in shuffled epochs of N blocks, at a read p blocks into an epoch, intervals are
@@ -16,8 +16,8 @@ uniform over p..p+N. The oldest resident block is idle for p+N at most, so no bl
 a switch to other data, the ages of the old blocks exceed the intervals of the new data, and all
 old blocks expire.
 
-"Recent" means the present generation of reuses and the one before. A generation has at least
-`_GENERATION_REUSES` reuses, and lasts for at least 1/256 of the longest interval. This is long
+"Recent" means the present period of reuses and the one before. A period has at least
+`_PERIOD_REUSES` reuses, and lasts for at least 1/256 of the longest interval. This is long
 enough to include some slow reuses of a large data set between many quick ones of a small data set.
 It is short enough that a small data set gets space after a large one.
 
@@ -38,8 +38,8 @@ from cachefs.cache.policies.base import CLOCK_MASK, SAMPLE_BLOCKS, EvictionPolic
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey
 
-_GENERATION_REUSES = 128
-_GENERATION_SHARE = 256
+_PERIOD_REUSES = 128
+_PERIOD_SHARE = 256
 _SLACK = 1.05
 _GHOST_BITS = 20
 _LIVE_SHARE = 0.25
@@ -47,7 +47,7 @@ _LIVE_SHARE = 0.25
 
 
 class ReuseHistory(History):
-    """The clock, the ghosts, and the longest interval of each of the last two generations."""
+    """The clock, the ghosts, and the longest interval of each of the last two periods."""
 
     __slots__ = ("_ghosts", "_longest_before", "_reuses", "_started", "longest")
 
@@ -55,14 +55,14 @@ class ReuseHistory(History):
         super().__init__()
         self._ghosts = _Ghosts()
         self.longest = 0
-        """The longest interval of the present generation, in block reads."""
+        """The longest interval of the present period, in block reads."""
         self._longest_before = 0
         self._reuses = 0
         self._started = 0
 
     def expiry(self) -> int | None:
         """Return the age from which a block is expired, in block reads; None before the end of the
-        first generation."""
+        first period."""
         if self._longest_before == 0:
             return None
         return int(max(self.longest, self._longest_before) * _SLACK) + 1
@@ -71,12 +71,12 @@ class ReuseHistory(History):
         """Record that a block was read again after `interval` block reads."""
         self.longest = max(self.longest, interval)
         self._reuses += 1
-        if self._reuses >= _GENERATION_REUSES:
+        if self._reuses >= _PERIOD_REUSES:
             self._roll()
 
     def _roll(self) -> None:
         lasted = (self.now - self._started) & CLOCK_MASK
-        if lasted * _GENERATION_SHARE < max(self.longest, self._longest_before):
+        if lasted * _PERIOD_SHARE < max(self.longest, self._longest_before):
             return
         self._longest_before = self.longest
         self.longest = 0
@@ -97,7 +97,7 @@ class ReuseHistory(History):
 
 class _Ghosts:
     """The clock value of the last use by key, for at most a million keys. A newer key overwrites
-    an older one with the same place."""
+    an older one with the same position."""
 
     __slots__ = ("_entries",)
 
@@ -109,10 +109,10 @@ class _Ghosts:
         is not stored any more."""
         # Object ids are uniformly distributed; the factor spreads the blocks of one object.
         mixed = (int.from_bytes(key[0][:8], "little") + key[1] * 0x9E3779B97F4A7C15) >> 1
-        place = mixed & ((1 << _GHOST_BITS) - 1)
+        position = mixed & ((1 << _GHOST_BITS) - 1)
         tag = (mixed >> _GHOST_BITS) & 0xFFFFFFFF
-        entry = self._entries[place]
-        self._entries[place] = tag << 32 | now
+        entry = self._entries[position]
+        self._entries[position] = tag << 32 | now
         if entry == 0 or entry >> 32 != tag:
             return None
         return (now - entry) & CLOCK_MASK
