@@ -133,6 +133,33 @@ def test_nonsense_is_told_in_one_line(args: list[str], said: str) -> None:
     assert said in error_of(*args)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["du", "-m", "", "x"],
+        ["jobs", "ls", ""],
+        ["load", "-m", "", "x"],
+        ["metadata", "export", "", "file"],
+        ["profile", ""],
+        ["stats", ""],
+        ["status", ""],
+        ["tier", "list", ""],
+        ["upgrade", ""],
+    ],
+)
+def test_every_command_refuses_an_empty_mountpoint(args: list[str]) -> None:
+    assert error_of(*args) == "the mountpoint is empty; name a directory"
+
+
+@pytest.mark.parametrize(
+    "args", [["jobs", "ls"], ["metadata", "export"], ["stats"], ["status"], ["tier", "list"]]
+)
+def test_every_command_says_the_same_about_a_directory_that_is_no_mount(args: list[str]) -> None:
+    file = ["file"] * (args[0] == "metadata")
+    said = error_of(*args, "/nowhere", *file, code=1)
+    assert said == "/nowhere is not mounted by cachefs; cachefs status shows what is"
+
+
 def test_nonsense_in_a_file_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('cache_siz = "1GiB"\n')

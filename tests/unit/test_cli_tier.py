@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from cachefs.cli import main
 from cachefs.cli import tier as tier_module
+from cachefs.cli.mounts import one_mount
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.errors import CachefsError
@@ -24,8 +25,8 @@ class Daemon:
         self.answer: dict[str, Any] | Exception = {}
         self.alive = True
 
-    def find_entry(self, place: Path) -> RuntimeEntry | None:
-        return RuntimeEntry(str(place), "s3://b", 1, 0.0, alive=self.alive)
+    def read_entries(self) -> list[RuntimeEntry]:
+        return [RuntimeEntry("/mnt/a", "s3://b", 1, 0.0, alive=self.alive)]
 
     def ask(
         self, path: Path, route: Route, arguments: dict[str, Any], timeout_s: float
@@ -40,7 +41,7 @@ class Daemon:
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
     daemon = Daemon()
     monkeypatch.setattr(tier_module, "ask", daemon.ask)
-    monkeypatch.setattr(tier_module, "find_entry", daemon.find_entry)
+    monkeypatch.setattr(one_mount, "read_entries", daemon.read_entries)
     monkeypatch.setattr(tier_module, "socket_path", lambda place: Path("/run", place.name))
     return daemon
 

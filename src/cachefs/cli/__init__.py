@@ -43,6 +43,14 @@ _VERBS = {
 }
 
 
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
+)
+"""The option of every command. The group below reads it, the commands themselves do not get it."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 class _Verbs(click.Group):
     """The group of all verbs. It imports a command on use and is the only place that prints
     errors."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.config import user_cache_home, user_mem_home
 from cachefs.errors import CacheDirError
 from cachefs.tiers.leftover import CacheInfo, find_caches, remove_cache
@@ -27,8 +28,8 @@ def command() -> None:
 @command.command("ls", short_help="Show cache directories, with sources, sizes and last uses.")
 @click.argument("directories", nargs=-1, metavar="[DIR...]", type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object for each.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def show(directories: tuple[Path, ...], as_json: bool, debug: bool) -> None:
+@debug_option
+def show(directories: tuple[Path, ...], as_json: bool) -> None:
     """Show the cache directories DIR and those directly below DIR. Without DIR, show those in the
     default places, on disk and in memory.
 
@@ -65,8 +66,8 @@ def _print(caches: list[CacheInfo]) -> None:
 
 @command.command("rm", short_help="Remove cache directories that no mount uses.")
 @click.argument("directories", nargs=-1, required=True, metavar="DIR...", type=Path)
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def remove(directories: tuple[Path, ...], debug: bool) -> int:
+@debug_option
+def remove(directories: tuple[Path, ...]) -> int:
     """Remove the cache directories DIR with everything cached there. The data at the source stay.
 
     The command refuses a directory that a mount uses and one that is not a cache directory. It

@@ -32,7 +32,6 @@ def command(
     summarize: bool,
     in_bytes: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Show for each directory at or below the PATHs how much of it is cached: cached bytes, all
     bytes, completely cached files, all files.

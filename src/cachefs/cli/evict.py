@@ -20,7 +20,6 @@ def command(
     force: bool,
     dry_run: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Drop files, and all files below directories, from all tiers of the cache.
 

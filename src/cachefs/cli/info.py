@@ -15,7 +15,7 @@ from cachefs.units import format_bytes, format_duration
 
 @click.command("info")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
     """Show source, version, size and age of files, and how much of them is cached in which tier.
 
     For a directory the command shows the sums over all files below it; the mount lists directories

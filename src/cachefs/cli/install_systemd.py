@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.errors import CachefsError
 
 MOUNT_HELPER = "mount.cachefs"
@@ -28,8 +29,8 @@ _SYSTEM_INSTANCES = Path("/etc/cachefs")
     "[/etc/systemd/system; with --user ~/.config/systemd/user]",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be done.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(user: bool, directory: Path | None, dry_run: bool, debug: bool) -> None:
+@debug_option
+def command(user: bool, directory: Path | None, dry_run: bool) -> None:
     """Install cachefs@.service, cachefs-load@.service and cachefs-load@.timer.
 
     The file /etc/cachefs/NAME.toml (with --user: ~/.config/cachefs/NAME.toml) defines the instance

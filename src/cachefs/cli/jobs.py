@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
+from cachefs.cli import debug_option, json_option
 from cachefs.cli.load import TIMEOUT_S, follow
+from cachefs.cli.mounts.one_mount import live_mounts, the_mount
 from cachefs.cli.views import load as load_view
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
-from cachefs.mounts import read_entries, served_on, socket_path
+from cachefs.mounts import socket_path
 from cachefs.units import format_bytes, format_duration
-
-_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("jobs", invoke_without_command=True)
@@ -34,9 +33,9 @@ def command(context: click.Context) -> None:
 
 @command.command("ls", short_help="List the jobs.")
 @click.argument("mountpoint", required=False)
-@_json
-@_debug
-def list_jobs(mountpoint: str | None, as_json: bool, debug: bool) -> None:
+@json_option
+@debug_option
+def list_jobs(mountpoint: str | None, as_json: bool) -> None:
     """List the jobs of MOUNTPOINT, or of all mounts, oldest first."""
     _print_list(mountpoint, as_json)
 
@@ -44,14 +43,14 @@ def list_jobs(mountpoint: str | None, as_json: bool, debug: bool) -> None:
 def _job_command(name: str, help_text: str) -> Callable[..., Any]:
     def decorate(function: Callable[..., None]) -> Any:
         return command.command(name, help=help_text)(click.argument("job_id", metavar="ID")(
-            _json(_debug(function))
+            json_option(debug_option(function))
         ))  # fmt: skip
 
     return decorate
 
 
 @_job_command("show", "Show what a job was asked for, and how far it is.")
-def show(job_id: str, as_json: bool, debug: bool) -> None:
+def show(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, report = _find(job_id)
     if as_json:
@@ -66,14 +65,14 @@ def show(job_id: str, as_json: bool, debug: bool) -> None:
 
 
 @_job_command("attach", "Follow a job to its end; Ctrl-C leaves it to the daemon.")
-def attach(job_id: str, as_json: bool, debug: bool) -> None:
+def attach(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     raise SystemExit(follow(place, job_id, as_json, cancel=False))
 
 
 @_job_command("cancel", "Stop a job; what it has loaded stays.")
-def cancel(job_id: str, as_json: bool, debug: bool) -> None:
+def cancel(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     report = ask(socket_path(place), api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
@@ -81,7 +80,7 @@ def cancel(job_id: str, as_json: bool, debug: bool) -> None:
 
 
 @_job_command("resume", "Carry a job on that has ended, and follow it to its end.")
-def resume(job_id: str, as_json: bool, debug: bool) -> None:
+def resume(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     ask(socket_path(place), api.JOB_RESUME, {"id": job_id}, TIMEOUT_S)
@@ -89,7 +88,7 @@ def resume(job_id: str, as_json: bool, debug: bool) -> None:
 
 
 @_job_command("failures", "Print what a job could not load, as a list for load -f.")
-def failures(job_id: str, as_json: bool, debug: bool) -> None:
+def failures(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
     for line in stream(socket_path(place), api.JOB_FAILURES, {"id": job_id}):
@@ -98,21 +97,11 @@ def failures(job_id: str, as_json: bool, debug: bool) -> None:
 
 def _find(job_id: str) -> tuple[Path, dict[str, Any]]:
     """Return the mount that has the job, and the job's report. Raises `UsageError`."""
-    for place in _mounts(None):
+    for place in live_mounts():
         for report in _reports(place):
             if report["id"] == job_id:
                 return place, report
     raise UsageError(f"there is no load job {job_id}; cachefs jobs shows what there is")
-
-
-def _mounts(mountpoint: str | None) -> list[Path]:
-    alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
-    if mountpoint is None:
-        return alive
-    place = served_on(Path(mountpoint))
-    if place not in alive:
-        raise UsageError(f"{place} is not mounted by cachefs; cachefs status shows what is")
-    return [place]
 
 
 def _reports(place: Path) -> list[dict[str, Any]]:
@@ -127,7 +116,8 @@ def _reports(place: Path) -> list[dict[str, Any]]:
 
 
 def _print_list(mountpoint: str | None, as_json: bool) -> None:
-    found = [(place, report) for place in _mounts(mountpoint) for report in _reports(place)]
+    places = live_mounts() if mountpoint is None else [the_mount(mountpoint)]
+    found = [(place, report) for place in places for report in _reports(place)]
     if as_json:
         click.echo(json.dumps([{"mountpoint": str(place), **report} for place, report in found]))
         return

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.cli.views import load as load_view
 from cachefs.control import api
 from cachefs.control.client import ask
@@ -61,7 +62,7 @@ _MODES = {"metadata": "--metadata", "check": "--check", "dry-run": "--dry-run"}
 )
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it to the daemon.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job's report as JSON at the end.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@debug_option
 def command(
     paths: tuple[str, ...],
     list_file: str | None,
@@ -76,7 +77,6 @@ def command(
     jobs: int | None,
     detach: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Load files, and all files below directories, into the cache.
 

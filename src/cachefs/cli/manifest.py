@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.cli.views.progress import counting
 from cachefs.config import MountConfig, flags, load_mount_config
 from cachefs.errors import UsageError
@@ -64,14 +65,13 @@ def _origin_options(function: Callable[..., None]) -> Callable[..., None]:
     help="The source that will be mounted, if SOURCE lies below it: paths are relative to it.",
 )  # fmt: skip
 @_origin_options
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@debug_option
 def create(
     source: str,
     output: str,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     relative_to: str | None,
-    debug: bool,
     **options: Any,
 ) -> None:
     """Write a manifest of SOURCE, a URL as for mount, or a directory of a mount.

@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 
 import click
 
+from cachefs.cli import debug_option
+from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.cli.views.progress import counting
 from cachefs.control import api
 from cachefs.control.client import ask, stream
-from cachefs.errors import MountError
-from cachefs.mounts import read_entries, served_on, socket_path
+from cachefs.mounts import socket_path
 
 T = TypeVar("T")
 
 _TIMEOUT_S = 60.0
-
-_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 
 
 @click.group("metadata")
@@ -40,12 +39,12 @@ def command() -> None:
 @command.command("export")
 @click.argument("mountpoint")
 @click.argument("file")
-@_debug
-def export(mountpoint: str, file: str, debug: bool) -> None:
+@debug_option
+def export(mountpoint: str, file: str) -> None:
     """Write all cached metadata of MOUNTPOINT to FILE, in Parquet."""
     from cachefs.cli.files.metadata_file import MetadataWriter
 
-    place = _mount(mountpoint)
+    place = the_mount(mountpoint)
     began = time.monotonic()
     lines = stream(socket_path(place), api.METADATA_EXPORT)
     with closing(lines):  # type: ignore[type-var]
@@ -63,12 +62,12 @@ def export(mountpoint: str, file: str, debug: bool) -> None:
 @command.command("import")
 @click.argument("mountpoint")
 @click.argument("file")
-@_debug
-def import_(mountpoint: str, file: str, debug: bool) -> None:
+@debug_option
+def import_(mountpoint: str, file: str) -> None:
     """Add the metadata in FILE to MOUNTPOINT, except where MOUNTPOINT has newer data."""
     from cachefs.cli.files.metadata_file import MetadataReader
 
-    place = _mount(mountpoint)
+    place = the_mount(mountpoint)
     began = time.monotonic()
     bound = 0
     with MetadataReader.open(Path(file)) as reader, counting("entries", reader.count) as note:
@@ -92,15 +91,6 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := coming.result()) is not None:
             coming = maker.submit(next, items, None)
             yield item
-
-
-def _mount(mountpoint: str) -> Path:
-    if not mountpoint or "\0" in mountpoint:
-        raise MountError("the mountpoint is empty; name a directory")
-    place = served_on(Path(mountpoint))
-    if all(Path(entry.mountpoint) != place or not entry.alive for entry in read_entries()):
-        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
-    return place
 
 
 def _say(text: str, began: float) -> None:

@@ -13,18 +13,18 @@ from pydantic.fields import FieldInfo
 from cachefs import log, systemd_notify
 from cachefs.cli.mounting.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, OnReady, launch
 from cachefs.cli.mounting.mount_words import parse_mount_words
+from cachefs.cli.mounts.one_mount import mountpoint_or_configured
 from cachefs.config import (
     Flag,
     Group,
     MountConfig,
     flags,
     load_mount_config,
-    mountpoint_in,
     to_json,
 )
 from cachefs.daemon.log_setup import log_file_of, set_up_log
 from cachefs.errors import MountError, RelayUnusableError, UsageError
-from cachefs.mounts import RuntimeFile, canonical, default_log_file
+from cachefs.mounts import RuntimeFile, canonical, checked_mountpoint, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.types import DataPath, DataPathName
 from cachefs.units import format_bytes, format_duration
@@ -189,11 +189,8 @@ def load(
     Raises `UsageError`.
     """
     file = None if config_file is None else Path(config_file)
-    if mountpoint == "" or "\0" in (mountpoint or ""):
-        raise UsageError("the mountpoint is empty; name a directory")
-    if mountpoint is None and file is not None:
-        mountpoint = str(mountpoint_in(file))
-    place = None if mountpoint is None else str(canonical(Path(mountpoint)))
+    mountpoint = mountpoint_or_configured(mountpoint, config_file)
+    place = None if mountpoint is None else str(canonical(checked_mountpoint(mountpoint)))
     return load_mount_config(source, place, fields, file)
 
 

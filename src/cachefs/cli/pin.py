@@ -15,7 +15,7 @@ _SHOWN_PATHS = 3
 
 @click.command("pin")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
     """Keep files, and all files below directories, from being evicted, until unpin.
 
     The command pins only data that is cached now; cachefs load --pin fetches the rest. Pins

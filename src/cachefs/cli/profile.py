@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
 from cachefs.cli.views.short_numbers import short_bytes, short_time
 from cachefs.control import api
@@ -38,9 +39,9 @@ _RANKS = {"requests": "MOST REQUESTS", "bytes": "MOST BYTES", "seconds": "MOST T
     default=10,
     help="How many slow requests and hot paths to show. [10]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str | None, window_s: float, top: int, as_json: bool, debug: bool) -> None:
+@json_option
+@debug_option
+def command(mountpoint: str | None, window_s: float, top: int, as_json: bool) -> None:
     """Watch all requests to the mount on MOUNTPOINT, or to the only one, for a while.
 
     Then show the number and duration of each operation, the slowest requests, and the paths with

@@ -13,9 +13,7 @@ from cachefs.units import format_bytes
 @click.command("refresh")
 @path_options
 @click.option("--wait", is_flag=True, help="Wait for an origin that does not answer.")
-def command(
-    paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool, debug: bool
-) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool) -> None:
     """Ask the origin now about files, and about all known names below directories.
 
     Changes become visible at once, without waiting for a TTL to end. The cache drops the data of

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
 from cachefs.cli.views.rates import Rates, difference, look
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
@@ -67,10 +68,8 @@ _COLUMNS = (
 )
 @click.option("-n", "--count", metavar="COUNT", type=click.IntRange(1), help="End after so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(
-    mountpoint: str | None, interval_s: float, count: int | None, as_json: bool, debug: bool
-) -> int:
+@debug_option
+def command(mountpoint: str | None, interval_s: float, count: int | None, as_json: bool) -> int:
     """Print each second a line about the activity of the mount on MOUNTPOINT, or of the only one.
 
     \b

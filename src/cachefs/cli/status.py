@@ -1,20 +1,19 @@
 """`cachefs status` shows every mount of this machine, and the state of its cache."""
 
 import json
-from pathlib import Path
 
 import click
 
+from cachefs.cli import debug_option
 from cachefs.cli.mounts.all_mounts import SERVING, collect
-from cachefs.errors import MountError
-from cachefs.mounts import served_on
+from cachefs.mounts import checked_mountpoint, not_mounted, served_on
 
 
 @click.command("status")
 @click.argument("mountpoint", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per mount.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
+@debug_option
+def command(mountpoint: str | None, as_json: bool) -> int:
     """Show all mounts, or the mount on MOUNTPOINT: source, cache, hits, requests to the origin.
 
     With MOUNTPOINT, also show its cache tiers. Counters begin at the start of the mount.
@@ -23,10 +22,10 @@ def command(mountpoint: str | None, as_json: bool, debug: bool) -> int:
     """
     rows = collect()
     if mountpoint is not None:
-        place = str(served_on(Path(mountpoint)))
-        rows = [row for row in rows if row["mountpoint"] == place]
+        place = served_on(checked_mountpoint(mountpoint))
+        rows = [row for row in rows if row["mountpoint"] == str(place)]
         if not rows:
-            raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+            raise not_mounted(place)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif rows:

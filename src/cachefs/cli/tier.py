@@ -1,16 +1,17 @@
 """`cachefs tier` shows and changes the cache tiers of a running mount."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from cachefs.cli import debug_option
+from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.client import TIMEOUT_S, ask
-from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import find_entry, served_on, socket_path
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import socket_path
 from cachefs.types import Medium
 from cachefs.units import format_bytes, parse_ratio, parse_size
 
@@ -33,7 +34,6 @@ def _parsed(parse: Callable[[str], float]) -> Callable[..., float | None]:
 
 
 _size, _ratio = _parsed(parse_size), _parsed(parse_ratio)
-_debug = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 
 
 @click.group("tier")
@@ -47,8 +47,8 @@ def command() -> None:
 
 @command.command("list", short_help="Show quota, health and activity of each tier.")
 @click.argument("mountpoint")
-@_debug
-def list_tiers(mountpoint: str, debug: bool) -> None:
+@debug_option
+def list_tiers(mountpoint: str) -> None:
     """Show the tiers of MOUNTPOINT: quota, health, and activity since the mount began."""
     report = _ask(mountpoint, api.STATUS, {}, TIMEOUT_S)
     from cachefs.cli.views import tier_table
@@ -60,8 +60,8 @@ def list_tiers(mountpoint: str, debug: bool) -> None:
 @click.argument("mountpoint")
 @click.argument("path")
 @click.argument("size", callback=_size)
-@_debug
-def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
+@debug_option
+def resize(mountpoint: str, path: str, size: int) -> None:
     """Give the tier at PATH a quota of SIZE, such as 50GiB. The daemon evicts data over the quota
     in the background, to a slower tier if there is one."""
     reply = _ask(mountpoint, api.TIER_RESIZE, {"path": _absolute(path), "quota_bytes": size})
@@ -94,10 +94,8 @@ def resize(mountpoint: str, path: str, size: int, debug: bool) -> None:
 @click.option(
     "--pin-limit", callback=_ratio, metavar="RATIO", help="Most that may be pinned. [the mount's]"
 )
-@_debug
-def add(
-    mountpoint: str, path: str, size: int, medium: str, debug: bool, **ratios: float | None
-) -> None:
+@debug_option
+def add(mountpoint: str, path: str, size: int, medium: str, **ratios: float | None) -> None:
     """Add the directory PATH, new or a former tier of the same source, to the cache."""
     arguments = {"medium": medium, "path": _absolute(path), "quota_bytes": size}
     arguments |= {name: ratio for name, ratio in ratios.items() if ratio is not None}
@@ -110,8 +108,8 @@ def add(
 @command.command("remove", short_help="Take a tier out of the cache.")
 @click.argument("mountpoint")
 @click.argument("path")
-@_debug
-def remove(mountpoint: str, path: str, debug: bool) -> None:
+@debug_option
+def remove(mountpoint: str, path: str) -> None:
     """Take the tier at PATH out of the cache. Its directory stays on the disk."""
     before = _ask(mountpoint, api.TIER_REMOVE, {"path": _absolute(path)})["before"]
     click.echo(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
@@ -124,12 +122,7 @@ def _ask(
     timeout_s: float = CHANGE_TIMEOUT_S,
 ) -> dict[str, Any]:
     """Send a request to the daemon and return its answer. Raises `CachefsError`."""
-    if not mountpoint or "\0" in mountpoint:
-        raise UsageError("the mountpoint is empty; name a directory")
-    place = served_on(Path(mountpoint))
-    entry = find_entry(place)
-    if entry is None or not entry.alive:
-        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+    place = the_mount(mountpoint)
     try:
         return ask(socket_path(place), route, arguments, timeout_s)
     except CachefsError as error:

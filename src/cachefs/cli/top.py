@@ -18,14 +18,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from cachefs.cli import debug_option
 from cachefs.cli.mounts.all_mounts import SERVING, collect
 from cachefs.cli.views import top as top_view
 from cachefs.cli.views.rates import difference, look_closer
 from cachefs.cli.views.top import MountView
 from cachefs.control import api
 from cachefs.control.client import ask
-from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import served_on, socket_path
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import checked_mountpoint, not_mounted, served_on, socket_path
 
 _TIMEOUT_S = 2.0
 _ENDED = "ended"
@@ -45,8 +46,8 @@ _SMALLEST = 20, 4
     default=1.0,
     help="How often to look. [1]",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
+@debug_option
+def command(mountpoint: str | None, interval_s: float) -> None:
     """Show the activity of the mount on MOUNTPOINT, or of all mounts, until q or Ctrl-C.
 
     The screen shows reads and how long they take, where the bytes come from and the recent
@@ -60,11 +61,11 @@ def command(mountpoint: str | None, interval_s: float, debug: bool) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     if not sys.stdout.isatty() or console.is_dumb_terminal:
         raise UsageError("top needs a terminal; cachefs stats prints a line per interval anywhere")
-    place = None if mountpoint is None else str(served_on(Path(mountpoint)))
+    place = None if mountpoint is None else served_on(checked_mountpoint(mountpoint))
     watch = _Watch(place)
     watch.look()
     if place is not None and not watch.views:
-        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+        raise not_mounted(place)
     with contextlib.suppress(KeyboardInterrupt), _keys() as keys, _looking(watch, interval_s, keys):
         _show(console, watch, keys)
 
@@ -101,8 +102,9 @@ def _lines(
 class _Watch:
     """Samples the mounts. `views` has the latest state, `failure` the error that ended sampling."""
 
-    def __init__(self, place: str | None) -> None:
-        self._place = place
+    def __init__(self, place: Path | None) -> None:
+        """Watches the mount on `place`, or all mounts."""
+        self._place = None if place is None else str(place)
         self.views: list[MountView] = []
         self.failure: Exception | None = None
 

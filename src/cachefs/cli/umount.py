@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from cachefs.cli import debug_option
+from cachefs.cli.mounts.one_mount import mountpoint_or_configured
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import (
     FSTYPE,
@@ -17,6 +19,7 @@ from cachefs.mounts import (
     Mount,
     RuntimeEntry,
     canonical,
+    checked_mountpoint,
     find_entry,
     find_mount,
     holders,
@@ -48,14 +51,13 @@ BUSY_RETRY_S = 1.0
     "-l", "--lazy", is_flag=True, help="Hide it now, end it when nobody uses it any more."
 )
 @click.option("--force", is_flag=True, help="Unmount even if in use or hanging; kill the daemon.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+@debug_option
 def command(
     mountpoint: str | None,
     config_file: str | None,
     stale: bool,
     lazy: bool,
     force: bool,
-    debug: bool,
 ) -> None:
     """Unmount MOUNTPOINT and wait until its daemon has ended."""
     place = _place(mountpoint, config_file)
@@ -86,15 +88,10 @@ def command(
 
 
 def _place(mountpoint: str | None, config_file: str | None) -> Path:
-    if mountpoint is None and config_file is not None:
-        from cachefs.config import mountpoint_in
-
-        mountpoint = str(mountpoint_in(Path(config_file)))
+    mountpoint = mountpoint_or_configured(mountpoint, config_file)
     if mountpoint is None:
         raise UsageError("there is no mountpoint; name one, or a file with --config")
-    if not mountpoint or "\0" in mountpoint:
-        raise UsageError("the mountpoint is empty; name a directory")
-    return canonical(Path(mountpoint))
+    return canonical(checked_mountpoint(mountpoint))
 
 
 def _remove_stale(place: Path) -> None:

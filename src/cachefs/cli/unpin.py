@@ -12,7 +12,7 @@ from cachefs.units import format_bytes
 
 @click.command("unpin")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool, debug: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
     """Let the cache evict files, and all files below directories, like all others again."""
     request = PathRequest(paths, mountpoint)
     sums = request.sums(api.CACHE_UNPIN)

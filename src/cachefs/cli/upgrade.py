@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli import debug_option
+from cachefs.cli.mounts.one_mount import mountpoint_or_configured, the_mount
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import find_entry, socket_path
@@ -31,8 +32,8 @@ _BETWEEN_TWO_S = 15.0
     metavar="FILE",
     help="Upgrade the mountpoint that this TOML file names.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def command(mountpoint: str | None, config_file: str | None, debug: bool) -> None:
+@debug_option
+def command(mountpoint: str | None, config_file: str | None) -> None:
     """Let the installed version of cachefs serve MOUNTPOINT (default: the only one).
 
     The mount stays: files stay open, reads of cached data continue, and other reads wait for some
@@ -42,11 +43,7 @@ def command(mountpoint: str | None, config_file: str | None, debug: bool) -> Non
 
     This works only for mounts on the relay's data path (see cachefs status MOUNTPOINT).
     """
-    if mountpoint is None and config_file is not None:
-        from cachefs.config import mountpoint_in
-
-        mountpoint = str(mountpoint_in(Path(config_file)))
-    place = the_mount(mountpoint)
+    place = the_mount(mountpoint_or_configured(mountpoint, config_file))
     before = _ask_to_be_replaced(place)
     with _progress(f"waiting for another daemon on {place}"):
         after = _await_another(place, before)

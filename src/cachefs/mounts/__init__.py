@@ -1,6 +1,12 @@
 """Mountpoints: the kernel's table, checks before mounting, unmounting, and runtime files."""
 
-from cachefs.mounts.inside import entry_of, locate, served_on
+from cachefs.mounts.inside import (
+    checked_mountpoint,
+    entry_of,
+    locate,
+    not_mounted,
+    served_on,
+)
 from cachefs.mounts.prepare import prepare_mountpoint
 from cachefs.mounts.runtime import (
     RuntimeEntry,
@@ -24,6 +30,7 @@ __all__ = [
     "RuntimeFile",
     "cachefs_mounts",
     "canonical",
+    "checked_mountpoint",
     "default_log_file",
     "entry_of",
     "find_entry",
@@ -31,6 +38,7 @@ __all__ = [
     "holders",
     "locate",
     "mountpoint_of",
+    "not_mounted",
     "prepare_mountpoint",
     "probe",
     "read_entries",

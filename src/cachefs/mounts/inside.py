@@ -47,6 +47,19 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
     return (places.pop() if places else _only(alive, None)), inner
 
 
+def checked_mountpoint(text: str) -> Path:
+    """Return the path of a mountpoint that a user has written. Raises `UsageError` if it can't be
+    one."""
+    if not text or "\0" in text:
+        raise UsageError("the mountpoint is empty; name a directory")
+    return Path(text)
+
+
+def not_mounted(place: Path) -> MountError:
+    """Return the error for a place without a mount."""
+    return MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+
+
 def served_on(path: Path) -> Path:
     """Return the mountpoint of the daemon whose mount, or a bind mount of it, is on `path`.
 
@@ -82,9 +95,9 @@ def _views(entries: Sequence[RuntimeEntry]) -> Views:
 
 
 def _named(mountpoint: str, views: Views) -> tuple[Path, str]:
-    place = canonical(Path(mountpoint))
+    place = canonical(checked_mountpoint(mountpoint))
     if place not in views:
-        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+        raise not_mounted(place)
     return views[place]
 
 

@@ -4,28 +4,40 @@ import time
 from pathlib import Path
 
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import find_entry, read_entries, served_on
+from cachefs.mounts import checked_mountpoint, find_entry, not_mounted, read_entries, served_on
 
 _LAST_BREATH_S = 0.5
 """How long to wait for the mount's end. A killed daemon closes its socket before it releases the
 mountpoint."""
 
 
+def live_mounts() -> list[Path]:
+    """Return the mounts of this user that a daemon or a supervisor serves."""
+    return [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
+
+
 def the_mount(mountpoint: str | None) -> Path:
     """Return the mount on `mountpoint`, or the only one. Raises `MountError`, `UsageError`."""
-    alive = [Path(entry.mountpoint) for entry in read_entries() if entry.alive]
+    alive = live_mounts()
     if mountpoint is not None:
-        if not mountpoint or "\0" in mountpoint:
-            raise UsageError("the mountpoint is empty; name a directory")
-        place = served_on(Path(mountpoint))
+        place = served_on(checked_mountpoint(mountpoint))
         if place not in alive:
-            raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+            raise not_mounted(place)
         return place
     if not alive:
         raise MountError("nothing is mounted by cachefs (or by another user only)")
     if len(alive) > 1:
         raise UsageError(f"there are several mounts: {', '.join(map(str, alive))}; name one")
     return alive[0]
+
+
+def mountpoint_or_configured(mountpoint: str | None, config_file: str | None) -> str | None:
+    """Return `mountpoint` if it is given, else the one in the TOML file, else None."""
+    if mountpoint is not None or config_file is None:
+        return mountpoint
+    from cachefs.config import mountpoint_in
+
+    return str(mountpoint_in(Path(config_file)))
 
 
 def why_silent(place: Path, error: CachefsError) -> CachefsError:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cachefs.cli import debug_option, json_option
 from cachefs.control.api import Route
 from cachefs.control.client import stream
 from cachefs.mounts import locate, socket_path
@@ -21,8 +22,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def path_options(function: _Command) -> _Command:
     """Add the argument PATH... and the options that all these commands have."""
     for option in (
-        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        debug_option,
+        json_option,
         click.option(
             "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant."
         ),
