@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.cli.install_systemd import units
-from cachefs.mounts import Health, find_mount, probe
+from cachefs.mounts import MountHealth, check_answers, find_mount
 from tests.mount.harness import DATA_PATH, Site, children_of, crash
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -114,17 +114,17 @@ def test_a_killed_daemon_leaves_no_dead_mount(unit: Unit) -> None:
     with unit.started() as daemon:
         crash(daemon.pid)
         daemon.wait()
-        assert probe(site.mountpoint) is Health.DEAD
+        assert check_answers(site.mountpoint) is MountHealth.DEAD
         unit.after()
         assert find_mount(site.mountpoint) is None
     unit.after()  # nothing is there any more, which is fine
     with unit.started() as daemon:
         unit.after()  # what lives stays
-        assert probe(site.mountpoint) is Health.ALIVE
+        assert check_answers(site.mountpoint) is MountHealth.ALIVE
         crash(daemon.pid)
         daemon.wait()
         with unit.started():  # takes over
-            assert probe(site.mountpoint) is Health.ALIVE
+            assert check_answers(site.mountpoint) is MountHealth.ALIVE
     site.expected_trouble += ("which a dead cachefs had left",)
 
 
@@ -145,7 +145,7 @@ def test_reload_replaces_the_daemon(unit: Unit) -> None:
         (daemon,) = children
         assert f"serves instead of {daemon}" in done.stdout
         assert children_of(process.pid) != [daemon]
-        assert probe(unit.site.mountpoint) is Health.ALIVE
+        assert check_answers(unit.site.mountpoint) is MountHealth.ALIVE
 
 
 def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Unit) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.control.routes.metadata import MetadataVerbs
+from cachefs.control.routes.metadata import MetadataRoutes
 from cachefs.errors import CachefsError, UsageError
 from cachefs.format.inode_record import Dirent, dirent_key, ino_key, pack_dirent
 from cachefs.namespace.namespace import Namespace
@@ -27,19 +27,19 @@ async def other(
     tree.db.abandon()
 
 
-def verbs(tree: Tree) -> MetadataVerbs:
-    return MetadataVerbs(tree.namespace, tree.db, tree.origin, None)
+def routes(tree: Tree) -> MetadataRoutes:
+    return MetadataRoutes(tree.namespace, tree.db, tree.origin, None)
 
 
 async def exported(tree: Tree) -> list[dict]:
     """As it would come over the socket."""
-    return [json.loads(json.dumps(line)) async for line in verbs(tree).export({})]
+    return [json.loads(json.dumps(line)) async for line in routes(tree).export({})]
 
 
 async def take(tree: Tree, lines: list[dict]) -> int:
     head, *pieces = lines
     arguments = {"identity": head["identity"], "root": head["root"], "pieces": pieces}
-    answer = await verbs(tree).take(arguments)
+    answer = await routes(tree).take(arguments)
     return int(str(answer["bound"]))
 
 
@@ -239,7 +239,7 @@ async def test_a_change_while_it_is_exported_is_in_it_or_not(
 ) -> None:
     fill(origin, 3_000)
     wanted = await walk(tree)
-    export = verbs(tree).export({})
+    export = routes(tree).export({})
     lines = [await anext(export), await anext(export)]
     origin.delete("dir/00000")
     origin.put("dir/new", b"new")
@@ -254,8 +254,8 @@ async def test_what_is_refused(tree: Tree, origin: ScriptedOrigin) -> None:
     await walk(tree)
     head, *pieces = await exported(tree)
     with pytest.raises(CachefsError, match="this is metadata of s3://other, and the mount is of"):
-        await verbs(tree).take({"identity": "s3://other", "pieces": pieces})
-    of_manifest = MetadataVerbs(tree.namespace, tree.db, tree.origin, "/list")
+        await routes(tree).take({"identity": "s3://other", "pieces": pieces})
+    of_manifest = MetadataRoutes(tree.namespace, tree.db, tree.origin, "/list")
     with pytest.raises(CachefsError, match="shows what a manifest names"):
         await of_manifest.take({"identity": head["identity"], "pieces": pieces})
     with pytest.raises(CachefsError, match="shows what a manifest names"):
@@ -284,7 +284,7 @@ async def test_nonsense_is_refused(tree: Tree, change: dict) -> None:
     piece = {"path": "", "after": "", "is_last": True, "listed_at_ns": 5, "entries": []}
     arguments = {"identity": tree.origin.identity, "pieces": [piece | change]}
     with pytest.raises(UsageError):
-        await verbs(tree).take(arguments)
+        await routes(tree).take(arguments)
     assert isinstance(tree.namespace, Namespace)
 
 

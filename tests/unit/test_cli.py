@@ -18,8 +18,8 @@ from cachefs.cli.mounting.mount_words import parse_mount_words
 from cachefs.cli.mounts import all_mounts
 from cachefs.config import flags
 from cachefs.errors import CachefsError, UsageError
-from cachefs.mounts import Health, RuntimeEntry
-from cachefs.mounts.table import Mount
+from cachefs.mounts import MountHealth, RuntimeEntry
+from cachefs.mounts.table import MountEntry
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
@@ -277,7 +277,7 @@ REPORT: dict[str, Any] = {
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A machine with four mounts: serving, hanging, stale, another user's; and one starting."""
-    mounts = [Mount(Path(f"/mnt/{name}"), "fuse.cachefs", f"s3://{name}") for name in "abcd"]
+    mounts = [MountEntry(Path(f"/mnt/{name}"), "fuse.cachefs", f"s3://{name}") for name in "abcd"]
     entries = [
         RuntimeEntry(f"/mnt/{name}", f"s3://{name}", pid, 0.0, alive=name != "c")
         for name, pid in (("a", 42), ("b", 43), ("c", 44), ("e", 45))
@@ -296,7 +296,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(module, "ask", ask)
     monkeypatch.setattr(module, "remove_leftovers", lambda place: removed.append(str(place)))
     monkeypatch.setattr(
-        module, "probe", lambda p, _: Health.DEAD if p.name == "c" else Health.FORBIDDEN
+        module,
+        "check_answers",
+        lambda p, _: MountHealth.DEAD if p.name == "c" else MountHealth.FORBIDDEN,
     )
     return {"removed": removed, "entries": entries}
 

@@ -13,7 +13,7 @@ import pytest
 from cachefs import mounts
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import prepare, runtime, table
-from cachefs.mounts.table import Health, Mount
+from cachefs.mounts.table import MountEntry, MountHealth
 
 MOUNTINFO = """\
 22 28 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:13 - proc proc rw
@@ -59,32 +59,32 @@ def test_canonical_resolves_links(tmp_path: Path) -> None:
     assert mounts.canonical(tmp_path / "x" / ".." / "link") == tmp_path / "real"
 
 
-def test_probe() -> None:
-    assert mounts.probe(Path("/proc")) is Health.ALIVE
+def test_a_mount_answers() -> None:
+    assert mounts.check_answers(Path("/proc")) is MountHealth.ALIVE
 
 
 @pytest.mark.parametrize(
     ("number", "health"),
     [
-        (errno.ENOTCONN, Health.DEAD),
-        (errno.EACCES, Health.FORBIDDEN),
-        (errno.EIO, Health.ALIVE),
+        (errno.ENOTCONN, MountHealth.DEAD),
+        (errno.EACCES, MountHealth.FORBIDDEN),
+        (errno.EIO, MountHealth.ALIVE),
     ],
 )
-def test_probe_tells_what_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, number: int, health: Health
+def test_no_answer_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, number: int, health: MountHealth
 ) -> None:
     def statvfs(path: object) -> None:
         raise OSError(number, "no")
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    assert mounts.probe(Path("/mnt")) is health
+    assert mounts.check_answers(Path("/mnt")) is health
 
 
-def test_probe_gives_up_on_a_hanging_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_gives_up_on_a_hanging_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(os, "statvfs", lambda path: release.wait(10))
-    assert mounts.probe(Path("/proc"), timeout_s=0.05) is Health.HANGING
+    assert mounts.check_answers(Path("/proc"), timeout_s=0.05) is MountHealth.HANGING
     release.set()
 
 
@@ -119,12 +119,12 @@ class TestPrepare:
         [
             (
                 "fuse.cachefs",
-                Health.ALIVE,
+                MountHealth.ALIVE,
                 r"already a cachefs mount of s3://b; .*cachefs umount /",
             ),
-            ("fuse.cachefs", Health.HANGING, "does not answer; .*cachefs umount --force"),
-            ("fuse.sshfs", Health.DEAD, r"s3://b \(fuse.sshfs\) whose daemon is gone; .*-uz"),
-            ("fuse.sshfs", Health.ALIVE, r"already a mount of s3://b \(fuse.sshfs\)"),
+            ("fuse.cachefs", MountHealth.HANGING, "does not answer; .*cachefs umount --force"),
+            ("fuse.sshfs", MountHealth.DEAD, r"s3://b \(fuse.sshfs\) whose daemon is gone; .*-uz"),
+            ("fuse.sshfs", MountHealth.ALIVE, r"already a mount of s3://b \(fuse.sshfs\)"),
         ],
     )
     def test_a_fuse_mount(
@@ -132,11 +132,11 @@ class TestPrepare:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         fstype: str,
-        health: Health,
+        health: MountHealth,
         text: str,
     ) -> None:
-        monkeypatch.setattr(prepare, "find_mount", lambda path: Mount(path, fstype, "s3://b"))
-        monkeypatch.setattr(prepare, "probe", lambda path: health)
+        monkeypatch.setattr(prepare, "find_mount", lambda path: MountEntry(path, fstype, "s3://b"))
+        monkeypatch.setattr(prepare, "check_answers", lambda path: health)
         with pytest.raises(MountError, match=text):
             mounts.prepare_mountpoint(tmp_path)
 
@@ -144,9 +144,9 @@ class TestPrepare:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expect_log: object
     ) -> None:
         expect_log("which a dead cachefs had left")
-        stack = [Mount(tmp_path, "fuse.cachefs", "s3://b")] * 2
+        stack = [MountEntry(tmp_path, "fuse.cachefs", "s3://b")] * 2
         monkeypatch.setattr(prepare, "find_mount", lambda path: stack[-1] if stack else None)
-        monkeypatch.setattr(prepare, "probe", lambda path: Health.DEAD)
+        monkeypatch.setattr(prepare, "check_answers", lambda path: MountHealth.DEAD)
         monkeypatch.setattr(prepare, "unmount", lambda path, lazy: stack.pop())
         mounts.prepare_mountpoint(tmp_path)
         assert not stack

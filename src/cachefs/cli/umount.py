@@ -15,15 +15,15 @@ from cachefs.cli.mounts.one_mount import mountpoint_or_configured
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import (
     FSTYPE,
-    Health,
-    Mount,
+    MountEntry,
+    MountHealth,
     RuntimeEntry,
     canonical,
+    check_answers,
     checked_mountpoint,
     find_entry,
     find_mount,
     holders,
-    probe,
     remove_leftovers,
     unmount,
 )
@@ -96,7 +96,7 @@ def _place(mountpoint: str | None, config_file: str | None) -> Path:
 
 def _remove_stale(place: Path) -> None:
     mount = find_mount(place)
-    if mount is not None and mount.fstype == FSTYPE and probe(place) is Health.DEAD:
+    if mount is not None and mount.fstype == FSTYPE and check_answers(place) is MountHealth.DEAD:
         _remove(mount, lazy=True, force=False)
     remove_leftovers(place)
 
@@ -117,13 +117,13 @@ def _open_daemon(entry: RuntimeEntry | None) -> int | None:
     return None
 
 
-def _remove(mount: Mount, *, lazy: bool, force: bool) -> None:
+def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
     place = mount.mountpoint
     if mount.fstype != FSTYPE:
         raise MountError(
             f"{place} is a mount of {mount.source} ({mount.fstype}), not of cachefs; use umount"
         )
-    lazy = lazy or (not force and probe(place) is Health.DEAD)
+    lazy = lazy or (not force and check_answers(place) is MountHealth.DEAD)
     deadline = time.monotonic() + BUSY_RETRY_S
     while True:
         try:

@@ -15,11 +15,11 @@ from cachefs.config import MountConfig
 from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.control.routes.cache import CacheRoutes
-from cachefs.control.routes.load import LoadVerbs
-from cachefs.control.routes.metadata import MetadataVerbs
-from cachefs.control.routes.profile import ProfileVerb
+from cachefs.control.routes.load import LoadRoutes
+from cachefs.control.routes.metadata import MetadataRoutes
+from cachefs.control.routes.profile import ProfileRoutes
 from cachefs.control.routes.set import SetVerb
-from cachefs.control.routes.tier import TierVerbs
+from cachefs.control.routes.tier import TierRoutes
 from cachefs.daemon.changes import Changes, access_log_in
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
@@ -121,7 +121,7 @@ class Mount:
         self._state = MountState(
             config, origin, self._cache, self._limits, self._set_verb, data_path
         )
-        self._tier_verbs = TierVerbs(
+        self._tier_routes = TierRoutes(
             self._cache, config, partial(open_tiers, origin.identity), tiers, home.root
         )
 
@@ -153,17 +153,17 @@ class Mount:
         if self._view is not None:
             nursery.start_soon(self._view.run)
         nursery.start_soon(self._access_log.run)
-        handlers = {**self._state.handlers(), **self._tier_verbs.handlers()}
+        handlers = {**self._state.handlers(), **self._tier_routes.handlers()}
         handlers |= self._set_verb.handlers()
         jobs = self._state.jobs = self._jobs(namespace)
-        handlers |= LoadVerbs(jobs).handlers()
+        handlers |= LoadRoutes(jobs).handlers()
         routes = CacheRoutes(
             namespace, self._cache, session.forget_entry, session.forget_attributes
         )
         handlers |= routes.handlers()
-        metadata = MetadataVerbs(namespace, self._db, self._origin, self._config.manifest)
+        metadata = MetadataRoutes(namespace, self._db, self._origin, self._config.manifest)
         handlers |= metadata.handlers()
-        handlers |= ProfileVerb(namespace, self._origin, self._watchers).handlers()
+        handlers |= ProfileRoutes(namespace, self._origin, self._watchers).handlers()
         # A separate nursery, cancelled first: no tier is added or removed while the cache closes.
         async with trio.open_nursery() as control:
             prefetch = self._prefetch(namespace, control)

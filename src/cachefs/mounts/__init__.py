@@ -19,17 +19,26 @@ from cachefs.mounts.runtime import (
     socket_path,
     spare_path,
 )
-from cachefs.mounts.table import FSTYPE, Health, Mount, cachefs_mounts, canonical, find_mount, probe
+from cachefs.mounts.table import (
+    FSTYPE,
+    MountEntry,
+    MountHealth,
+    cachefs_mounts,
+    canonical,
+    check_answers,
+    find_mount,
+)
 from cachefs.mounts.unmount import holders, unmount
 
 __all__ = [
     "FSTYPE",
-    "Health",
-    "Mount",
+    "MountEntry",
+    "MountHealth",
     "RuntimeEntry",
     "RuntimeFile",
     "cachefs_mounts",
     "canonical",
+    "check_answers",
     "checked_mountpoint",
     "default_log_file",
     "entry_of",
@@ -40,7 +49,6 @@ __all__ = [
     "mountpoint_of",
     "not_mounted",
     "prepare_mountpoint",
-    "probe",
     "read_entries",
     "remove_leftovers",
     "served_on",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cachefs.errors import MountError, UsageError
 from cachefs.mounts.runtime import RuntimeEntry, read_entries
-from cachefs.mounts.table import Mount, cachefs_mounts, canonical
+from cachefs.mounts.table import MountEntry, cachefs_mounts, canonical
 
 Views = dict[Path, tuple[Path, str]]
 """All places where files of mounts are visible: each daemon's mountpoint, and bind mounts of it or
@@ -69,7 +69,7 @@ def served_on(path: Path) -> Path:
     return _views(read_entries()).get(place, (place, ""))[0]
 
 
-def entry_of(mount: Mount, entries: Iterable[RuntimeEntry]) -> RuntimeEntry | None:
+def entry_of(mount: MountEntry, entries: Iterable[RuntimeEntry]) -> RuntimeEntry | None:
     """Return the runtime entry of the daemon that serves a mount.
 
     If no live daemon does, return the mountpoint's own entry, or None. When a mount has ended, the

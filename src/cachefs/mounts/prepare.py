@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from cachefs.errors import MountError
-from cachefs.mounts.table import FSTYPE, Health, Mount, find_mount, probe
+from cachefs.mounts.table import FSTYPE, MountEntry, MountHealth, check_answers, find_mount
 from cachefs.mounts.unmount import unmount
 
 _MAX_STALE_LAYERS = 16
@@ -30,23 +30,23 @@ def prepare_mountpoint(mountpoint: Path, allow_nonempty: bool = False) -> None:
     _check_directory(mountpoint, allow_nonempty)
 
 
-def _take_over(mount: Mount) -> None:
+def _take_over(mount: MountEntry) -> None:
     """Remove a dead cachefs mount; raise `MountError` for any other."""
     place, what = mount.mountpoint, f"{mount.source} ({mount.fstype})"
     if not mount.fstype.startswith("fuse"):
         raise MountError(f"{place} is already a mount of {what}; choose another mountpoint")
-    health = probe(place)
-    if health is Health.DEAD and mount.fstype == FSTYPE:
+    health = check_answers(place)
+    if health is MountHealth.DEAD and mount.fstype == FSTYPE:
         unmount(place, lazy=True)
         _logger.warning("unmounted %s, which a dead cachefs had left on %s", mount.source, place)
-    elif health is Health.DEAD:
+    elif health is MountHealth.DEAD:
         raise MountError(
             f"{place} is a mount of {what} whose daemon is gone; "
             f"unmount it first: fusermount3 -uz {place}"
         )
     elif mount.fstype == FSTYPE:
-        hint = "--force " if health is Health.HANGING else ""
-        state = " but does not answer" if health is Health.HANGING else ""
+        hint = "--force " if health is MountHealth.HANGING else ""
+        state = " but does not answer" if health is MountHealth.HANGING else ""
         raise MountError(
             f"{place} is already a cachefs mount of {mount.source}{state}; "
             f"unmount it first: cachefs umount {hint}{place}"

@@ -16,12 +16,12 @@ from typing import NamedTuple
 FSTYPE = "fuse.cachefs"
 """File system type of our mounts: fuse with `subtype=cachefs`."""
 
-PROBE_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
-class Mount(NamedTuple):
+class MountEntry(NamedTuple):
     """One line of the kernel's mount table.
 
     `device` is "MAJOR:MINOR", the same for all mounts of one file system. `root` is the visible
@@ -35,16 +35,16 @@ class Mount(NamedTuple):
     root: str = "/"
 
 
-class Health(Enum):
-    """The result of `probe`."""
+class MountHealth(Enum):
+    """The result of `check_answers`."""
 
     ALIVE = "alive"
     DEAD = "dead"  # ENOTCONN: its daemon is gone
-    HANGING = "hanging"  # no answer within PROBE_TIMEOUT_S
+    HANGING = "hanging"  # no answer within ANSWER_TIMEOUT_S
     FORBIDDEN = "forbidden"  # another user's mount without allow_other
 
 
-def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
+def parse_mountinfo(lines: Iterable[str]) -> list[MountEntry]:
     """Return the mounts in mounting order. If several are on one mountpoint, the last is visible.
 
     Lines that don't have the form in proc(5) are left out.
@@ -56,7 +56,7 @@ def parse_mountinfo(lines: Iterable[str]) -> list[Mount]:
         if separator and len(fields) >= 6 and len(rest) >= 2:
             place, source = Path(_unescape(fields[4])), _unescape(rest[1])
             root = _unescape(fields[3])
-            mounts.append(Mount(place, rest[0], source, fields[2], root))
+            mounts.append(MountEntry(place, rest[0], source, fields[2], root))
     return mounts
 
 
@@ -67,18 +67,18 @@ def _unescape(text: str) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def all_mounts() -> list[Mount]:
+def all_mounts() -> list[MountEntry]:
     """Return every mount that this process can see."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         return parse_mountinfo(lines)
 
 
-def cachefs_mounts() -> list[Mount]:
+def cachefs_mounts() -> list[MountEntry]:
     """Return all cachefs mounts, also dead ones."""
     return [mount for mount in all_mounts() if mount.fstype == FSTYPE]
 
 
-def find_mount(mountpoint: Path) -> Mount | None:
+def find_mount(mountpoint: Path) -> MountEntry | None:
     """Return the visible mount on exactly this (canonical) path; None if there is none."""
     return next((m for m in reversed(all_mounts()) if m.mountpoint == mountpoint), None)
 
@@ -92,7 +92,7 @@ def canonical(path: Path) -> Path:
     return path if find_mount(path) else Path(os.path.realpath(path))
 
 
-def probe(mountpoint: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
+def check_answers(mountpoint: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> MountHealth:
     """Check whether the file system at `mountpoint` answers within `timeout_s`.
 
     It uses both statvfs and stat. The kernel answers stat from its attribute cache long after a
@@ -108,11 +108,11 @@ def probe(mountpoint: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
         except OSError as error:
             answer.append(error.errno or errno.EIO)
 
-    thread = threading.Thread(target=ask, name="cachefs-probe", daemon=True)
+    thread = threading.Thread(target=ask, name="cachefs-check-answers", daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not answer:
-        return Health.HANGING
+        return MountHealth.HANGING
     if answer[0] in {errno.ENOTCONN, errno.ECONNABORTED}:
-        return Health.DEAD
-    return Health.FORBIDDEN if answer[0] == errno.EACCES else Health.ALIVE
+        return MountHealth.DEAD
+    return MountHealth.FORBIDDEN if answer[0] == errno.EACCES else MountHealth.ALIVE

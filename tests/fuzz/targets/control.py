@@ -16,11 +16,11 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.config import MountConfig, TierConfig, load_mount_config
 from cachefs.control.api import Handler, Route
 from cachefs.control.routes.cache import CacheRoutes
-from cachefs.control.routes.load import LoadVerbs
-from cachefs.control.routes.metadata import MetadataVerbs
-from cachefs.control.routes.profile import ProfileVerb
+from cachefs.control.routes.load import LoadRoutes
+from cachefs.control.routes.metadata import MetadataRoutes
+from cachefs.control.routes.profile import ProfileRoutes
 from cachefs.control.routes.set import SetVerb
-from cachefs.control.routes.tier import TierVerbs
+from cachefs.control.routes.tier import TierRoutes
 from cachefs.control.server import application
 from cachefs.errors import CacheDirError
 from cachefs.fuse.access_log import AccessLog
@@ -59,19 +59,20 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
         JobContext(namespace, block_cache, origin, JobFiles(place / "jobs"), paths, 1 << 20)
     )
     watchers = Watchers()
-    routes = CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None)
-    verbs = (
-        routes,
-        MetadataVerbs(namespace, tree.db, tree.origin, None),
-        LoadVerbs(jobs),
+    all_routes = (
+        CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
+        MetadataRoutes(namespace, tree.db, tree.origin, None),
+        LoadRoutes(jobs),
         SetVerb(origin, UidLimits({}), AccessLog(watchers), Path("/mnt/m")),
-        TierVerbs(block_cache, _config(), _no_tier, [tier], tier),
-        ProfileVerb(namespace, origin, watchers),
+        TierRoutes(block_cache, _config(), _no_tier, [tier], tier),
+        ProfileRoutes(namespace, origin, watchers),
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(block_cache.run)
         await nursery.start(jobs.run)
-        yield {route: handler for verb in verbs for route, handler in verb.handlers().items()}
+        yield {
+            route: handler for routes in all_routes for route, handler in routes.handlers().items()
+        }
         nursery.cancel_scope.cancel()
     block_cache.abandon()
 

@@ -4,7 +4,7 @@ import json
 
 import trio
 
-from cachefs.control.routes.metadata import MetadataVerbs
+from cachefs.control.routes.metadata import MetadataRoutes
 from cachefs.errors import CachefsError
 from tests.fuzz.targets._namespace import look_at_all, running_tree
 
@@ -17,15 +17,15 @@ async def _import(data: bytes) -> None:
     if not isinstance(arguments, dict):
         return
     async with running_tree() as tree:
-        verbs = MetadataVerbs(tree.namespace, tree.db, tree.origin, None)
+        routes = MetadataRoutes(tree.namespace, tree.db, tree.origin, None)
         for _ in range(2):
             try:
-                answer = await verbs.take({"identity": tree.origin.identity, **arguments})
+                answer = await routes.take({"identity": tree.origin.identity, **arguments})
                 json.dumps(answer)
             except CachefsError:
                 pass
         await look_at_all(tree)
-        json.dumps([line async for line in verbs.export({})])
+        json.dumps([line async for line in routes.export({})])
         await tree.restart()
         await look_at_all(tree)
 

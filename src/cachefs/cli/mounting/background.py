@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.log import collected_warnings
-from cachefs.mounts import FSTYPE, Health, find_mount, probe, remove_leftovers, unmount
+from cachefs.mounts import FSTYPE, MountHealth, check_answers, find_mount, remove_leftovers, unmount
 
 START_TIMEOUT_S = 90.0
 """The limit for the daemon's start; its own limits on the origin are far shorter."""
@@ -156,7 +156,8 @@ def _obituary(pid: int, log_file: Path) -> str:
 
 def _verify(mountpoint: Path, log_file: Path) -> None:
     mount = find_mount(mountpoint)
-    if mount is None or mount.fstype != FSTYPE or probe(mountpoint) is not Health.ALIVE:
+    is_ours = mount is not None and mount.fstype == FSTYPE
+    if not is_ours or check_answers(mountpoint) is not MountHealth.ALIVE:
         raise MountError(f"{mountpoint} was mounted but does not answer; see {log_file}")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError
 from cachefs.mounts import (
-    Health,
+    MountHealth,
     RuntimeEntry,
     cachefs_mounts,
+    check_answers,
     entry_of,
-    probe,
     read_entries,
     remove_leftovers,
     socket_path,
@@ -23,7 +23,7 @@ STALE = "stale"
 SILENT = "not answering"
 FOREIGN = "another user's"
 
-_PROBE_S = 2.0
+_ANSWER_S = 2.0
 
 
 def collect() -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def _describe(place: Path, source: str, entry: RuntimeEntry | None) -> dict[str,
             if entry.supervised:
                 problem += f"; its supervisor (process {entry.pid}) sees to it that one does"
             return _row(str(place), source, entry, SILENT, problem)
-    if probe(place, _PROBE_S) is Health.DEAD:
+    if check_answers(place, _ANSWER_S) is MountHealth.DEAD:
         fix = f"its daemon is gone; unmount it with: cachefs umount {place}"
         return _row(str(place), source, None, STALE, fix)
     return _row(str(place), source, None, FOREIGN, "its daemon belongs to another user")

@@ -17,7 +17,7 @@ from cachefs.cache.objects import Dropped
 from cachefs.control import api
 from cachefs.control.api import Handler, Lines, Route
 from cachefs.control.routes.refresh import Refresher
-from cachefs.control.routes.tree import CacheTree, Usage, parts_of
+from cachefs.control.routes.tree import CacheTree, FileSums, parts_of
 from cachefs.errors import CacheDirError, CachefsError, UsageError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
@@ -67,14 +67,14 @@ class CacheRoutes:
 
     async def _info(self, path: str) -> Mapping[str, object]:
         inode = await self._tree.find(parts_of(path))
-        usage, failures = await self._sum(inode)
+        sums, failures = await self._sum(inode)
         answer: dict[str, object] = {
             "kind": "directory" if inode.is_dir else "file",
             "source": self._namespace.source_url(inode),
             "inode": inode.ino,
             "mtime": inode.mtime_ns / NS,
             "checked_at": self._checked_at(inode),
-            **asdict(usage),
+            **asdict(sums),
         }
         if not inode.is_dir:
             answer |= {"version": inode.version}
@@ -82,18 +82,18 @@ class CacheRoutes:
             answer["problem"] = failures[0]
         return answer
 
-    async def _sum(self, inode: Inode) -> tuple[Usage, list[str]]:
+    async def _sum(self, inode: Inode) -> tuple[FileSums, list[str]]:
         """Return the sums over a file or a tree, and the reasons why some names may be missing."""
         if not inode.is_dir:
-            return await self._tree.usage_of([inode]), []
-        usage, failures = Usage(), []
-        lines = self._tree.usage(inode)
+            return await self._tree.sums_of([inode]), []
+        sums, failures = FileSums(), []
+        lines = self._tree.sums_below(inode)
         async with aclosing(lines):
             async for line in lines:
-                usage = line.usage
+                sums = line.sums
                 if line.failure is not None:
                     failures.append(f"{self._path_of(line.ino)}: {line.failure}")
-        return usage, failures
+        return sums, failures
 
     def _path_of(self, ino: int) -> str:
         return self._namespace.table.path(self._namespace.inode(ino)) or "/"
@@ -131,10 +131,10 @@ class CacheRoutes:
     ) -> AsyncGenerator[Mapping[str, object], None]:
         top = await self._tree.find(parts_of(path))
         if not top.is_dir:
-            yield {"path": "", **asdict(await self._tree.usage_of([top]))}
+            yield {"path": "", **asdict(await self._tree.sums_of([top]))}
             return
         prefix = self._namespace.table.path(top)
-        lines = self._tree.usage(top)
+        lines = self._tree.sums_below(top)
         async with aclosing(lines):
             async for line in lines:
                 found = self._namespace.table.path(self._namespace.inode(line.ino))
@@ -142,7 +142,7 @@ class CacheRoutes:
                 if line.failure is not None:
                     yield {"path": below, "failure": str(line.failure)}
                 if depth is None or (below.count("/") + 1 if below else 0) <= depth:
-                    yield {"path": below, **asdict(line.usage)}
+                    yield {"path": below, **asdict(line.sums)}
 
     # -- changing ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from cachefs.load.jobs import Jobs
 from cachefs.load.spec import JobReport, load_spec
 
 
-class LoadVerbs:
+class LoadRoutes:
     """The handlers for load jobs. Each answers with a `JobReport`, unless its docstring says
     otherwise; the docstrings name the arguments."""
 

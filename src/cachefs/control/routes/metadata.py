@@ -17,7 +17,7 @@ from cachefs.types import Posix
 _PIECE_TYPES: tuple[Any, ...] = (str, str, bool, (int, type(None)), list)
 
 
-class MetadataVerbs:
+class MetadataRoutes:
     """Exports and imports a mount's metadata of its source. All handlers raise `CachefsError`s."""
 
     def __init__(

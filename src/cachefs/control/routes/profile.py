@@ -21,7 +21,7 @@ _MOST_AT_ONCE = 4
 """The most profiles at a time. Each costs some microseconds per request."""
 
 
-class ProfileVerb:
+class ProfileRoutes:
     """Takes profiles. Each client has its own profile, which ends when the client disconnects."""
 
     def __init__(self, namespace: Namespace, origin: ResilientOrigin, watchers: Watchers) -> None:

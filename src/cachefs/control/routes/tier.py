@@ -34,7 +34,7 @@ _ADD_ARGUMENTS = {
 """From the arguments of `add` to the keys of a `[[tier]]`."""
 
 
-class TierVerbs:
+class TierRoutes:
     """Changes the tiers of `cache`, one change at a time.
 
     `tiers` are the mount's open tiers. The daemon owns this list, and closes all tiers in it at

@@ -24,7 +24,7 @@ _BATCH_NAMES = 128
 
 
 @dataclass(slots=True)
-class TierUsage:
+class TierSums:
     """How much of some files one tier has cached."""
 
     medium: str
@@ -34,7 +34,7 @@ class TierUsage:
 
 
 @dataclass(slots=True)
-class Usage:
+class FileSums:
     """Sums over some files. `cached_bytes` counts each block once. `tiers` (by path, fastest
     first) counts each copy."""
 
@@ -49,9 +49,9 @@ class Usage:
     pinned_bytes: int = 0
     unshown_keys: int = 0
     """The number of the origin's keys there that can't be shown as names."""
-    tiers: dict[str, TierUsage] = field(default_factory=dict)
+    tiers: dict[str, TierSums] = field(default_factory=dict)
 
-    def add(self, other: "Usage") -> None:
+    def add(self, other: "FileSums") -> None:
         """Add the sums over other files."""
         for name in (
             "files",
@@ -66,7 +66,7 @@ class Usage:
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for path, tier in other.tiers.items():
-            mine = self.tiers.setdefault(path, TierUsage(tier.medium))
+            mine = self.tiers.setdefault(path, TierSums(tier.medium))
             mine.blocks += tier.blocks
             mine.size_bytes += tier.size_bytes
             mine.pinned_bytes += tier.pinned_bytes
@@ -77,19 +77,18 @@ class _Directory:
     """One directory on the stack from the top to the directory that is being counted."""
 
     ino: int
-    depth: int
-    usage: Usage
+    sums: FileSums
     below: "array[int] | None" = None
     """Its subdirectories that are not yet counted; None before it was read."""
     failure: CachefsError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryUsage:
+class DirectorySums:
     """The sums over a directory. `failure` is the reason why some of its names may be missing."""
 
     ino: int
-    usage: Usage
+    sums: FileSums
     failure: CachefsError | None
 
 
@@ -137,60 +136,60 @@ class CacheTree:
                     if files:
                         yield [self.namespace.object_ref(inode) for inode in files]
 
-    async def usage(self, top: Inode) -> AsyncGenerator[DirectoryUsage, None]:
+    async def sums_below(self, top: Inode) -> AsyncGenerator[DirectorySums, None]:
         """Yield the sums of each directory at or below `top`. A directory follows its
         subdirectories, so `top` comes last. Directories that were never listed are listed."""
-        stack = [_Directory(top.ino, 0, Usage())]
+        stack = [_Directory(top.ino, FileSums())]
         while stack:
             here = stack[-1]
             if here.below is None:
                 here.below = array("Q")
                 await self._count(here)
             if here.below:
-                stack.append(_Directory(here.below.pop(), here.depth + 1, Usage()))
+                stack.append(_Directory(here.below.pop(), FileSums()))
                 continue
             stack.pop()
             if stack:
-                stack[-1].usage.add(here.usage)
-            yield DirectoryUsage(here.ino, here.usage, here.failure)
+                stack[-1].sums.add(here.sums)
+            yield DirectorySums(here.ino, here.sums, here.failure)
 
     async def _count(self, here: _Directory) -> None:
         """Count the directory's own files, and collect its subdirectories."""
         assert here.below is not None
-        here.usage.directories += 1
+        here.sums.directories += 1
         try:
             await self._list(here.ino)
         except CachefsError as error:
             here.failure = error
         if (inode := self.namespace.table.get(here.ino)) is not None:
-            here.usage.unshown_keys = self.namespace.unshown_in(inode)
+            here.sums.unshown_keys = self.namespace.unshown_in(inode)
         batches = self._names(here.ino)
         async with aclosing(batches):
             async for batch in batches:
                 files = [inode for inode in batch if not inode.is_dir]
                 here.below.extend(inode.ino for inode in batch if inode.is_dir)
-                here.usage.add(await self.usage_of(files))
-        here.below.reverse()  # `usage` takes them from the end
+                here.sums.add(await self.sums_of(files))
+        here.below.reverse()  # `sums_below` takes them from the end
 
-    async def usage_of(self, files: Sequence[Inode]) -> Usage:
+    async def sums_of(self, files: Sequence[Inode]) -> FileSums:
         """Return the sums over these files."""
-        usage = Usage()
+        sums = FileSums()
         for inode in files:
             ref = self.namespace.object_ref(inode)
             where = await self._objects.where(ref)
-            usage.files += 1
-            usage.size_bytes += inode.size_bytes
-            usage.blocks += ref.block_count
-            usage.cached_files += where.size_bytes >= inode.size_bytes
-            usage.cached_bytes += where.size_bytes
-            usage.cached_blocks += where.blocks
-            usage.pinned_bytes += where.kept_bytes
+            sums.files += 1
+            sums.size_bytes += inode.size_bytes
+            sums.blocks += ref.block_count
+            sums.cached_files += where.size_bytes >= inode.size_bytes
+            sums.cached_bytes += where.size_bytes
+            sums.cached_blocks += where.blocks
+            sums.pinned_bytes += where.kept_bytes
             for share in where.tiers:
-                tier = usage.tiers.setdefault(str(share.path), TierUsage(share.medium.value))
+                tier = sums.tiers.setdefault(str(share.path), TierSums(share.medium.value))
                 tier.blocks += share.blocks
                 tier.size_bytes += share.size_bytes
                 tier.pinned_bytes += share.kept_bytes
-        return usage
+        return sums
 
     async def _list(self, ino: int) -> None:
         """List the directory unless it was ever listed completely. Raises the listing's error."""

@@ -9,7 +9,7 @@ import pytest
 
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.config import TierConfig, load_mount_config
-from cachefs.control.routes.tier import TierVerbs
+from cachefs.control.routes.tier import TierRoutes
 from cachefs.daemon import tiers as daemon_tiers
 from cachefs.errors import CacheDirError, CachefsError
 from cachefs.tiers.tier import Tier
@@ -67,7 +67,7 @@ class House:
         self.tiers = daemon_tiers.open_tiers("s3://b", *self.config.tiers)
         self.cache = FakeCache(self.tiers)
         home = daemon_tiers.home_of(self.config, self.tiers, root / "spare").root
-        self.verbs: Any = TierVerbs(
+        self.routes: Any = TierRoutes(
             self.cache,  # type: ignore[arg-type]
             self.config,
             lambda wanted: daemon_tiers.open_tiers("s3://b", wanted),
@@ -96,14 +96,14 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 async def test_resize(house: House) -> None:
-    reply = await house.verbs.resize({"path": f"{house.ssd}/", "quota_bytes": 128 * MIB})
+    reply = await house.routes.resize({"path": f"{house.ssd}/", "quota_bytes": 128 * MIB})
     assert (reply["before"]["quota_bytes"], reply["after"]["quota_bytes"]) == (64 * MIB, 128 * MIB)
     assert house.cache.quotas[house.ssd] == 128 * MIB
 
 
 async def test_add_and_remove(house: House) -> None:
     new = house.root / "new:one,two"
-    reply = await house.verbs.add(
+    reply = await house.routes.add(
         {"medium": "HDD", "path": str(new), "quota_bytes": 64 * MIB, "high": 0.75}
     )
     assert (reply["after"]["path"], reply["after"]["medium"]) == (str(new), "HDD")
@@ -114,7 +114,7 @@ async def test_add_and_remove(house: House) -> None:
     assert tier.watermarks.low_bytes == capacity_bytes // 2  # the mount's
     assert house.paths() == [house.mem, house.ssd, new]
     assert not house.can_be_opened(new)
-    reply = await house.verbs.remove({"path": str(new)})
+    reply = await house.routes.remove({"path": str(new)})
     assert reply["before"]["path"] == str(new)
     assert house.paths() == [house.mem, house.ssd]
     assert house.can_be_opened(new)
@@ -123,7 +123,7 @@ async def test_add_and_remove(house: House) -> None:
 async def test_a_tier_that_the_cache_does_not_take_is_given_back(house: House) -> None:
     house.cache.failure = CacheDirError("no")
     with pytest.raises(CacheDirError, match="no"):
-        await house.verbs.add(
+        await house.routes.add(
             {"medium": "SSD", "path": str(house.root / "n"), "quota_bytes": 64 * MIB}
         )
     assert house.paths() == [house.mem, house.ssd]
@@ -133,15 +133,15 @@ async def test_a_tier_that_the_cache_does_not_take_is_given_back(house: House) -
 async def test_a_tier_that_the_cache_does_not_let_go_stays(house: House) -> None:
     house.cache.failure = CacheDirError("no")
     with pytest.raises(CacheDirError, match="no"):
-        await house.verbs.remove({"path": str(house.mem)})
+        await house.routes.remove({"path": str(house.mem)})
     assert house.paths() == [house.mem, house.ssd]
     assert not house.can_be_opened(house.mem)
 
 
 async def test_the_home_of_the_namespace_stays(house: House) -> None:
     with pytest.raises(CacheDirError, match=r"/ssd can't be removed while mounted: it holds"):
-        await house.verbs.remove({"path": str(house.ssd)})
-    await house.verbs.remove({"path": str(house.mem)})
+        await house.routes.remove({"path": str(house.ssd)})
+    await house.routes.remove({"path": str(house.mem)})
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_nonsense(house: House, verb: str, arguments: dict[str, Any], said
         arguments = {**arguments, "path": path}
     quotas = dict(house.cache.quotas)
     with pytest.raises(CachefsError) as caught:
-        await getattr(house.verbs, verb)(arguments)
+        await getattr(house.routes, verb)(arguments)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert house.cache.quotas == quotas
