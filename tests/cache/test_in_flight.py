@@ -215,18 +215,18 @@ async def test_with_a_cold_index_nothing_is_looked_up_before_it_was_brought(
             await trio.lowlevel.checkpoint()
             return False
 
-        monkeypatch.setattr(index._database, "look_at_memory", look)
-        monkeypatch.setattr(index._database, "is_cold", True)
+        monkeypatch.setattr(index._database.residency, "measure", look)
+        monkeypatch.setattr(index._database.residency, "is_cold", True)
         brought: list[bytes] = []
-        bring = index._database.bring
+        bring = index._database.residency.bring
 
         async def noted(look_up: Callable[[Get], bytes]) -> None:
             await bring(lambda get: brought.append(look_up(get)))
 
-        monkeypatch.setattr(index._database, "bring", noted)
+        monkeypatch.setattr(index._database.residency, "bring", noted)
         assert cache.read_now(key_of(ref), 0, 5000) is None
         assert await read_whole(cache, ref) == origin.expected("a")
         assert len(brought) == 1
         assert brought[0] is not None
-        monkeypatch.setattr(index._database, "is_cold", False)
+        monkeypatch.setattr(index._database.residency, "is_cold", False)
     assert origin.counters.gets == 1

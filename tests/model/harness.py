@@ -278,7 +278,7 @@ class Model:
             except (ObjectChangedError, OriginUnavailableError) as error:
                 self._judge_error(error)
                 return None
-            self.namespace.settle()
+            self.namespace.write_ahead()
             self._judge_presence(inode, walked, ttl_s, began_ns)
             if not inode.is_dir:
                 if walked == path:

@@ -132,7 +132,7 @@ class Kernel:
             self.messages.append("getattr")
             mtime_ns = self.namespace.inode(ino).mtime_ns
             mtime_ns, ttl_s = self.namespace.directory_mtime(ino, mtime_ns)
-            self.namespace.settle()
+            self.namespace.write_ahead()
             self._attributes[ino] = mtime_ns, self._clock.now_ns() + ttl_s * NS
         return self._attributes[ino][0]
 
@@ -165,7 +165,7 @@ async def read_directory(namespace: Namespace, ino: int) -> tuple[dict[bytes, in
         if now is not None:
             found[name] = now
         position += 1
-    namespace.settle()
+    namespace.write_ahead()
     return found, snapshot.as_of_ns
 
 
@@ -220,7 +220,7 @@ class Tree:
         inode = self.namespace.inode(ROOT_INO)
         for part in path.encode("utf-8", "surrogateescape").split(b"/"):
             inode, _ = await self.namespace.lookup(inode.ino, part)
-            self.namespace.settle()
+            self.namespace.write_ahead()
         return inode
 
     async def entries(self, ino: int = ROOT_INO) -> dict[bytes, int]:

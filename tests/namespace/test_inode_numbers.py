@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachefs.db.journal import journal_paths
+from cachefs.db.write_ahead_log import log_paths
 from cachefs.errors import CacheDirError
 from cachefs.namespace import inodes
 from cachefs.namespace.inodes import ROOT_INO
@@ -51,7 +51,7 @@ async def test_kills_while_neither_disk_nor_journal_can_be_written(
     await outlived.db.commit()
     full_database.is_full = True
     with monkeypatch.context() as full:
-        full.setattr("cachefs.db.journal.os.writev", lambda fd, buffers: 0)
+        full.setattr("cachefs.db.write_ahead_log.os.writev", lambda fd, buffers: 0)
         origin.put("lost", b"x")
         lost = await outlived.find("lost")
         await outlived.restart(crash=True)
@@ -112,7 +112,7 @@ async def test_numbers_go_on_after_every_one_that_is_there(
         outlived.db.delete("meta", b"next_ino")
     else:
         outlived.db.put("meta", b"next_ino", stored.to_bytes(8, "big"))
-    outlived.db.settle()
+    outlived.db.write_ahead()
     await outlived.restart(crash=True)
     clock.advance(200)
     origin.put("new", b"x")
@@ -127,7 +127,7 @@ async def test_without_a_number_that_was_ever_reserved_nothing_is_shown(
     tree._path = tree._path.with_name("new")
     await tree.start()
     tree.namespace.outlive()
-    assert not any(path.exists() for path in journal_paths(tree._path / "journal"))
+    assert not any(path.exists() for path in log_paths(tree._path / "journal"))
     origin.put("a", b"x")
     with pytest.raises(CacheDirError):
         await tree.find("a")

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from cachefs.db import Changes, database
+from cachefs.db import ChangedRows, database
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.namespace.namespace import ROOT_INO, Ttls
 from cachefs.namespace.snapshot import Snapshot
@@ -615,7 +615,7 @@ async def test_a_job_waits_for_a_slow_disk_and_a_reader_does_not(
     released = threading.Event()
     write = tree.db._write
 
-    def slow_write(batch: dict[str, Changes]) -> None:
+    def slow_write(batch: dict[str, ChangedRows]) -> None:
         released.wait(60)
         write(batch)
 

@@ -502,9 +502,9 @@ async def test_in_a_cold_table_threads_look_first(
     origin.put("a", b"x")
     inode = await tree.find("a")
     await tree.db.commit()
-    monkeypatch.setattr(tree.db, "is_cold", True)
+    monkeypatch.setattr(tree.db.residency, "is_cold", True)
     brought: list[bytes | None] = []
-    bring = tree.db.bring
+    bring = tree.db.residency.bring
 
     async def noted(look_up: Callable[[Get], object]) -> None:
         def look(get: Get) -> None:
@@ -516,7 +516,7 @@ async def test_in_a_cold_table_threads_look_first(
 
         await bring(look)
 
-    monkeypatch.setattr(tree.db, "bring", noted)
+    monkeypatch.setattr(tree.db.residency, "bring", noted)
     assert await tree.find("a") == inode
     assert len([row for row in brought if row is not None]) == 3, "the name, the root, the file"
 

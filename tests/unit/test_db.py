@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.db import (
-    Changes,
+    ChangedRows,
     DamagedDatabaseError,
     Database,
     DatabaseBuilder,
     DatabaseReader,
-    database,
     database_exists,
     mark_unreadable,
     replace_database,
+    residency,
 )
 from cachefs.db.mapping import cold_share, unmap_pages
 from cachefs.errors import CacheDirError
@@ -68,7 +68,7 @@ class _Broken(Database):
 
     failing = False
 
-    def _write(self, batch: dict[str, Changes]) -> None:
+    def _write(self, batch: dict[str, ChangedRows]) -> None:
         if self.failing:
             raise lmdb.MapFullError("full")
         super()._write(batch)
@@ -177,7 +177,7 @@ async def test_a_failing_commit_keeps_the_changes_and_warns_once(
     db = opened(tmp_path)
     real = db._write
 
-    def full(batch: dict[str, Changes]) -> None:
+    def full(batch: dict[str, ChangedRows]) -> None:
         raise lmdb.MapFullError("no space left")
 
     monkeypatch.setattr(db, "_write", full)
@@ -318,12 +318,12 @@ def test_warming_reads_the_file_within_its_limit(tmp_path: Path) -> None:
     filled(tmp_path)
     size_bytes = (tmp_path / "data.mdb").stat().st_size
     database = opened(tmp_path)
-    assert database.warm() == size_bytes
-    assert database.warm(limit_bytes=10_000) == 10_000
+    assert database.residency.warm() == size_bytes
+    assert database.residency.warm(limit_bytes=10_000) == 10_000
     database.abandon()
-    assert database.warm() == size_bytes  # a thread that outlives the daemon harms nobody
+    assert database.residency.warm() == size_bytes  # a thread that outlives the daemon harms nobody
     (tmp_path / "data.mdb").unlink()
-    assert database.warm() == 0
+    assert database.residency.warm() == 0
 
 
 def test_a_reader_leaves_no_trace(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ async def test_pages_that_were_read_are_given_back(
         assert len(list(db.scan("one", b""))) == len(rows)
         assert mapped_of(tmp_path / "db") > 5_000_000
         with trio.move_on_after(1.5):
-            await db.keep_small(most_bytes=0)
+            await db.residency.keep_small(most_bytes=0)
         assert mapped_of(tmp_path / "db") < 1_000_000
         assert dict(db.scan("one", b"")) == rows
 
@@ -456,30 +456,30 @@ async def test_cold_rows_are_brought_into_memory_by_threads(tmp_path: Path) -> N
     keys = [number.to_bytes(4, "big") for number in range(20_000)]
     db.put_all("one", {key: bytes(100) for key in keys})
     await db.commit()
-    await db.look_at_memory()
-    assert not db.is_cold
+    await db.residency.measure()
+    assert not db.residency.is_cold
     forget_pages(db)
-    await db.look_at_memory()
-    assert db.is_cold
+    await db.residency.measure()
+    assert db.residency.is_cold
     faults = 0
     for key in keys[::100]:
-        await db.bring(lambda get, key=key: get("one", key))
+        await db.residency.bring(lambda get, key=key: get("one", key))
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         assert db.get("one", key) == bytes(100)
         faults += resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before
     assert faults < 50, "200 without; the machine may have some of its own"
     db.close()
-    await db.bring(lambda get: get("one", keys[0]))  # too late, and no harm
+    await db.residency.bring(lambda get: get("one", keys[0]))  # too late, and no harm
 
 
 async def test_a_cold_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_KEEP_WARM_INTERVAL_S", 0.01)
+    monkeypatch.setattr(residency, "_KEEP_WARM_INTERVAL_S", 0.01)
     db = opened(tmp_path / "db")
     db.put_all("one", {number.to_bytes(4, "big"): bytes(100) for number in range(20_000)})
     await db.commit()
     forget_pages(db)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(db.keep_warm)
+        nursery.start_soon(db.residency.keep_warm)
         with trio.fail_after(60):
             while cold_share(db._data_path) > 0.01:  # noqa: ASYNC110 - it has no event
                 await trio.sleep(0.01)

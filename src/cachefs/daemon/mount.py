@@ -148,8 +148,8 @@ class Mount:
         await nursery.start(self._cache.run)
         namespace = await self._open_namespace(nursery)
         nursery.start_soon(self._db.commit_loop)
-        nursery.start_soon(self._db.keep_small)
-        nursery.start_soon(self._db.keep_warm)
+        nursery.start_soon(self._db.residency.keep_small)
+        nursery.start_soon(self._db.residency.keep_warm)
         if self._view is not None:
             nursery.start_soon(self._view.run)
         nursery.start_soon(self._access_log.run)
@@ -298,7 +298,7 @@ class Mount:
             on_changed=session.forget_attributes,
             give_way=self._cache.give_way,
             # /run is usually in memory, so the disk can't delay the loop here.
-            journal=socket_path(config.mountpoint).with_suffix(".journal"),
+            wal_stem=socket_path(config.mountpoint).with_suffix(".journal"),
             is_successor=bool(self._state.data_path.restarts),
             reads=None if config.prefetch == "off" else self._look_up_reads,
         )

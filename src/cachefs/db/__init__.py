@@ -1,6 +1,6 @@
 """LMDB with batched, durable commits outside the event loop. No other package uses LMDB."""
 
-from cachefs.db.database import Database, DatabaseSnapshot, Get
+from cachefs.db.database import Database
 from cachefs.db.environment import DamagedDatabaseError, mark_unreadable
 from cachefs.db.offline import (
     DatabaseBuilder,
@@ -8,10 +8,12 @@ from cachefs.db.offline import (
     database_exists,
     replace_database,
 )
-from cachefs.db.overlay import Changes
+from cachefs.db.pending_changes import ChangedRows
+from cachefs.db.residency import Get
+from cachefs.db.snapshot import DatabaseSnapshot
 
 __all__ = [
-    "Changes",
+    "ChangedRows",
     "DamagedDatabaseError",
     "Database",
     "DatabaseBuilder",

@@ -171,7 +171,7 @@ class Operations(pyfuse3.Operations):
             ttl_s = self._namespace.negative_ttl_s(parent_inode, name)
             if ttl_s <= 0:
                 raise
-            self._namespace.settle()
+            self._namespace.write_ahead()
             return self._attrs.negative(ttl_s)
         return self._attributes(inode, entry_ttl_s)
 
@@ -186,7 +186,7 @@ class Operations(pyfuse3.Operations):
         mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
         if inode.is_dir:
             mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
-        self._namespace.settle()
+        self._namespace.write_ahead()
         return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
@@ -304,7 +304,7 @@ class Operations(pyfuse3.Operations):
         next_position: int | None = position
         while next_position is not None:
             is_there = await self._wait_for_entry(snapshot, next_position)
-            self._namespace.settle()
+            self._namespace.write_ahead()
             if not is_there:
                 return
             next_position = self._reply_entries(fh, snapshot, next_position, token)

@@ -92,7 +92,7 @@ class ManifestView:
         assert self._table is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._table.db.commit_loop)
-            nursery.start_soon(self._table.db.keep_small)
+            nursery.start_soon(self._table.db.residency.keep_small)
 
     def close(self) -> None:
         if self._table is not None:

@@ -83,14 +83,14 @@ class InodeTable:
         clock: Clock,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
-        journal: Path | None = None,
+        wal_stem: Path | None = None,
         is_successor: bool = False,
     ) -> None:
         """Use `db`; create the root if the database is new.
 
         `on_unbound(parent, name)` is called whenever a name no longer refers to its inode, and
         `on_changed(ino)` when an inode gets another owner, group or mode. Both must not call back
-        into the table. `journal` and `is_successor`: see `Namespace`.
+        into the table. `wal_stem` and `is_successor`: see `Namespace`.
 
         Raises `CacheDirError` if `db` has another format, belongs to another source, or has no
         unused inode numbers (which means damage).
@@ -107,7 +107,7 @@ class InodeTable:
         """Called with every inode that loses its name. The name may still be in the table then.
         They must not call back into the table."""
         self._check_meta(identity)
-        db.recover("meta", b"journal", journal)
+        db.recover("meta", b"journal", wal_stem)
         last_key = db.last_key("inodes")
         try:
             last_ino = ROOT_INO if last_key is None else ino_of_key(last_key)
@@ -124,7 +124,7 @@ class InodeTable:
             # gone. This number is above all numbers that any mount has used by now.
             self._next_ino = max(self._next_ino, min(_number_of_now(clock.now_ns()), _LAST_START))
         self._reserved_to = self._next_ino
-        self._kept_to = 0
+        self._logged_to = 0
         """Numbers below this may be used: their reservation survives the end of this process."""
         self._reserve()
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
@@ -164,8 +164,8 @@ class InodeTable:
 
     @property
     def is_cold(self) -> bool:
-        """See `Database.is_cold`. If it is true, call `bring` before a look-up."""
-        return self._db.is_cold
+        """See `Residency.is_cold`. If it is true, call `bring` before a look-up."""
+        return self._db.residency.is_cold
 
     async def bring(self, ino: int, name: bytes | None = None) -> None:
         """Read the rows of an inode, and those of a name in it, into memory (in a thread)."""
@@ -179,7 +179,7 @@ class InodeTable:
                 get("inodes", ino_key(number))
                 get("listings", ino_key(number))
 
-        await self._db.bring(look_up)
+        await self._db.residency.bring(look_up)
 
     def dirent(self, parent: int, name: bytes) -> Dirent | None:
         """Return the inode number that the name refers to; None if it refers to nothing."""
@@ -392,9 +392,9 @@ class InodeTable:
         """Return a new inode number. While none can be reserved, raises `CacheDirError` and
         changes nothing."""
         ino = self._next_ino
-        if ino >= self._kept_to:
-            self._kept_to = _reserved_to(self._db.kept("meta", b"next_ino"))
-            if ino >= self._kept_to:
+        if ino >= self._logged_to:
+            self._logged_to = _reserved_to(self._db.logged("meta", b"next_ino"))
+            if ino >= self._logged_to:
                 raise CacheDirError(
                     "names that are not known yet can't be shown: the namespace can't be written "
                     "(see the log); free some space on its disk"

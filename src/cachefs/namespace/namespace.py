@@ -99,7 +99,7 @@ class Namespace:
         clock: Clock | None = None,
         on_unbound: Callable[[int, bytes], None] = lambda parent, name: None,
         on_changed: Callable[[int], None] = lambda ino: None,
-        journal: Path | None = None,
+        wal_stem: Path | None = None,
         give_way: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         reads: LookUpReads | None = None,
         is_successor: bool = False,
@@ -108,9 +108,9 @@ class Namespace:
 
         `on_unbound(parent, name)` is called whenever a name no longer refers to its inode, and
         `on_changed(ino)` when the kernel must ask for an inode's attributes again. They inform the
-        kernel, and must not call back. `journal` is the path, without endings, of the journal of
-        answers to the kernel (see `outlive`); by default it is beside the database. A tmpfs is
-        best. `give_way` is awaited between two pieces of work for which no request of the kernel
+        kernel, and must not call back. `wal_stem` is the path, without endings, of the write-ahead
+        log of answers to the kernel (see `outlive`); by default it is beside the database. A tmpfs
+        is best. `give_way` is awaited between two pieces of work for which no request of the kernel
         waits. `reads` decides whether look-ups also fetch files' bytes. `is_successor` means that
         the kernel has inode numbers from an earlier process.
 
@@ -118,7 +118,7 @@ class Namespace:
         self._db = db
         self._clock = clock or Clock()
         self.table = InodeTable(
-            db, origin.identity, self._clock, on_unbound, on_changed, journal, is_successor
+            db, origin.identity, self._clock, on_unbound, on_changed, wal_stem, is_successor
         )
         self._origin = origin
         self._nursery = nursery
@@ -176,14 +176,14 @@ class Namespace:
 
     def outlive(self) -> None:
         """Prepare for a kernel that outlives this process (the relay path) and caches whole
-        directories. From now on the next process gets all changes made before a `settle`. Call
+        directories. From now on the next process gets all changes made before a `write_ahead`. Call
         this when the rows from the start are committed."""
         self.stamps.are_shown = True
-        self._db.begin_journal()
+        self._db.begin_write_ahead_log()
 
-    def settle(self) -> None:
-        """Call this before the kernel receives names and attributes: see `Database.settle`."""
-        self._db.settle()
+    def write_ahead(self) -> None:
+        """Call this before the kernel receives names and attributes: see `Database.write_ahead`."""
+        self._db.write_ahead()
 
     def begin_outage(self, error: OriginUnavailableError) -> None:
         """Begin an outage with this error, as the origin is already unreachable: requests then

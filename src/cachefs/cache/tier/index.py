@@ -219,20 +219,20 @@ class Index:
     @property
     def is_cold(self) -> bool:
         """Whether part of the file is not in memory: call `bring` before a look-up on the loop."""
-        return self._database.is_cold
+        return self._database.residency.is_cold
 
     async def bring(self, key: BlockKey) -> None:
         """Load the row of a block into memory, so that the next look-up does not wait."""
         raw = encode_block_key(key)
-        await self._database.bring(lambda get: get(BLOCKS_TABLE, raw))
+        await self._database.residency.bring(lambda get: get(BLOCKS_TABLE, raw))
 
     async def keep_warm(self) -> None:
-        """See `Database.keep_warm`."""
-        await self._database.keep_warm()
+        """See `Residency.keep_warm`."""
+        await self._database.residency.keep_warm()
 
     def warm(self) -> int:
-        """See `Database.warm`. It blocks: call it in a worker thread, which may be abandoned."""
-        return self._database.warm()
+        """See `Residency.warm`. It blocks: call it in a worker thread, which may be abandoned."""
+        return self._database.residency.warm()
 
     async def commit(self) -> bool:
         """Make all changes so far durable. If that fails, log the cause and return False."""

@@ -1,4 +1,4 @@
-"""A journal of changes that must survive this process although they are not committed yet.
+"""The write-ahead log: changes that must survive this process although they are not committed yet.
 
 A mount may outlive its daemon (the relay path). The kernel then still caches the answers of the
 last second before the daemon was killed, and the next daemon must give the same answers. So changes
@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -31,45 +32,69 @@ CHANGE = Struct("<BHI")
 DELETED = 0xFFFFFFFF
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-_SETTLE_BYTES = 1 << 20
+_WRITE_BYTES = 1 << 20
 _MOST_BYTES = 256 << 20
 """A file that is larger gets no more changes. It only becomes so large if commits keep failing."""
 
-Change = tuple[int, bytes, bytes | None]
-"""Number of the table, key, and value; None deletes the row."""
+_POSITION = Struct("<QQ")
 
 
-def journal_paths(stem: Path) -> list[Path]:
-    """Return the paths of the journal's two files: `stem` with the endings `.0` and `.1`."""
+class LoggedChange(NamedTuple):
+    """One change to the table with this number. A `value` of None deletes the row."""
+
+    table: int
+    key: bytes
+    value: bytes | None
+
+
+class LogPosition(NamedTuple):
+    """Which database a write-ahead log belongs to, and how much of the log is committed there. The
+    database has it in one of its rows."""
+
+    identity: int
+    """A random number that identifies the database; 0 in a database without the row."""
+    number: int
+    """The number of the last committed change."""
+
+    def pack(self) -> bytes:
+        return _POSITION.pack(*self)
+
+    @classmethod
+    def unpack(cls, row: bytes | None) -> "LogPosition":
+        if row is None or len(row) != _POSITION.size:
+            return cls(0, 0)
+        return cls(*_POSITION.unpack(row))
+
+
+def log_paths(stem: Path) -> list[Path]:
+    """Return the paths of the log's two files: `stem` with the endings `.0` and `.1`."""
     return [stem.with_name(f"{stem.name}.{number}") for number in range(2)]
 
 
-class Journal:
-    """The journal of one database, which owns it. It is used on the loop thread only.
+class WriteAheadLog:
+    """The write-ahead log of one database, which owns it. It is used on the loop thread only.
 
     A write takes a few microseconds. On a tmpfs it always does; on a disk the kernel may make the
     writer wait when too many dirty pages are pending.
     """
 
     def __init__(
-        self, stem: Path, identity: int, last_number: int, changes: Iterable[Change] = ()
+        self, stem: Path, position: LogPosition, changes: Iterable[LoggedChange] = ()
     ) -> None:
-        """Begin a new journal with `changes`, which are not committed yet.
+        """Begin a new log with `changes`, which are not committed yet.
 
         The new files replace the old ones atomically, as these may be the only place where
-        `changes` are stored. Numbers continue after `last_number`, the number of the last
-        committed change. Raises `OSError`; if it does before the rename, the old files are
-        unchanged.
-        """
-        self._identity = identity
-        self._paths = journal_paths(stem)
+        `changes` are stored. Numbers continue after `position.number`. Raises `OSError`; if it does
+        before the rename, the old files are unchanged."""
+        self._identity = position.identity
+        self._paths = log_paths(stem)
         new = stem.with_name(stem.name + ".new")
         self._fds = [os.open(new, _FLAGS, 0o600)]
         self._last_numbers = [0, 0]
         """The number of the last change in each file; 0 for an empty file."""
         self._sizes = [0, 0]
         self._current = 0
-        self._number = last_number
+        self._number = position.number
         self._buffer = bytearray()
         self._count = 0
         self._is_broken = False
@@ -79,7 +104,7 @@ class Journal:
         try:
             for change in changes:
                 self.note(*change)
-            self.settle()
+            self.write_ahead()
             if not self.is_whole:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             new.rename(self._paths[0])
@@ -91,11 +116,11 @@ class Journal:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all changes before the last `settle` survive the end of this process."""
+        """Whether all changes before the last `write_ahead` survive the end of this process."""
         return self._gap_number == 0
 
     def note(self, table: int, key: bytes, value: bytes | None) -> None:
-        """Buffer one change until `settle` writes it; None deletes the row."""
+        """Buffer one change until `write_ahead` writes it; None deletes the row."""
         if self._is_broken:
             return
         self._buffer += CHANGE.pack(table, len(key), DELETED if value is None else len(value))
@@ -103,10 +128,10 @@ class Journal:
         if value is not None:
             self._buffer += value
         self._count += 1
-        if len(self._buffer) > _SETTLE_BYTES:
-            self.settle()
+        if len(self._buffer) > _WRITE_BYTES:
+            self.write_ahead()
 
-    def settle(self) -> None:
+    def write_ahead(self) -> None:
         """Write the buffered changes, so that they survive the end of this process. A failure is
         logged, and `is_whole` is False then."""
         if not self._count:
@@ -137,7 +162,7 @@ class Journal:
 
     def _break(self) -> None:
         """Stop noting changes until the next commit. One number is left out, so that a reader of
-        the journal detects that changes are missing."""
+        the log detects that changes are missing."""
         self._is_broken = True
         self._number += 1
         self._gap_number = self._number
@@ -145,7 +170,7 @@ class Journal:
     def begin_commit(self) -> int:
         """Call this just before all pending changes are committed. Return the number to store in
         the same commit."""
-        self.settle()
+        self.write_ahead()
         self._is_broken = False
         if not self._sizes[1 - self._current]:
             self._current = 1 - self._current
@@ -169,20 +194,20 @@ class Journal:
                 path.unlink(missing_ok=True)
 
 
-def read_journal(stem: Path, identity: int, after: int) -> list[Change]:
-    """Return the changes that an earlier process left, from number `after` + 1 on, in order.
+def read_write_ahead_log(stem: Path, position: LogPosition) -> list[LoggedChange]:
+    """Return the changes that an earlier process left after `position`, in order.
 
     Stops at the first damaged batch of a file and at the first missing number. Raises `OSError`.
     """
-    batches: list[tuple[int, list[Change]]] = []
-    for path in journal_paths(stem):
+    batches: list[tuple[int, list[LoggedChange]]] = []
+    for path in log_paths(stem):
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             continue
-        batches += _batches(data, identity)
-    changes: list[Change] = []
-    number = after
+        batches += _batches(data, position.identity)
+    changes: list[LoggedChange] = []
+    number = position.number
     for first, batch in sorted(batches):
         if first > number + 1:
             break
@@ -191,7 +216,7 @@ def read_journal(stem: Path, identity: int, after: int) -> list[Change]:
     return changes
 
 
-def _batches(data: bytes, identity: int) -> Iterator[tuple[int, list[Change]]]:
+def _batches(data: bytes, identity: int) -> Iterator[tuple[int, list[LoggedChange]]]:
     position = 0
     while position + BATCH.size <= len(data):
         first, count, size_bytes, checksum = BATCH.unpack_from(data, position)
@@ -206,7 +231,7 @@ def _batches(data: bytes, identity: int) -> Iterator[tuple[int, list[Change]]]:
         yield first, changes
 
 
-def _changes(payload: bytes) -> Iterator[Change]:
+def _changes(payload: bytes) -> Iterator[LoggedChange]:
     position = 0
     while position < len(payload):
         table, key_bytes, value_bytes = CHANGE.unpack_from(payload, position)
@@ -214,7 +239,7 @@ def _changes(payload: bytes) -> Iterator[Change]:
         key = payload[position : position + key_bytes]
         position += key_bytes
         if value_bytes == DELETED:
-            yield table, key, None
+            yield LoggedChange(table, key, None)
             continue
-        yield table, key, payload[position : position + value_bytes]
+        yield LoggedChange(table, key, payload[position : position + value_bytes])
         position += value_bytes

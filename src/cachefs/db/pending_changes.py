@@ -1,13 +1,13 @@
 """Changes to a table that are not in LMDB yet."""
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-Changes = dict[bytes, bytes | None]
+ChangedRows = dict[bytes, bytes | None]
 """From key to new value; None deletes the row."""
 
 
-class Overlay:
+class PendingChanges:
     """The uncommitted changes of one table.
 
     A commit in progress writes `flushing`; later changes go to `pending`. Where both have a key,
@@ -17,8 +17,8 @@ class Overlay:
     __slots__ = ("_new_keys", "_sorted_keys", "flushing", "pending")
 
     def __init__(self) -> None:
-        self.pending: Changes = {}
-        self.flushing: Changes = {}
+        self.pending: ChangedRows = {}
+        self.flushing: ChangedRows = {}
         self._sorted_keys: list[bytes] | None = None
         """The keys of both in order, without `_new_keys`; None until the first scan."""
         self._new_keys: list[bytes] = []
@@ -36,18 +36,22 @@ class Overlay:
             self._new_keys += [key for key in changes if key not in known and key not in flushing]
         self.pending.update(changes)
 
-    def freeze(self) -> Changes:
+    def begin_commit(self) -> ChangedRows:
         """Begin a commit: return the changes to write. The caller must not change them."""
         self.flushing, self.pending = self.pending, {}
         return self.flushing
 
-    def thaw(self, committed: bool) -> None:
+    def end_commit(self, committed: bool) -> None:
         """End a commit. Changes that were not committed are pending again, but newer ones win."""
         if not committed:
-            self.pending = self.flushing | self.pending
+            self.pending = self.all()
         self.flushing = {}
         self._sorted_keys = None
         self._new_keys = []
+
+    def all(self) -> ChangedRows:
+        """Return a copy of all changes."""
+        return self.flushing | self.pending
 
     def _keys(self) -> list[bytes]:
         """Return all keys in order. Most writes before a scan are near the greatest key, so only
@@ -72,3 +76,26 @@ class Overlay:
             value = self.pending[key] if key in self.pending else self.flushing[key]
             found.append((key, value))
         return found
+
+
+def merged(
+    stored: Iterator[tuple[bytes, bytes]], changes: list[tuple[bytes, bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Merge two inputs that are in key order. Where both have a key, the change wins."""
+    position = 0
+    for key, value in stored:
+        while position < len(changes) and changes[position][0] < key:
+            changed_key, changed_value = changes[position]
+            position += 1
+            if changed_value is not None:
+                yield changed_key, changed_value
+        if position < len(changes) and changes[position][0] == key:
+            changed_value = changes[position][1]
+            position += 1
+            if changed_value is not None:
+                yield key, changed_value
+        else:
+            yield key, value
+    for changed_key, changed_value in changes[position:]:
+        if changed_value is not None:
+            yield changed_key, changed_value
