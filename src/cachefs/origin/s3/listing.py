@@ -84,26 +84,18 @@ def whole_seconds(modified: datetime) -> int:
     return max(-_MOST_SECONDS, min(seconds, _MOST_SECONDS)) * _NS_PER_S
 
 
-class Page:
-    """One parsed page of a listing. `entries` are in key order and include unresolved twins; `keys`
-    counts all keys and prefixes of the page, including unshown ones; `last_key` is the last of
-    them, or ""; `example` is one of the unshown ones."""
+class Page(NamedTuple):
+    """One parsed page of a listing."""
 
-    __slots__ = ("entries", "example", "keys", "last_key", "unshown")
-
-    def __init__(
-        self,
-        entries: list[Entry],
-        keys: int,
-        unshown: int,
-        last_key: str = "",
-        example: str = "",
-    ) -> None:
-        self.entries = entries
-        self.keys = keys
-        self.unshown = unshown
-        self.last_key = last_key
-        self.example = example
+    entries: list[Entry]
+    """In key order, with unresolved twins."""
+    keys: int = 0
+    """The number of all keys and prefixes of the page, including unshown ones."""
+    unshown: int = 0
+    last_key: str = ""
+    """The last of all keys and prefixes, or ""."""
+    example: str = ""
+    """One of the unshown keys."""
 
 
 class Tree(NamedTuple):

@@ -1,6 +1,7 @@
 """Lists one directory of a bucket page by page, with deeper directories that fit on a page."""
 
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -81,6 +82,20 @@ class PageSource(Protocol):
         """Return the error that explains why there is no key below `path`."""
 
 
+class _Step(Enum):
+    """What a `PagedListing` does next."""
+
+    LIST_SIBLINGS = auto()
+    """Send one LIST without a delimiter: of the parent, from this directory on."""
+    LIST_TREE = auto()
+    """Send one LIST without a delimiter: of this directory."""
+    LIST_PAGES = auto()
+    """Send LISTs with a delimiter until there is no further page."""
+    FINISH = auto()
+    """All keys are known. Return the entries that are held back."""
+    END = auto()
+
+
 class PagedListing:
     """The state of one `list_dir`. The next page is in flight while this one is parsed. If a page
     fails or is cancelled, the next call requests it again.
@@ -96,8 +111,10 @@ class PagedListing:
         self._origin = origin
         self._path = path
         self._below = below
-        self._seeks_below = below is not None and not origin.shapes.is_deep(path)
-        self._is_wide = self._seeks_below and origin.shapes.note_listed(path)
+        self._step = _Step.LIST_PAGES
+        if below is not None and not origin.shapes.is_deep(path):
+            is_wide = origin.shapes.note_listed(path)
+            self._step = _Step.LIST_SIBLINGS if is_wide else _Step.LIST_TREE
         self._next = PageRequest("")
         self._started: EarlyCall[bytes] | None = None
         self._merger = TwinMerger()
@@ -105,35 +122,39 @@ class PagedListing:
         self._empty_pages = 0
         self._places: set[int] = set()
         """Hashes of the tokens and markers so far. A listing that repeats one would never end."""
-        self._fetched_all = False
-        self._ended = False
 
     async def next_page(self) -> list[Entry] | None:
         """Return the final entries of the next page that has any, or None at the end."""
         if not self._next.delimiter:  # this is the first call
             self._next = PageRequest(self._origin.dir_prefix(self._path), "/")
-        while not self._ended:
+        while self._step is not _Step.END:
             entries: list[Entry] = []
-            if not self._fetched_all:
-                page = await (self._tree_page() if self._seeks_below else self._next_fetched())
+            if self._step is not _Step.FINISH:
+                page = await self._page()
                 self._keys += page.keys
                 if page.unshown:
                     self._origin.counters.note_unshown(self._path, page.example, page.unshown)
                 entries = self._merger.feed(page.entries)
-            if self._fetched_all:
+            if self._step is _Step.FINISH:
                 if not self._keys and self._path:
                     raise await self._origin.no_such_dir(self._path)
-                self._ended = True
+                self._step = _Step.END
                 entries += self._merger.finish()
             if entries:
                 return entries
         return None
 
-    async def _tree_page(self) -> Page:
-        """Send the first LIST, without a delimiter. Return an empty page if the directory must be
-        listed again in another way."""
+    async def _page(self) -> Page:
+        """Send the next LIST and return its page of this directory. Set `_step`."""
+        if self._step is _Step.LIST_PAGES:
+            return await self._delimited_page()
+        return await self._tree_page(with_siblings=self._step is _Step.LIST_SIBLINGS)
+
+    async def _tree_page(self, with_siblings: bool) -> Page:
+        """Send a LIST without a delimiter. Return an empty page if the directory must be listed
+        again in another way."""
         own_prefix = self._next.prefix
-        if self._is_wide:
+        if with_siblings:
             top = self._path.rpartition("/")[0]
             request = PageRequest(self._origin.dir_prefix(top), start_after=own_prefix)
         else:
@@ -141,23 +162,22 @@ class PagedListing:
             request = PageRequest(own_prefix)
         body = await self._origin.fetch_page(self._origin.start_page(request))
         tree = await _in_thread(partial(parse_tree, body, request.prefix))
-        is_whole = tree.is_whole or (tree.is_in_order and _is_past(tree.last_key, own_prefix))
         pages = {join(top, path): page for path, page in tree.pages.items()}
-        page = pages.pop(self._path, None) or Page([], 0, 0)
+        page = pages.pop(self._path, None) or Page([])
         self._take_below(pages, tree, request.prefix.removesuffix(top and top + "/"))
-        if self._is_wide and not page.keys:  # perhaps the directory has only its own marker
-            self._is_wide = False
+        if with_siblings and not page.keys:  # perhaps the directory has only its own marker
+            self._step = _Step.LIST_TREE
             return page
-        self._seeks_below = False
-        self._fetched_all = is_whole
-        if is_whole:
+        if tree.is_whole or (tree.is_in_order and _is_past(tree.last_key, own_prefix)):
+            self._step = _Step.FINISH
             return page
+        self._step = _Step.LIST_PAGES
         if tree.last_key and tree.is_in_order and not self._has_directories(pages):
             marker = next_marker(body, tree.last_key) or ""
             self._next = self._next._replace(start_after=tree.last_key, marker=marker)
             return page
         self._origin.shapes.note_deep(self._path)
-        return Page([], 0, 0)
+        return Page([])
 
     def _take_below(self, pages: dict[str, Page], tree: Tree, root: str) -> None:
         """Put the complete directories into `below`. Directories above this one are left out,
@@ -176,7 +196,7 @@ class PagedListing:
         start = self._path + "/" if self._path else ""
         return any(path.startswith(start) for path in pages)
 
-    async def _next_fetched(self) -> Page:
+    async def _delimited_page(self) -> Page:
         """Return the next page. If this fails, it has changed only `_started`."""
         asked, self._started = self._started or self._origin.start_page(self._next), None
         body = await self._origin.fetch_page(asked)
@@ -195,7 +215,8 @@ class PagedListing:
             )
         self._started, self._next = started, following
         self._places.update(hash(place) for place in (token, marker) if place)
-        self._fetched_all = token is None and marker is None
+        if token is None and marker is None:
+            self._step = _Step.FINISH
         return page
 
     def _goes_on(self, place: str | None) -> bool:
