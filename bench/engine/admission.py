@@ -155,7 +155,7 @@ async def _read(cache: BlockCache, refs: list[ObjectRef]) -> _Cost:
 
     async def reader(first: int) -> None:
         for ref in refs[first::_READERS]:
-            await cache.read(ref, 0, 0, _BLOCK_BYTES)
+            await cache.read_block(ref, 0, 0, _BLOCK_BYTES)
 
     admitted = cache.status()[0].counters.admitted
     watch = _Stopwatch()

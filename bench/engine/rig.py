@@ -155,9 +155,9 @@ async def read_numbered(cache: BlockCache, ref: ObjectRef) -> bool:
     GET. Raises `WrongBytesError`."""
     length = ref.meta.size_bytes
     misses = cache.counters.misses
-    data = cache.read_now(BlockKey(ref.object_id, 0), 0, length)
+    data = cache.read_block_now(BlockKey(ref.object_id, 0), 0, length)
     if data is None:
-        data = memoryview(await cache.read(ref, 0, 0, length))
+        data = memoryview(await cache.read_block(ref, 0, 0, length))
     if len(data) != length or data[:8] != int(ref.path).to_bytes(8, "little")[:length]:
         raise WrongBytesError(f"file {ref.path} begins with {bytes(data[:8])!r}")
     return cache.counters.misses == misses

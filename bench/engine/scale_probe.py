@@ -77,10 +77,10 @@ class _Probe:
 
     async def _read(self, cache: BlockCache, ref: ObjectRef) -> bool:
         """Read and check a block. Return True if the loop could answer without waiting."""
-        found = cache.read_now(BlockKey(ref.object_id, 0), 0, self._block_bytes)
+        found = cache.read_block_now(BlockKey(ref.object_id, 0), 0, self._block_bytes)
         data = found
         if data is None:
-            data = memoryview(await cache.read(ref, 0, 0, self._block_bytes))
+            data = memoryview(await cache.read_block(ref, 0, 0, self._block_bytes))
         if len(data) != self._block_bytes or any(data[:64]):
             raise RuntimeError(f"wrong bytes of file {ref.path}")
         return found is not None
@@ -118,11 +118,11 @@ class _Probe:
         for ref in refs:
             key = BlockKey(ref.object_id, 0)
             began = time.perf_counter_ns()
-            found = cache.read_now(key, 0, self._block_bytes)
+            found = cache.read_block_now(key, 0, self._block_bytes)
             again_ns.append(time.perf_counter_ns() - began)
             waited += found is None
             if found is None:
-                await cache.read(ref, 0, 0, self._block_bytes)
+                await cache.read_block(ref, 0, 0, self._block_bytes)
             if len(again_ns) % 100 == 0:
                 await trio.lowlevel.checkpoint()
         self._percentiles("first read {}, us", first_ns)

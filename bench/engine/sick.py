@@ -204,7 +204,7 @@ class _Readers:
     async def _hit_by_thread(self, refs: Iterator[ObjectRef]) -> None:
         """Read through the threads of the disk, as if the bytes were not in memory."""
         try:
-            await self._cache.read(next(refs), 0, 0, _BLOCK_BYTES)
+            await self._cache.read_block(next(refs), 0, 0, _BLOCK_BYTES)
         except CachefsError:
             self.failed += 1
 

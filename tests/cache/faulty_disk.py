@@ -44,13 +44,13 @@ class FaultyDisk(Disk):
 
     def __init__(self, seed: int = 0) -> None:
         self.calls: Counter[str] = Counter()
-        """How often each kind of operation was called, `read_now` included."""
+        """How often each kind of operation was called, `read_nowait` included."""
         self.failures: Counter[str] = Counter()
         """How many of them failed by order."""
         self.hanging = 0
         """How many hang just now."""
         self.cold = False
-        """`read_now` finds nothing in memory (EAGAIN)."""
+        """`read_nowait` finds nothing in memory (EAGAIN)."""
         self.free_bytes: int | None = None
         """What `free_and_total_bytes` is to say; None for the truth."""
         self._random = random.Random(seed)
@@ -118,8 +118,8 @@ class FaultyDisk(Disk):
 
     # -- operations ----------------------------------------------------------------------------
 
-    def read_now(self, fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        self.calls["read_now"] += 1
+    def read_nowait(self, fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        self.calls["read_nowait"] += 1
         if self.cold:
             raise BlockingIOError(errno.EAGAIN, "nothing in memory, by order of the test")
         return os.preadv(fd, buffers, offset, flags)

@@ -86,11 +86,11 @@ async def read_whole(cache: BlockCache, ref: ObjectRef) -> bytes:
     parts = []
     for index in range(ref.block_count):
         length = ref.block_length(index)
-        now = cache.read_now(BlockKey(ref.object_id, index), 0, length)
+        now = cache.read_block_now(BlockKey(ref.object_id, index), 0, length)
         if now is not None:
             parts.append(bytes(now))
         else:
-            parts.append(bytes(await cache.read(ref, index, 0, length)))
+            parts.append(bytes(await cache.read_block(ref, index, 0, length)))
     return b"".join(parts)
 
 

@@ -18,7 +18,7 @@ class Disk:
         self.left = looks_until_there
         self.looks = 0
 
-    def read_now(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
+    def read_nowait(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
         self.looks += 1
         if self.left is None or self.left > 0:
             if self.left is not None:
@@ -30,7 +30,7 @@ class Disk:
 
 async def test_bytes_that_come_soon_are_seen() -> None:
     disk = Disk(2)
-    assert await Arrivals(disk.read_now).read(3, 10, 0, FLAGS) == bytes(10)
+    assert await Arrivals(disk.read_nowait).read(3, 10, 0, FLAGS) == bytes(10)
     assert disk.looks == 3
 
 
@@ -42,12 +42,12 @@ async def test_a_part_is_not_enough() -> None:
 
 
 async def test_slow_bytes_are_left_to_a_thread() -> None:
-    assert await Arrivals(Disk(None).read_now).read(3, 10, 0, FLAGS) is None
+    assert await Arrivals(Disk(None).read_nowait).read(3, 10, 0, FLAGS) is None
 
 
 async def test_without_a_way_to_look_nobody_looks() -> None:
     disk = Disk(0)
-    assert await Arrivals(disk.read_now).read(3, 10, 0, None) is None
+    assert await Arrivals(disk.read_nowait).read(3, 10, 0, None) is None
     assert disk.looks == 0
 
 
@@ -61,7 +61,7 @@ async def test_a_failing_disk_is_left_to_a_thread() -> None:
 async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
     disk = Disk(None)
-    watched = Arrivals(disk.read_now)
+    watched = Arrivals(disk.read_nowait)
     for _ in range(1000):
         assert await watched.read(3, 10, 0, FLAGS) is None
     assert disk.looks < 30
@@ -70,7 +70,7 @@ async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_disk_that_became_fast_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
     disk = Disk(None)
-    watched = Arrivals(disk.read_now)
+    watched = Arrivals(disk.read_nowait)
     for _ in range(100):
         await watched.read(3, 10, 0, FLAGS)
     disk.left = 0

@@ -40,7 +40,7 @@ async def test_watermarks_and_quota_hold_under_three_times_the_quota(tmp_path: P
     refs = put_many(origin, 960, 100_000)
     async with serving(origin, open_tier(tmp_path, quota)) as cache:
         for number, ref in enumerate(refs):
-            await cache.read(ref, 0, 0, 100)
+            await cache.read_block(ref, 0, 0, 100)
             if number % 20 == 0:
                 await cache.drain()
                 on_disk = sum(p.stat().st_blocks * 512 for p in (tmp_path / "slabs").iterdir())
@@ -62,7 +62,7 @@ async def test_hits_keep_blocks(tmp_path: Path) -> None:
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         for ref in put_many(origin, 500, 100_000):
             await assert_right(cache, origin, hot)
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await cache.drain()
         assert origin.counters.gets == 520
         assert cache.status()[0].counters.evicted > 300
@@ -73,7 +73,7 @@ async def test_policy_none_fills_up_and_keeps_what_is_there(tmp_path: Path) -> N
     refs = put_many(origin, 300, 100_000)
     async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name="none") as cache:
         for ref in refs:
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await cache.drain()
         status = cache.status()[0]
         assert status.counters.evicted == 0
@@ -90,7 +90,7 @@ async def test_slabs_go_to_other_classes_when_the_mix_changes(tmp_path: Path) ->
         for prefix, size in (("s", 3_000), ("m", 100_000), ("l", MIB), ("s2", 20_000)):
             refs = put_many(origin, min(1500, 48 * MIB // size), size, prefix)
             for ref in refs:
-                await cache.read(ref, 0, 0, 1)
+                await cache.read_block(ref, 0, 0, 1)
                 if random.random() < 0.1:
                     await cache.drain()
             await settle(cache)
@@ -182,7 +182,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
     victim = put(origin, "victim", 900_000)
     quota = 4 * MIB
     async with serving(origin, open_tier(tmp_path, quota)) as cache:
-        await cache.read(victim, 0, 0, 1)
+        await cache.read_block(victim, 0, 0, 1)
     async with serving(origin, open_tier(tmp_path, quota, high=1.0, low=0.9)) as cache:
         store = stores(cache)[0]
         go = trio.Event()
@@ -199,7 +199,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
         got = []
 
         async def reader() -> None:
-            got.append(await cache.read(victim, 0, 0, 900_000))
+            got.append(await cache.read_block(victim, 0, 0, 900_000))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader)
@@ -211,14 +211,14 @@ async def test_a_slot_that_is_being_read_is_not_reused(
             assert not cache.is_cached_or_inflight(key_of(victim))
             monkeypatch.setattr(store_module, "read_and_check", real)
             for ref in put_many(origin, 12, 900_000):
-                await cache.read(ref, 0, 0, 1)
+                await cache.read_block(ref, 0, 0, 1)
                 await cache.drain()
                 assert not slab.holds(location.slot)
             go.set()
         assert got == [origin.expected("victim")]
         assert cache.status()[0].counters.bad_blocks == 0
         for ref in put_many(origin, 12, 900_000, "more"):
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await cache.drain()
         assert slab.holds(location.slot)
         recount(cache)

@@ -43,12 +43,12 @@ def test_healthy(disk: FaultyDisk, tmp_path: Path) -> None:
     fd = disk.open(path)
     assert disk.read(fd, 3, 5) == b"abc"
     buffer = bytearray(3)
-    assert disk.read_now(fd, (buffer,), 5, 0) == 3
+    assert disk.read_nowait(fd, (buffer,), 5, 0) == 3
     assert bytes(buffer) == b"abc"
     os.close(fd)
     disk.unlink(path)
     assert not path.exists()
-    assert disk.calls.keys() == {"create", "write", "sync", "open", "read", "read_now", "unlink"}
+    assert disk.calls.keys() == {"create", "write", "sync", "open", "read", "read_nowait", "unlink"}
     assert disk.failures.total() == 0
 
 
@@ -124,11 +124,11 @@ def test_cold_and_full(disk: FaultyDisk, fd: int, tmp_path: Path) -> None:
     disk.cold = True
     disk.free_bytes = 5
     with pytest.raises(BlockingIOError) as caught:
-        disk.read_now(fd, (bytearray(1),), 0, 0)
+        disk.read_nowait(fd, (bytearray(1),), 0, 0)
     assert caught.value.errno == errno.EAGAIN
     assert disk.free_and_total_bytes(tmp_path)[0] == 5
     disk.heal()
-    assert disk.read_now(fd, (bytearray(1),), 0, 0) == 1
+    assert disk.read_nowait(fd, (bytearray(1),), 0, 0) == 1
     assert disk.free_and_total_bytes(tmp_path)[0] > 5
 
 

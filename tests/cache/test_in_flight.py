@@ -35,7 +35,7 @@ async def test_a_cancelled_reader_does_not_cancel_the_flight(tmp_path: Path) -> 
     ref = put(origin, "a", 5000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         with trio.move_on_after(0.02) as scope:
-            await cache.read(ref, 0, 0, 5000)
+            await cache.read_block(ref, 0, 0, 5000)
         assert scope.cancelled_caught
         assert cache.is_cached_or_inflight(key_of(ref))
         assert await read_whole(cache, ref) == origin.expected("a")
@@ -51,7 +51,7 @@ async def test_an_error_reaches_all_waiters_and_the_next_read_tries_again(tmp_pa
 
         async def reader() -> None:
             with pytest.raises(OriginUnavailableError, match="on fire") as caught:
-                await cache.read(ref, 0, 0, 5000)
+                await cache.read_block(ref, 0, 0, 5000)
             errors.append(caught.value)
 
         async with trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ async def test_error_class_is_kept(tmp_path: Path) -> None:
     put(origin, "a", 5000, seed=1)
     async with serving(origin, open_tier(tmp_path)) as cache:
         with pytest.raises(ObjectChangedError):
-            await cache.read(ref, 0, 0, 5000)
+            await cache.read_block(ref, 0, 0, 5000)
 
 
 @pytest.mark.expect_log("unexpected error while fetching")
@@ -79,7 +79,7 @@ async def test_a_bug_in_the_origin_fails_the_read_and_nothing_else(tmp_path: Pat
     origin.fail_next(1, ZeroDivisionError("oops"))
     async with serving(origin, open_tier(tmp_path)) as cache:
         with pytest.raises(OriginUnavailableError, match="oops"):
-            await cache.read(ref, 0, 0, 5000)
+            await cache.read_block(ref, 0, 0, 5000)
         assert await read_whole(cache, ref) == origin.expected("a")
 
 
@@ -96,7 +96,7 @@ async def test_wrong_length_is_bad_data_and_not_cached(
     monkeypatch.setattr(origin, "read", short)
     async with serving(origin, open_tier(tmp_path)) as cache:
         with pytest.raises(BadDataError):
-            await cache.read(ref, 0, 0, 5000)
+            await cache.read_block(ref, 0, 0, 5000)
         assert not cache.is_cached_or_inflight(key_of(ref))
 
 
@@ -117,7 +117,7 @@ async def test_a_window_leaves_out_what_is_here(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     ref = put(origin, "a", 5 * BLOCK_BYTES)
     async with serving(origin, open_tier(tmp_path)) as cache:
-        await cache.read(ref, 2, 5, 10)
+        await cache.read_block(ref, 2, 5, 10)
         cache.fetch(ref, 0, 5)
         assert await read_whole(cache, ref) == origin.expected("a")
         assert origin.counters.gets == 3
@@ -168,7 +168,7 @@ async def test_reads_fail_clearly_once_the_cache_is_closed(tmp_path: Path) -> No
 
         async def reader() -> None:
             with pytest.raises(OriginUnavailableError, match="shutting down"):
-                await cache.read(ref, 0, 0, 5000)
+                await cache.read_block(ref, 0, 0, 5000)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader)
@@ -224,7 +224,7 @@ async def test_with_a_cold_index_nothing_is_looked_up_before_it_was_brought(
             await bring(lambda get: brought.append(look_up(get)))
 
         monkeypatch.setattr(index._database.residency, "bring", noted)
-        assert cache.read_now(key_of(ref), 0, 5000) is None
+        assert cache.read_block_now(key_of(ref), 0, 5000) is None
         assert await read_whole(cache, ref) == origin.expected("a")
         assert len(brought) == 1
         assert brought[0] is not None

@@ -45,15 +45,15 @@ class CountingDisk(FaultyDisk):
         self.largest = max(self.largest, length)
         return super().read(fd, length, offset)
 
-    def read_now(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
+    def read_nowait(self, fd: int, buffers: tuple[memoryview], offset: int, flags: int) -> int:
         self.largest = max(self.largest, len(buffers[0]))
-        return super().read_now(fd, buffers, offset, flags)
+        return super().read_nowait(fd, buffers, offset, flags)
 
 
 async def read_part(cache: BlockCache, ref: ObjectRef, offset: int, length: int) -> bytes:
     """Of the first block, on the loop if it can be, else the slow way."""
-    now = cache.read_now(key_of(ref), offset, length)
-    return bytes(await cache.read(ref, 0, offset, length) if now is None else now)
+    now = cache.read_block_now(key_of(ref), offset, length)
+    return bytes(await cache.read_block(ref, 0, offset, length) if now is None else now)
 
 
 @pytest.mark.expect_log("a block is not what was stored")
@@ -83,11 +83,11 @@ async def test_full_verification_finds_it_at_the_next_read(tmp_path: Path) -> No
     async with serving(origin, open_tier(tmp_path), verify_full=True) as cache:
         await assert_right(cache, origin, refs)
         await cache.drain()
-        part = cache.read_now(key_of(refs[0]), 10, 100)
+        part = cache.read_block_now(key_of(refs[0]), 10, 100)
         assert part == origin.expected(refs[0].path)[10:110]
         for ref in refs[::5]:
             damage(cache, ref)
-        assert cache.read_now(key_of(refs[5]), 0, 10) is None
+        assert cache.read_block_now(key_of(refs[5]), 0, 10) is None
         gets = origin.counters.gets
         await assert_right(cache, origin, refs)
         assert origin.counters.gets == gets + 4
@@ -112,7 +112,7 @@ async def test_with_the_origin_down_it_is_an_error_and_no_bytes(
         damage(cache, ref)
         monkeypatch.setattr(origin, "read", down)
         with pytest.raises(OriginUnavailableError):
-            await cache.read(ref, 0, 0, 10)
+            await cache.read_block(ref, 0, 0, 10)
         monkeypatch.undo()
         await assert_right(cache, origin, [ref])
 
@@ -179,7 +179,7 @@ async def test_scrubbing_and_evicting_at_once(tmp_path: Path) -> None:
     refs = put_many(origin, 300, 100_000)
     async with serving(origin, open_tier(tmp_path, 8 << 20), scrub_interval_s=0.05) as cache:
         for ref in refs:
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await trio.lowlevel.checkpoint()
         await cache.drain()
         await assert_right(cache, origin, refs[::9])

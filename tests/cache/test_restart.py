@@ -32,12 +32,12 @@ async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     ref = put(origin, "a", 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
-        await cache.read(ref, 0, 0, 1)
+        await cache.read_block(ref, 0, 0, 1)
         await cache.drain()
         for into in (None, memoryview(bytearray(100_000))):
-            got = cache.read_now(key_of(ref), 10, 99_990, into)
+            got = cache.read_block_now(key_of(ref), 10, 99_990, into)
             assert got == origin.expected("a")[10:]
-        assert cache.read_now(key_of(ref, 1), 0, 1) is None
+        assert cache.read_block_now(key_of(ref, 1), 0, 1) is None
         assert cache.status()[0].counters.hits == 2
         recount(cache)
     assert origin.counters.gets == 1
@@ -47,12 +47,12 @@ async def test_blocks_being_stored_are_served(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     ref = put(origin, "a", 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
-        await cache.read(ref, 0, 0, 1)
+        await cache.read_block(ref, 0, 0, 1)
         assert key_of(ref) in cache._admitting
         into = memoryview(bytearray(100_000))
-        assert cache.read_now(key_of(ref), 5, 7) == origin.expected("a")[5:12]
-        assert cache.read_now(key_of(ref), 5, 7, into) == origin.expected("a")[5:12]
-        assert await cache.read(ref, 0, 5, 7) == origin.expected("a")[5:12]
+        assert cache.read_block_now(key_of(ref), 5, 7) == origin.expected("a")[5:12]
+        assert cache.read_block_now(key_of(ref), 5, 7, into) == origin.expected("a")[5:12]
+        assert await cache.read_block(ref, 0, 5, 7) == origin.expected("a")[5:12]
 
 
 async def test_clean_restart_serves_everything_and_opens_no_slab_at_start(
@@ -71,10 +71,12 @@ async def test_clean_restart_serves_everything_and_opens_no_slab_at_start(
     async with serving(origin, open_tier(tmp_path)) as cache:
         assert cache.status()[0].cached_blocks == 54
         assert cache.status()[0].cached_bytes == 50 * 30_000 + 3 * MIB + 5
-        assert cache.read_now(key_of(refs[0]), 0, 30_000) is None  # not verified since the start
+        assert (
+            cache.read_block_now(key_of(refs[0]), 0, 30_000) is None
+        )  # not verified since the start
         assert opened == []
         await assert_right(cache, origin, refs)
-        assert cache.read_now(key_of(refs[0]), 0, 30_000) == origin.expected(refs[0].path)
+        assert cache.read_block_now(key_of(refs[0]), 0, 30_000) == origin.expected(refs[0].path)
         assert cache.status()[0].counters.verified == 54
         assert cache.status()[0].counters.adopted == 0
         recount(cache)

@@ -53,7 +53,7 @@ async def test_blocks_go_down_before_they_are_dropped(tmp_path: Path) -> None:
     hdd = open_tier(tmp_path / "h", 64 * MIB, medium=Medium.HDD)
     async with serving(origin, hdd, mem, ssd) as cache:
         for number, ref in enumerate(refs):
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             if number % 20 == 0:
                 await calm(cache)
         await calm(cache)
@@ -87,13 +87,13 @@ async def test_what_is_read_often_comes_up(tmp_path: Path) -> None:
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     async with serving(origin, mem, open_tier(tmp_path / "s", 64 * MIB)) as cache:
         for ref in refs:
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await calm(cache)
         below = stores(cache)[1]
         hot = next(ref for ref in refs if below.index.find(key_of(ref)) is not None)
         await until(lambda: cache._tiers[0].evictor.oldest_age > 20)
         for _ in range(3):
-            await cache.read(hot, 0, 0, 1)
+            await cache.read_block(hot, 0, 0, 1)
         await until(lambda: tier_of(cache, Medium.MEM).counters.promoted >= 1)
         assert stores(cache)[0].index.find(key_of(hot)) is not None
         assert below.index.find(key_of(hot)) is None
@@ -144,7 +144,7 @@ async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path) -> None:
     async with serving(origin, mem, open_tier(tmp_path / "s", 64 * MIB)) as cache:
         with trio.fail_after(PATIENCE_S):
             for ref in refs:
-                await cache.read(ref, 0, 0, 1)
+                await cache.read_block(ref, 0, 0, 1)
             await cache.drain()
         admitted = sum(status.counters.admitted for status in cache.status())
         moved = sum(status.counters.demoted for status in cache.status())
@@ -198,13 +198,13 @@ async def test_recency_outlives_a_restart(tmp_path: Path) -> None:
     hot = refs[::2]
     async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
         for ref in [*refs, *hot, *hot]:
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await cache.drain()
     gets = origin.counters.gets
     new = put_many(origin, 35, 100_000, "new")
     async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
         for ref in new:
-            await cache.read(ref, 0, 0, 1)
+            await cache.read_block(ref, 0, 0, 1)
             await calm(cache)
         kept = sum(cache.is_cached_or_inflight(key_of(ref)) for ref in hot)
         lost = sum(not cache.is_cached_or_inflight(key_of(ref)) for ref in refs[1::2])

@@ -70,7 +70,7 @@ async def _prove(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef])
             path = path_of[key.object_id]
             start = key.block_index * BLOCK_BYTES
             expected = origin.expected(path, start)[:BLOCK_BYTES]
-            data = await store.read(key, 0, location.length)
+            data = await store.read_slot(key, 0, location.length)
             assert data is None or bytes(data) == expected, (store.tier.paths.root, path, key)
 
 

@@ -41,7 +41,7 @@ class Desk:
         for path in paths:
             ref = namespace.object_ref(await self.reading.tree.find(path))
             for index in range(ref.block_count):
-                await cache.read(ref, index, 0, ref.block_length(index))
+                await cache.read_block(ref, index, 0, ref.block_length(index))
         await cache.drain()
 
 

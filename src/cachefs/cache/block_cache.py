@@ -1,9 +1,9 @@
 """Serves blocks to readers: from memory, from a tier, or from the origin, fetched once.
 
-A read first calls `read_now` (on the loop, without waiting). If that returns None, it calls `read`,
-which uses a worker thread or an in-flight fetch. A block passes through `_in_flight` ->
-`_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step is
-atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
+A read first calls `read_block_now` (on the loop, without waiting). If that returns None, it calls
+`read_block`, which uses a worker thread or an in-flight fetch. A block passes through `_in_flight`
+-> `_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step
+is atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
 
 `fetch/fetches.py` fetches blocks from the origin.
 """
@@ -88,14 +88,14 @@ class BlockCache:
 
     # -- readers -------------------------------------------------------------------------------
 
-    def read_now(
+    def read_block_now(
         self, key: BlockKey, offset: int, length: int, into: memoryview | None = None
     ) -> memoryview | None:
         """Return `length` >= 1 bytes at `offset` of a block, if that needs no waiting.
 
-        None only means that the caller must use `read`. Without `into` the next call may overwrite
-        the result: use it before the next await. With `into` (at least `length` long) the result
-        is the filled part of `into`. The range must lie inside the block.
+        None only means that the caller must use `read_block`. Without `into` the next call may
+        overwrite the result: use it before the next await. With `into` (at least `length` long) the
+        result is the filled part of `into`. The range must lie inside the block.
         """
         fetched = self._admitting.get(key)
         if fetched is not None:
@@ -107,9 +107,9 @@ class BlockCache:
             buffer = (self._scratch if into is None else into)[:length]
             store = self._tiers.only_store
             if store is not None:
-                found = store.read_now(key, offset, length, buffer)
+                found = store.read_slot_now(key, offset, length, buffer)
             else:
-                found = self._tiers.read_now(key, offset, length, buffer)
+                found = self._tiers.read_slot_now(key, offset, length, buffer)
             if found is None:
                 return None
         counters = self.counters
@@ -117,7 +117,9 @@ class BlockCache:
         counters.hit_bytes += length
         return found
 
-    async def read(self, ref: ObjectRef, block_index: int, offset: int, length: int) -> Buffer:
+    async def read_block(
+        self, ref: ObjectRef, block_index: int, offset: int, length: int
+    ) -> Buffer:
         """Return `length` >= 1 bytes at `offset` of a block, from a tier or the origin.
 
         The range must lie inside the block. The bytes stay valid and unchanged. Raises
@@ -134,7 +136,7 @@ class BlockCache:
             asked: list[ActiveTier] = []
             while (active := self._tiers.holder(key, asked)) is not None:
                 asked.append(active)
-                data = await active.store.read(key, offset, length)
+                data = await active.store.read_slot(key, offset, length)
                 if data is not None:
                     self._count_hit(length)
                     return data
@@ -150,7 +152,7 @@ class BlockCache:
         A tier that could not read the block is not tried again, even if its index still has it.
         """
         fetched = self._admitting.get(key)
-        if fetched is not None:  # it came while `read` tried the tiers
+        if fetched is not None:  # it came while `read_block` tried the tiers
             self._count_hit(len(fetched))
             return fetched
         fetch = self._in_flight.get(key) or self._fetches.failed_lately(key)

@@ -82,7 +82,7 @@ class FileReader:
         start = offset & _BLOCK_MASK
         if start + size > BLOCK_BYTES:
             return None
-        return self._cache.read_now(BlockKey(self.ref.object_id, block), start, size)
+        return self._cache.read_block_now(BlockKey(self.ref.object_id, block), start, size)
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Return `size` bytes from `offset`, fewer only at the end of the file. Call this only
@@ -93,16 +93,16 @@ class FileReader:
         end = min(offset + size, self.ref.meta.size_bytes)
         block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
         if start + end - offset <= BLOCK_BYTES:
-            return await self._cache.read(self.ref, block, start, end - offset)
+            return await self._cache.read_block(self.ref, block, start, end - offset)
         pieces: list[Buffer] = []
         while offset < end:
             block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
             length = min(end - offset, BLOCK_BYTES - start)
-            cached = self._cache.read_now(BlockKey(self.ref.object_id, block), start, length)
+            cached = self._cache.read_block_now(BlockKey(self.ref.object_id, block), start, length)
             if cached is not None:
                 pieces.append(bytes(cached))  # copied: the next call reuses the buffer
             else:
-                pieces.append(await self._cache.read(self.ref, block, start, length))
+                pieces.append(await self._cache.read_block(self.ref, block, start, length))
             offset += length
         return b"".join(pieces)
 

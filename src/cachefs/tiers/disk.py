@@ -1,7 +1,7 @@
 """Every system call on slab files. One object per cache directory.
 
 Tests replace it by a disk that fails, hangs or loses data that was not synced. Nothing here
-retries or decides. All methods except `read_now` may block: worker threads call them.
+retries or decides. All methods except `read_nowait` may block: worker threads call them.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 class Disk:
     """The real disk. All methods raise `OSError`."""
 
-    read_now = staticmethod(os.preadv)
+    read_nowait = staticmethod(os.preadv)
     """`(fd, buffers, offset, flags) -> length`, called on the event loop: `flags` (see `probe.py`)
     must make the read non-blocking."""
 

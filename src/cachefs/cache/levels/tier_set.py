@@ -107,12 +107,13 @@ class TierSet:
                 return active.store, location
         return None
 
-    def read_now(
+    def read_slot_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview
     ) -> memoryview | None:
-        """Return the result of the first tier whose `TierStore.read_now` succeeds, else None."""
+        """Return the result of the first tier whose `TierStore.read_slot_now` succeeds, else
+        None."""
         for number in self._placement.order(key):
-            found = self._tiers[number].store.read_now(key, offset, length, buffer)
+            found = self._tiers[number].store.read_slot_now(key, offset, length, buffer)
             if found is not None:
                 return found
         return None

@@ -2,7 +2,7 @@
 
 A read with RWF_NOWAIT that finds a page missing makes the kernel begin to read it, and returns
 EAGAIN (`filemap_get_pages` in mm/filemap.c calls `page_cache_sync_ra`; Linux 5.9 and later). So the
-failed `read_now` has already started the disk, and a second attempt a moment later finds the
+failed `read_nowait` has already started the disk, and a second attempt a moment later finds the
 bytes. A thread would instead cost two wake-ups and contention for the interpreter lock. With 100 KB
 files on a virtual disk and a dropped page cache, polling served 1.3 to 1.6 times as many files per
 second with 1, 4 and 16 readers (alternating runs without and with it; "dropped" in bench/ measures
@@ -32,10 +32,10 @@ _TRY_AGAIN_AFTER = 64
 
 
 class Arrivals:
-    """The polling reads of one tier. `read_now` is `Disk.read_now`."""
+    """The polling reads of one tier. `read_nowait` is `Disk.read_nowait`."""
 
-    def __init__(self, read_now: Callable[[int, tuple[memoryview], int, int], int]) -> None:
-        self._read_now = read_now
+    def __init__(self, read_nowait: Callable[[int, tuple[memoryview], int, int], int]) -> None:
+        self._read_nowait = read_nowait
         self._credit = _CREDIT
         self._unwatched = 0
         self._watchers = 0
@@ -69,7 +69,7 @@ class Arrivals:
         while True:
             await trio.lowlevel.checkpoint()
             try:
-                if self._read_now(fd, buffers, offset, flags) == length:
+                if self._read_nowait(fd, buffers, offset, flags) == length:
                     return data
             except BlockingIOError:
                 pass

@@ -7,8 +7,8 @@ row, slot and table entry consistent when it stores or drops a block:
 - the table entry of a used slot names the one block whose index row points back to the slot;
 - `used_bytes` is the sum of the lengths of those blocks.
 Other index rows may point to the slot too. The cache serves no read from such a row and moves no
-block because of it (`TierStore.read`, `Mover`): a slot is freed only for its own block, with the
-length of that block.
+block because of it (`TierStore.read_slot`, `Mover`): a slot is freed only for its own block, with
+the length of that block.
 """
 
 import contextlib

@@ -104,8 +104,8 @@ class TierStore:
         self._verify_full = verify_full
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
-        self._read_now = tier.disk.read_now
-        self._arrivals = Arrivals(tier.disk.read_now)
+        self._read_nowait = tier.disk.read_nowait
+        self._arrivals = Arrivals(tier.disk.read_nowait)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(
@@ -135,13 +135,13 @@ class TierStore:
 
     # -- reading ---------------------------------------------------------------------------
 
-    def read_now(
+    def read_slot_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview
     ) -> memoryview | None:
         """Read `length` bytes at `offset` of the block into `buffer` (exactly `length` long) and
         return `buffer`, if that needs no waiting.
 
-        None does not mean that the block is absent, only that the caller must call `read`.
+        None does not mean that the block is absent, only that the caller must call `read_slot`.
         """
         if self.index.is_cold:
             return None
@@ -154,23 +154,23 @@ class TierStore:
         if slab is None or slab.fd < 0 or offset + length > stored_length:
             return None
         if self._verify_full:
-            return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
+            return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
         try:
             if slab.proof[slot] != checksum or not checksum:  # a proof of 0 means "not verified"
                 if stored_length > _PROVE_NOW_BYTES:
                     return None
-                return self._read_now_verified(key, slab, BlockLocation(*found), offset, buffer)
+                return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
             if self.is_on_disk:
-                return self._read_now_compared(key, slab, BlockLocation(*found), offset, buffer)
+                return self._read_compared_now(key, slab, BlockLocation(*found), offset, buffer)
             position = slab.data_offset + slot * slab.slot_bytes + offset
-            if self._read_now(slab.fd, (buffer,), position, flags) != length:
+            if self._read_nowait(slab.fd, (buffer,), position, flags) != length:
                 return None
         except (OSError, IndexError):  # the page is not in memory, or index and slab disagree
             return None
         self._hit(key, slab, slot, length)
         return buffer
 
-    def _read_now_verified(
+    def _read_verified_now(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
         """Verify the whole block and return the requested part; None if that fails. The block must
@@ -183,12 +183,12 @@ class TierStore:
         block = self._whole_block[: location.length]
         position, flags = slab.layout.slot_offset(location.slot), self.tier.read_flags or 0
         try:
-            read = self._read_now(slab.fd, (block,), position, flags)
-            self._read_now(slab.fd, (self._entry,), table_offset(location.slot), flags)
+            read = self._read_nowait(slab.fd, (block,), position, flags)
+            self._read_nowait(slab.fd, (self._entry,), table_offset(location.slot), flags)
         except OSError:
             return None
         if read != location.length or checksum_of(block) != location.checksum:
-            return None  # `read` finds the reason
+            return None  # `read_slot` finds the reason
         owner = entry_at(self._entry, 0)
         if owner is None or owner.key != key:
             return None
@@ -198,7 +198,7 @@ class TierStore:
         buffer[:] = block[offset : offset + length]
         return buffer
 
-    def _read_now_compared(
+    def _read_compared_now(
         self, key: BlockKey, slab: Slab, location: BlockLocation, offset: int, buffer: memoryview
     ) -> memoryview | None:
         """Return the part of a verified block, or None. All bytes that its checksum covers must be
@@ -208,10 +208,10 @@ class TierStore:
         data = buffer if end - first == length else self._whole_block[: end - first]
         position = slab.layout.slot_offset(location.slot) + first
         flags = self.tier.read_flags or 0
-        if self._read_now(slab.fd, (data,), position, flags) != end - first:
+        if self._read_nowait(slab.fd, (data,), position, flags) != end - first:
             return None
         if not self.sums.agree(location, first, data):
-            return None  # `read` finds the reason
+            return None  # `read_slot` finds the reason
         if data is not buffer:
             buffer[:] = data[offset - first : offset - first + length]
             self._note_sums(location, data)
@@ -250,7 +250,7 @@ class TierStore:
             self.on_lower_hit(key, self.policy.age(slab, slot))
         self.policy.on_hit(slab, slot)
 
-    async def read(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
+    async def read_slot(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
         """Return `length` verified bytes at `offset` of the block. This waits for the disk.
 
         Return None if the block is absent, if the disk fails or takes too long, or if the block is
@@ -321,7 +321,7 @@ class TierStore:
                 if not right:  # verify the whole block
                     if self.index.locate(key) == location and slab.holds(slot):
                         slab.proof[slot] = 0
-                    return await self.read(key, offset, length)
+                    return await self.read_slot(key, offset, length)
                 checked = Checked(data, None)
             else:
                 checked = await self.io.read_patiently(
