@@ -149,12 +149,12 @@ class Model:
             self._ttls,
             self.clock,
             self._on_unbound,
-            self.kernel.forget_attributes,
+            self.kernel.invalidate_attributes,
         )
         self.kernel.namespace = self.namespace
         if not self._is_outlived:
-            self.namespace.table.purge_orphans()
-            self.namespace.stamps.are_shown = True
+            self.namespace.table.purge_unnamed()
+            self.namespace.validators.are_shown = True
             self.handles = []
         await self.db.commit()
         if self._is_outlived:

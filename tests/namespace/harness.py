@@ -119,7 +119,7 @@ class Kernel:
         """Mtime, and until when it is believed."""
         self._kept: dict[int, Kept] = {}
 
-    def forget_attributes(self, ino: int) -> None:
+    def invalidate_attributes(self, ino: int) -> None:
         self._attributes.pop(ino, None)
 
     def take_messages(self) -> list[str]:
@@ -199,14 +199,14 @@ class Tree:
             self._on_changed,
         )
         self.kernel.namespace = self.namespace
-        self.purged = self.namespace.table.purge_orphans()
+        self.purged = self.namespace.table.purge_unnamed()
         await self.db.commit()
         if self.no_open:
             self.namespace.outlive()
 
     def _on_changed(self, ino: int) -> None:
         self.changed.append(ino)
-        self.kernel.forget_attributes(ino)
+        self.kernel.invalidate_attributes(ino)
 
     async def restart(self, ttls: Ttls = TTLS, crash: bool = False) -> None:
         if crash:

@@ -246,4 +246,4 @@ async def test_a_refresh_that_is_broken_off_leaves_nothing_behind(
     with trio.move_on_after(0.1):
         await desk.ask(desk.routes.refresh, "a")
     origin.before_page = None
-    assert desk.reading.tree.namespace.table.on_orphaned == []
+    assert desk.reading.tree.namespace.table.on_unnamed == []

@@ -11,7 +11,7 @@ import trio.testing
 from cachefs.db import ChangedRows, database
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.namespace.namespace import ROOT_INO, Ttls
-from cachefs.namespace.snapshot import Snapshot
+from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.names import Pages
 from cachefs.types import Entry, ObjectMeta
 from tests.namespace.harness import ScriptedOrigin, Tree, WallClock
@@ -29,7 +29,7 @@ def fill(origin: ScriptedOrigin, count: int, directory: str = "") -> list[str]:
     return names
 
 
-async def read_to_end(snapshot: Snapshot) -> list[str]:
+async def read_to_end(snapshot: DirectorySnapshot) -> list[str]:
     names = []
     while await snapshot.has(len(names)):
         names.append(snapshot.entry(len(names))[0].decode())

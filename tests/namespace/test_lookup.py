@@ -356,7 +356,7 @@ async def test_a_large_purge_is_spread_over_several_starts(
     origin.put("other", b"x")
     clock.advance(101)
     assert await tree.names() == ["other"]
-    monkeypatch.setattr("cachefs.namespace.inodes._ORPHANS_PER_START", 8)
+    monkeypatch.setattr("cachefs.namespace.inodes._PURGED_PER_START", 8)
     purged = []
     for _ in range(4):
         await tree.restart()

@@ -37,7 +37,7 @@ def origin() -> Bringing:
 def reading(reading: Reading) -> Reading:
     """Readers of a tree whose look-ups may bring files."""
     reads = LookUpReads(reading.cache)
-    reading.tree.namespace._reads = reads
+    reading.tree.namespace._look_up_policy = reads
     reading.readers = Readers(reading.tree.namespace, reading.cache, 0, reads.note_first_read)
     return reading
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from cachefs.control.profile import Heat, HotKeys, Profile
-from cachefs.fuse.watchers import Answered
+from cachefs.fuse.observers import Answered
 
 
 def path_of(ino: int) -> str:
@@ -58,9 +58,9 @@ def test_a_key_that_is_hot_in_one_thing_stays() -> None:
 def test_operations_and_the_slowest() -> None:
     profile = Profile(top=3)
     for number in range(1, 101):
-        profile.watch(read(2, lasted_ns=number * 1_000_000), path_of)
-    profile.watch(Answered("lookup", "absent", 500_000_000, 1, b"odd\xff", 7, 8), path_of)
-    profile.watch(Answered("open", "ok", 0, 2, None, 7, 8), path_of)
+        profile.observe(read(2, lasted_ns=number * 1_000_000), path_of)
+    profile.observe(Answered("lookup", "absent", 500_000_000, 1, b"odd\xff", 7, 8), path_of)
+    profile.observe(Answered("open", "ok", 0, 2, None, 7, 8), path_of)
     report = profile.report(path_of)
     assert report["requests"] == 102
     reads, lookup, opened = report["operations"]  # type: ignore[misc]
@@ -82,10 +82,10 @@ def test_operations_and_the_slowest() -> None:
 def test_the_hottest_by_what_they_cost() -> None:
     profile = Profile(top=2)
     for _ in range(10):
-        profile.watch(read(2, given_bytes=1), path_of)
-    profile.watch(read(3, given_bytes=5000), path_of)
-    profile.watch(read(4, lasted_ns=10**9), path_of)
-    profile.watch(Answered("lookup", "ok", 50, 1, b"dir2"), path_of)  # the same path
+        profile.observe(read(2, given_bytes=1), path_of)
+    profile.observe(read(3, given_bytes=5000), path_of)
+    profile.observe(read(4, lasted_ns=10**9), path_of)
+    profile.observe(Answered("lookup", "ok", 50, 1, b"dir2"), path_of)  # the same path
     hottest = profile.report(path_of)["hottest"]
     first = {rank: rows[0] for rank, rows in hottest.items()}  # type: ignore[attr-defined]
     assert first["requests"] == {"path": "/dir2", "requests": 11, "bytes": 10, "seconds": 1.005e-5}

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from cachefs.fuse.watchers import Answered, PathOf
+from cachefs.fuse.observers import Answered, PathOf
 from cachefs.metrics import BOUNDS_S, Histogram
 
 Key = int | tuple[int, bytes]
@@ -83,7 +83,7 @@ class HotKeys:
 
 
 class Profile:
-    """The profile of the requests that are answered while `watch` is called for them. It runs on
+    """The profile of the requests that are answered while `observe` is called for them. It runs on
     the loop thread."""
 
     def __init__(self, top: int) -> None:
@@ -94,8 +94,8 @@ class Profile:
         self._count = 0
         self._hot = HotKeys()
 
-    def watch(self, answered: Answered, path_of: PathOf) -> None:
-        """Note one request. This method is a `Watcher`."""
+    def observe(self, answered: Answered, path_of: PathOf) -> None:
+        """Note one request. This method is a `RequestObserver`."""
         self._count += 1
         lasted_ns = answered.lasted_ns
         key = answered.operation, answered.outcome

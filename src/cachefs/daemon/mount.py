@@ -31,9 +31,9 @@ from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.hint_requests import HintRequests
+from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.uid_limits import UidLimits
-from cachefs.fuse.watchers import Watchers
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
@@ -115,8 +115,8 @@ class Mount:
         self._look_up_reads = LookUpReads(self._cache)
         users = None if self._relayed is None else self._relayed.table
         self._limits = UidLimits(config.limit_uid, users, session.bound_reads)
-        self._watchers = Watchers()
-        self._access_log = AccessLog(self._watchers)
+        self._observers = RequestObservers()
+        self._access_log = AccessLog(self._observers)
         self._set_verb = SetVerb(origin, self._limits, self._access_log, config.mountpoint)
         self._state = MountState(
             config, origin, self._cache, self._limits, self._set_verb, data_path
@@ -158,12 +158,12 @@ class Mount:
         jobs = self._state.jobs = self._jobs(namespace)
         handlers |= LoadRoutes(jobs).handlers()
         routes = CacheRoutes(
-            namespace, self._cache, session.forget_entry, session.forget_attributes
+            namespace, self._cache, session.invalidate_entry, session.invalidate_attributes
         )
         handlers |= routes.handlers()
         metadata = MetadataRoutes(namespace, self._db, self._origin, self._config.manifest)
         handlers |= metadata.handlers()
-        handlers |= ProfileRoutes(namespace, self._origin, self._watchers).handlers()
+        handlers |= ProfileRoutes(namespace, self._origin, self._observers).handlers()
         # A separate nursery, cancelled first: no tier is added or removed while the cache closes.
         async with trio.open_nursery() as control:
             prefetch = self._prefetch(namespace, control)
@@ -253,7 +253,7 @@ class Mount:
         readers = prefetch.readers
         publisher = None if self._relayed is None else self._relayed.publisher(self._cache, readers)
         if self._relayed is not None and publisher is not None:
-            self._relayed.yield_to(self._watchers)
+            self._relayed.yield_to(self._observers)
             self._state.relay = self._relayed.stats(publisher, self._state.requests)
         hints = HintRequests(prefetch.hints)
         operations = self._operations(namespace, readers, publisher, hints)
@@ -294,13 +294,13 @@ class Mount:
             self._view.origin(self._origin) if self._view else self._origin,
             nursery,
             ttls,
-            on_unbound=session.forget_entry,
-            on_changed=session.forget_attributes,
+            on_unbound=session.invalidate_entry,
+            on_changed=session.invalidate_attributes,
             give_way=self._cache.give_way,
             # /run is usually in memory, so the disk can't delay the loop here.
             wal_stem=socket_path(config.mountpoint).with_suffix(".journal"),
             is_successor=bool(self._state.data_path.restarts),
-            reads=None if config.prefetch == "off" else self._look_up_reads,
+            look_up_policy=None if config.prefetch == "off" else self._look_up_reads,
         )
         if self._failure is not None:
             namespace.begin_outage(self._failure)
@@ -311,7 +311,7 @@ class Mount:
         self._state.namespace = namespace
         if not self._state.data_path.restarts:
             # After a restart the kernel may still have files open whose names are gone.
-            namespace.table.purge_orphans()
+            namespace.table.purge_unnamed()
         # The reservation of inode numbers must be on disk before any of them is used.
         await self._db.commit()
         return namespace
@@ -333,7 +333,7 @@ class Mount:
             self._initialised.set,
             self._limits,
             self._state.requests,
-            self._watchers,
+            self._observers,
             publisher,
             hints,
         )

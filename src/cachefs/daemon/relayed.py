@@ -3,8 +3,8 @@
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError
+from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.relay.stats import RelayStats
-from cachefs.fuse.watchers import Watchers
 from cachefs.metrics import Requests
 from cachefs.namespace.reader import Readers
 from cachefs.supervisor.link import Link
@@ -39,6 +39,6 @@ class Relayed:
         """Return the relay's statistics for status and metrics."""
         return RelayStats(self.table, publisher, requests)
 
-    def yield_to(self, watchers: Watchers) -> None:
-        """While there are watchers of requests, make the relay send all requests to the daemon."""
-        watchers.on_change = self.table.pause
+    def yield_to(self, observers: RequestObservers) -> None:
+        """While there are observers of requests, make the relay send all requests to the daemon."""
+        observers.on_change = self.table.pause

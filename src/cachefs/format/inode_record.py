@@ -43,10 +43,10 @@ assert (_INODE.size, _DIRENT.size, _LISTING.size) == (36, 16, 16)
 class Inode:
     """One directory, or one version of one object.
 
-    Only `posix` of a file inode ever changes; another version of the object has another inode.
-    For a directory, `mtime_ns` is when its listing last changed (see `namespace/stamps.py`),
-    `size_bytes` is 0 and `version` is "". The root is its own `parent`.
-    """
+    Only `posix` of a file inode ever changes; another version of the object has another inode. For
+    a directory, `mtime_ns` is when its listing last changed (see
+    `namespace/directory_validators.py`), `size_bytes` is 0 and `version` is "". The root is its own
+    `parent`."""
 
     ino: int
     kind: int

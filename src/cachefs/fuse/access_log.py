@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.fuse.watchers import Answered, PathOf, Watchers
+from cachefs.fuse.observers import Answered, PathOf, RequestObservers
 
 _FLUSH_S = 0.25
 _MOST_LINES = 100_000
@@ -33,9 +33,9 @@ class AccessLog:
     All methods run on the loop and only collect lines. A worker thread writes them.
     """
 
-    def __init__(self, watchers: Watchers | None = None) -> None:
-        """While the log is on, `watch` is one of the `watchers`."""
-        self._watchers = Watchers() if watchers is None else watchers
+    def __init__(self, observers: RequestObservers | None = None) -> None:
+        """While the log is on, `observe` is one of the `observers`."""
+        self._observers = RequestObservers() if observers is None else observers
         self._is_on = False
         self._file: Path | None = None
         self._lines: list[str] = []
@@ -68,9 +68,9 @@ class AccessLog:
 
     def _turn(self, is_on: bool) -> None:
         if is_on and not self._is_on:
-            self._watchers.append(self.watch)
+            self._observers.append(self.observe)
         elif self._is_on and not is_on:
-            self._watchers.remove(self.watch)
+            self._observers.remove(self.observe)
         self._is_on = is_on
 
     async def run(self) -> None:
@@ -86,8 +86,8 @@ class AccessLog:
             with trio.CancelScope(shield=True):
                 await self._flush()
 
-    def watch(self, answered: Answered, path_of: PathOf) -> None:
-        """Log one request. This method is a `Watcher`."""
+    def observe(self, answered: Answered, path_of: PathOf) -> None:
+        """Log one request. This method is a `RequestObserver`."""
         shown = path_of(answered.ino)
         if answered.offset is not None:
             shown += f",{answered.offset},{answered.wanted_bytes}"

@@ -26,13 +26,13 @@ from cachefs.format.inode_record import KIND_DIR, Inode
 from cachefs.fuse.attrs import AttrBuilder, kernel_timeout_s
 from cachefs.fuse.errno_map import errno_of
 from cachefs.fuse.hint_requests import HintRequests
+from cachefs.fuse.observers import Answered, RequestObservers, path_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
-from cachefs.fuse.watchers import Answered, Watchers, path_of
 from cachefs.fuse.xattrs import HINT, PREFIX, USER_PREFIX, Xattrs
 from cachefs.metrics import Requests
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
-from cachefs.namespace.snapshot import Snapshot
+from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.types import Buffer
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def translated(
             requests.waiting -= 1
             lasted_ns = perf_counter_ns() - began_ns
             requests.histogram(operation, outcome).note(lasted_ns)
-            if self.watchers:
+            if self.observers:
                 self.tell(operation, args, outcome, lasted_ns)
 
     return answer
@@ -121,7 +121,7 @@ class Operations(pyfuse3.Operations):
         on_init: Callable[[], None],
         limits: UidLimits,
         requests: Requests,
-        watchers: Watchers,
+        observers: RequestObservers,
         publisher: Publisher | None = None,
         hints: HintRequests | None = None,
     ) -> None:
@@ -136,7 +136,7 @@ class Operations(pyfuse3.Operations):
         if publisher is not None:
             namespace.outlive()
         self.requests = requests
-        self.watchers = watchers
+        self.observers = observers
         self._path_of = partial(path_of, namespace)
         self._hits = requests.histogram("read", "hit")
         self._waits = requests.histogram("read", "wait")
@@ -196,7 +196,7 @@ class Operations(pyfuse3.Operations):
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         """Return a handle that holds the inode number and the user number of `ctx.uid`."""
-        if self.watchers:
+        if self.observers:
             self.tell("open", (inode, ctx), "ok", 0)
         # The content of a file inode never changes, so the kernel may always keep its pages.
         return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
@@ -223,13 +223,13 @@ class Operations(pyfuse3.Operations):
                     limits.read_bytes[user] += len(data)  # type: ignore[arg-type] # of bytes
                     lasted_ns = perf_counter_ns() - began_ns
                     self._hits.note(lasted_ns)
-                    if self.watchers:
+                    if self.observers:
                         self._tell_read(fh, off, size, "hit", lasted_ns, data)
                     return data
         except Exception as error:
             lasted_ns = perf_counter_ns() - began_ns
             self._errors.note(lasted_ns)
-            if self.watchers:
+            if self.observers:
                 self._tell_read(fh, off, size, "error", lasted_ns)
             raise _read_failure(error) from None
         return await self._read_slowly(fh, off, size, began_ns)
@@ -253,7 +253,7 @@ class Operations(pyfuse3.Operations):
             lasted_ns = perf_counter_ns() - began_ns
             outcome.note(lasted_ns)
             limits.stalled_ns[user] += lasted_ns
-            if self.watchers:
+            if self.observers:
                 word = "wait" if outcome is self._waits else "error"
                 self._tell_read(fh, off, size, word, lasted_ns, data)
 
@@ -309,12 +309,12 @@ class Operations(pyfuse3.Operations):
                 return
             next_position = self._reply_entries(fh, snapshot, next_position, token)
 
-    async def _wait_for_entry(self, snapshot: Snapshot, position: int) -> bool:
+    async def _wait_for_entry(self, snapshot: DirectorySnapshot, position: int) -> bool:
         """Wait until the entry at `position` is listed (True) or the directory ends (False)."""
         return position < _DOTS or await snapshot.has(position - _DOTS)
 
     def _reply_entries(
-        self, ino: int, snapshot: Snapshot, position: int, token: pyfuse3.ReaddirToken
+        self, ino: int, snapshot: DirectorySnapshot, position: int, token: pyfuse3.ReaddirToken
     ) -> int | None:
         """Send the listed entries from `position` on.
 
@@ -345,7 +345,9 @@ class Operations(pyfuse3.Operations):
             sent = True
         return None if sent else position
 
-    def _entry(self, ino: int, snapshot: Snapshot, position: int) -> tuple[bytes, int | None]:
+    def _entry(
+        self, ino: int, snapshot: DirectorySnapshot, position: int
+    ) -> tuple[bytes, int | None]:
         """Return name and inode number at a position; no number if the name has vanished."""
         if position >= _DOTS:
             name, child = snapshot.entry(position - _DOTS)
@@ -395,10 +397,10 @@ class Operations(pyfuse3.Operations):
         stats.f_namemax = 255
         return stats
 
-    # -- watchers ------------------------------------------------------------------------------
+    # -- observers ------------------------------------------------------------------------------
 
     def tell(self, operation: str, args: tuple[Any, ...], outcome: str, lasted_ns: int) -> None:
-        """Report an answered request to all watchers.
+        """Report an answered request to all observers.
 
         `args` are the handler's: first an inode number, then optionally a name, and last optionally
         a `RequestContext` with uid and pid.
@@ -419,8 +421,8 @@ class Operations(pyfuse3.Operations):
         )
 
     def _tell(self, answered: Answered) -> None:
-        for watcher in self.watchers:
-            watcher(answered, self._path_of)
+        for observer in self.observers:
+            observer(answered, self._path_of)
 
 
 def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:

@@ -135,12 +135,12 @@ def unmount() -> None:
         _device_fd = None
 
 
-def forget_entry(parent: int, name: bytes) -> None:
+def invalidate_entry(parent: int, name: bytes) -> None:
     """Make the kernel drop a cached name. Returns at once. Unknown names are no error."""
     pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
 
-def forget_attributes(ino: int) -> None:
+def invalidate_attributes(ino: int) -> None:
     """Make the kernel drop an inode's cached attributes. Unknown inodes are no error."""
     with suppress(OSError):
         pyfuse3.invalidate_inode(ino, attr_only=True)

@@ -20,7 +20,7 @@ _USERS = 1 << 15
 handles are signed in some places."""
 
 
-class Usage(NamedTuple):
+class UserUsage(NamedTuple):
     """The bytes that one user has read so far, and the time that its READs have waited.
 
     `uid` None stands for all users without a number.
@@ -109,7 +109,7 @@ class UidLimits:
         found = {uid: self.buckets[number] for uid, number in self._numbers.items()}
         return {uid: int(b.bytes_per_s) for uid, b in found.items() if b and b.bytes_per_s}
 
-    def usage(self) -> Iterator[Usage]:
+    def usage(self) -> Iterator[UserUsage]:
         """Yield the usage of the users without a number first, then of each user with a number."""
         if self._users is not None:
             for number, uid, sent_bytes in self._users.users():
@@ -118,11 +118,11 @@ class UidLimits:
                     self.read_bytes[0] += self.read_bytes[number]
                     self.read_bytes[number] = self.stalled_ns[number] = 0
                 given_bytes = self.read_bytes[number] + sent_bytes
-                yield Usage(uid if number else None, given_bytes, self.stalled_ns[number])
+                yield UserUsage(uid if number else None, given_bytes, self.stalled_ns[number])
             return
-        yield Usage(None, self.read_bytes[0], self.stalled_ns[0])
+        yield UserUsage(None, self.read_bytes[0], self.stalled_ns[0])
         for uid, number in self._numbers.items():
-            yield Usage(uid, self.read_bytes[number], self.stalled_ns[number])
+            yield UserUsage(uid, self.read_bytes[number], self.stalled_ns[number])
 
     def uid_of(self, number: int) -> int | None:
         """Return the uid that has this number; None if no user has it."""

@@ -11,7 +11,8 @@ Invariants:
   older than `checked_at_ns`, or the listing's row, says. Time stamps from the future (the clock
   was set back) are ignored.
 - A record outlives its name, so that an open file can still read its version. Records without a
-  name are `orphans`. They are deleted at the next start, when no kernel refers to them.
+  name are *unnamed inodes*, in the table `orphans`. They are deleted at the next start, when no
+  kernel refers to them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +55,7 @@ was observed (wall clock, ns)."""
 _MOST_INO = (1 << 48) - (1 << 32)
 """The limit of inode numbers: the relay's table has no room for larger ones
 (docs/formats/relay_table.md)."""
-_ORPHANS_PER_START = 100_000
+_PURGED_PER_START = 100_000
 _YEAR_2025_S = 1_735_689_600
 _LAST_START = 3 << 46
 """The greatest first number that the clock can lead to. Numbers have 48 bits, and a clock that is
@@ -103,7 +104,7 @@ class InodeTable:
         """The number of times that a look-up gave a name a new inode."""
         self.unbound_count = 0
         """The number of times that a name lost its inode."""
-        self.on_orphaned: list[Callable[[int], None]] = []
+        self.on_unnamed: list[Callable[[int], None]] = []
         """Called with every inode that loses its name. The name may still be in the table then.
         They must not call back into the table."""
         self._check_meta(identity)
@@ -372,12 +373,12 @@ class InodeTable:
 
     def _unbound(self, parent: int, name: bytes, ino: int) -> None:
         self.unbound_count += 1
-        self._orphan(ino)
-        for tell in self.on_orphaned:
+        self._note_unnamed(ino)
+        for tell in self.on_unnamed:
             tell(ino)
         self._on_unbound(parent, name)
 
-    def _orphan(self, ino: int) -> None:
+    def _note_unnamed(self, ino: int) -> None:
         self._db.put("orphans", ino_key(ino), b"")
 
     def _reserve(self) -> None:
@@ -404,7 +405,7 @@ class InodeTable:
             self._reserve()
         return ino
 
-    def purge_orphans(self) -> int:
+    def purge_unnamed(self) -> int:
         """Delete the records that lost their name before the mount began, and all records below.
 
         Call this only while no kernel refers to an inode of this table. Return the number of
@@ -412,7 +413,7 @@ class InodeTable:
         """
         doomed = [ino_of_key(key) for key, _ in self._db.scan("orphans", b"") if len(key) == 8]
         purged = 0
-        while doomed and purged < _ORPHANS_PER_START:
+        while doomed and purged < _PURGED_PER_START:
             ino = doomed.pop()
             if ino == ROOT_INO:
                 continue  # only in a damaged table: the root never loses its name
@@ -426,7 +427,7 @@ class InodeTable:
                 self._db.delete(table, key)
             purged += 1
         for ino in doomed:
-            self._orphan(ino)
+            self._note_unnamed(ino)
         return purged
 
 

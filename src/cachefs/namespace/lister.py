@@ -14,11 +14,11 @@ import trio
 
 from cachefs.errors import BadDataError, NotFoundError
 from cachefs.format.inode_record import Inode, Listing
-from cachefs.namespace.foreseen import Seen
+from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
 from cachefs.namespace.outage import Outage
-from cachefs.namespace.snapshot import Snapshot
-from cachefs.namespace.stamps import Stamps
+from cachefs.namespace.prefetched_listings import PrefetchedListing
+from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages
 from cachefs.types import Entry
@@ -49,7 +49,7 @@ class Begun:
     `..._before` are the table's counters and the directory's mtime at that time.
     """
 
-    snapshot: Snapshot
+    snapshot: DirectorySnapshot
     pages: AsyncIterator[list[Entry]]
     below: dict[str, list[Entry]]
     """Complete directories further below that the listing has shown, by path."""
@@ -76,7 +76,7 @@ class Lister:
         table: InodeTable,
         origin: Origin,
         outage: Outage,
-        stamps: Stamps,
+        validators: DirectoryValidators,
         give_way: Callable[[], Awaitable[None]],
         on_new: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
@@ -86,10 +86,12 @@ class Lister:
         self._table = table
         self._origin = origin
         self._outage = outage
-        self._stamps = stamps
+        self._validators = validators
         self._give_way = give_way
 
-    def begin(self, directory: Inode, snapshot: Snapshot, seen: Seen | None = None) -> Begun:
+    def begin(
+        self, directory: Inode, snapshot: DirectorySnapshot, seen: PrefetchedListing | None = None
+    ) -> Begun:
         """Return a listing that is ready to run. This sends no request. If `seen` is given, all
         entries come from it, and `run` sends no LIST either."""
         table, ino = self._table, directory.ino
@@ -125,14 +127,14 @@ class Lister:
             if listing.knew_names or self._table.found_count != listing.found_before:
                 listing.changed |= await self._sweep(ino, snapshot.as_of_ns, listing.seen)
             is_whole = self.mtime_ns(ino) == listing.mtime_before_ns
-            self._stamps.renew(ino)
+            self._validators.renew(ino)
             self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
         finally:
             # What a failed listing has found is shown, too. Names that the first complete listing
             # adds are no change: no reader has seen the whole directory before.
             was_shown = listing.was_known or self._table.unbound_count != listing.unbound_before
             if listing.changed and was_shown:
-                self._stamps.touch(ino)
+                self._validators.touch(ino)
         if is_whole:
             snapshot.mtime_ns = self.mtime_ns(ino)
 
@@ -159,7 +161,7 @@ class Lister:
                 raise BadDataError("a listing has shown nothing but the same names for long")
             snapshot.wake()
 
-    async def _let_others(self, snapshot: Snapshot) -> None:
+    async def _let_others(self, snapshot: DirectorySnapshot) -> None:
         """Let other tasks run between two pieces of work. While commits are behind, jobs wait here
         so that their changes don't fill the memory; requests of the kernel don't wait."""
         await (trio.lowlevel.checkpoint if snapshot.is_awaited else self._give_way)()

@@ -1,8 +1,8 @@
 """Directory listings: one at a time per directory, streamed to readers, and kept for a TTL.
 
-A listing fills a `Snapshot` page by page while it binds names in the inode table. When it succeeds,
-names that it didn't show are unbound, and its row in the table notes that the directory is
-complete. From then on, until the TTL ends, look-ups of absent names need no request.
+A listing fills a `DirectorySnapshot` page by page while it binds names in the inode table. When it
+succeeds, names that it didn't show are unbound, and its row in the table notes that the directory
+is complete. From then on, until the TTL ends, look-ups of absent names need no request.
 
 During an outage of the origin, a directory that was ever listed completely is shown from the table.
 A listing that fails in an outage continues with the known names that it has not shown yet.
@@ -22,12 +22,12 @@ from cachefs.errors import (
 )
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
-from cachefs.namespace.foreseen import Foreseen, Seen
+from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import InodeTable
 from cachefs.namespace.lister import Begun, Lister, TooLongError
 from cachefs.namespace.outage import NS, Outage
-from cachefs.namespace.snapshot import Snapshot
-from cachefs.namespace.stamps import Stamps
+from cachefs.namespace.prefetched_listings import PrefetchedListing, PrefetchedListings
+from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _PAUSED = 16
 """The most paused probes kept."""
 _PAUSED_NS = 30 * NS
 """How long after its beginning a paused probe may continue: its first names are that old."""
-_FORESEEN_NS = 60 * NS
+_PREFETCHED_NS = 60 * NS
 """How long a directory may be listed from what a listing above it has shown. Such a listing counts
 as begun when the one above began, and its TTL runs from then."""
 
@@ -68,7 +68,7 @@ class Listings:
         clock: Clock,
         list_ttl_ns: float,
         outage: Outage,
-        stamps: Stamps,
+        validators: DirectoryValidators,
         give_way: Callable[[], Awaitable[None]],
         on_new: Callable[[int, bytes], None] = lambda parent, name: None,
     ) -> None:
@@ -78,16 +78,16 @@ class Listings:
         self._clock = clock
         self._list_ttl_ns = list_ttl_ns
         self._outage = outage
-        self._stamps = stamps
-        self._lister = Lister(table, origin, outage, stamps, give_way, on_new)
-        self._running: dict[int, Snapshot] = {}
-        self._stale: dict[int, Snapshot] = {}
+        self._validators = validators
+        self._lister = Lister(table, origin, outage, validators, give_way, on_new)
+        self._running: dict[int, DirectorySnapshot] = {}
+        self._stale: dict[int, DirectorySnapshot] = {}
         """Snapshots that are being filled from the table during an outage. A listing of the same
         directory may run at the same time."""
         self._paused: OrderedDict[int, Begun] = OrderedDict()
         """Probes that reached their `max_pages`. They continue if more pages are needed soon."""
-        self._foreseen = Foreseen(clock, min(_FORESEEN_NS, list_ttl_ns))
-        self._kept: OrderedDict[tuple[int, int], Snapshot] = OrderedDict()
+        self._prefetched = PrefetchedListings(clock, min(_PREFETCHED_NS, list_ttl_ns))
+        self._kept: OrderedDict[tuple[int, int], DirectorySnapshot] = OrderedDict()
         self._generations: dict[int, list[int]] = {}
         """The generations of each directory's kept snapshots, the newest last."""
         self._kept_names = 0
@@ -97,7 +97,7 @@ class Listings:
     def set_ttl(self, list_ttl_ns: float) -> None:
         """Change the TTL, also of what is kept."""
         self._list_ttl_ns = list_ttl_ns
-        self._foreseen.for_ns = min(_FORESEEN_NS, list_ttl_ns)
+        self._prefetched.for_ns = min(_PREFETCHED_NS, list_ttl_ns)
 
     def remaining_ns(self, ino: int) -> float | None:
         """Return the nanoseconds until the directory's complete listing expires: <= 0 if it has
@@ -107,7 +107,7 @@ class Listings:
             return None
         return self._clock.remaining_ns(listing.listed_at_ns, self._list_ttl_ns)
 
-    def open(self, directory: Inode) -> Snapshot:
+    def open(self, directory: Inode) -> DirectorySnapshot:
         """Return the snapshot for a reader that begins now: running, kept or newly begun."""
         ino = directory.ino
         listing = self._table.listing(ino)
@@ -122,7 +122,7 @@ class Listings:
                 return kept
         return self._begin(directory, listing if fresh else None).joined()
 
-    async def open_since(self, directory: Inode, since_ns: int) -> Snapshot:
+    async def open_since(self, directory: Inode, since_ns: int) -> DirectorySnapshot:
         """Do the same as `open` for a job that needs a listing which began at `since_ns` or later.
         Waits for an older listing that is running."""
         ino = directory.ino
@@ -144,15 +144,15 @@ class Listings:
         correct."""
         under_way = ino in self._running or ino in self._paused
         if under_way or self._table.listing(ino) is not None:
-            self._stamps.touch(ino)
+            self._validators.touch(ino)
 
     def note_absence(self, ino: int) -> None:
         """Note that a look-up found a name absent. A probe or a listing above may have seen the
         name before, so their results are dropped."""
         self._paused.pop(ino, None)
-        directory = self._table.get(ino) if self._foreseen else None
+        directory = self._table.get(ino) if self._prefetched else None
         if directory is not None:
-            self._foreseen.drop(self._table.path(directory))
+            self._prefetched.drop(self._table.path(directory))
 
     def _may_show(self, ino: int, listing: Listing) -> bool:
         """Return whether this listing may be shown during an outage. If it is stale, note that it
@@ -163,10 +163,10 @@ class Listings:
         if not self._outage.may_show(remaining_ns):
             return False
         self._outage.note_shown()
-        self._stamps.forget(ino)
+        self._validators.invalidate(ino)
         return True
 
-    def _kept_of(self, directory: Inode, listing: Listing) -> Snapshot | None:
+    def _kept_of(self, directory: Inode, listing: Listing) -> DirectorySnapshot | None:
         """Return the finished snapshot of this listing; None if it isn't kept, or if look-ups have
         changed names since."""
         generations = self._generations.get(directory.ino, [0])
@@ -179,7 +179,7 @@ class Listings:
         self._kept.move_to_end(key)
         return kept
 
-    def resume(self, directory: Inode, generation: int) -> Snapshot:
+    def resume(self, directory: Inode, generation: int) -> DirectorySnapshot:
         """Return the snapshot with this generation, with which a reader began. If it is no longer
         kept (dozens of larger directories were read since), return the current one: the reader
         continues in it at the same position."""
@@ -190,7 +190,7 @@ class Listings:
         kept = self._kept.get((directory.ino, generation))
         if kept is None:
             # This reader may miss a name, so the kernel must not cache the result.
-            self._stamps.not_to_be_kept(directory.ino)
+            self._validators.not_to_be_kept(directory.ino)
             return self.open(self._table.get(directory.ino) or directory)
         self._kept.move_to_end((directory.ino, generation))
         return kept
@@ -212,10 +212,10 @@ class Listings:
 
     async def end_of_probe(self, ino: int, patience_s: float) -> bool:
         """Wait at most `patience_s` for a one-page probe, if one is running. If the listing is
-        foreseen, begin such a probe. Return False if there is none."""
-        if self._foreseen and ino not in self._running:
+        prefetched, begin such a probe. Return False if there is none."""
+        if self._prefetched and ino not in self._running:
             directory = self._table.get(ino)
-            if directory is not None and self._foreseen.knows(self._table.path(directory)):
+            if directory is not None and self._prefetched.knows(self._table.path(directory)):
                 self.probe(directory, 1)
         snapshot = self._running.get(ino)
         if snapshot is None or snapshot.max_pages != 1:
@@ -225,15 +225,17 @@ class Listings:
             await self._has_left(ino, snapshot)
         return True
 
-    async def _has_left(self, ino: int, snapshot: Snapshot) -> None:
+    async def _has_left(self, ino: int, snapshot: DirectorySnapshot) -> None:
         """Wait until the snapshot is no longer running: it has ended, or its probe has paused."""
         while self._running.get(ino) is snapshot:
             await snapshot.progress()
 
-    def _begin(self, directory: Inode, fresh: Listing | None, since_ns: int = 0) -> Snapshot:
+    def _begin(
+        self, directory: Inode, fresh: Listing | None, since_ns: int = 0
+    ) -> DirectorySnapshot:
         """Begin a snapshot: from the table if a `fresh` listing is given, else from the origin.
 
-        From the origin it may continue a paused probe or use a foreseen listing, if these began
+        From the origin it may continue a paused probe or use a prefetched listing, if these began
         at `since_ns` or later.
         """
         ino = directory.ino
@@ -247,36 +249,40 @@ class Listings:
             snapshot = self._new_snapshot(seen.as_of_ns if seen else self._clock.now_ns())
             begun = self._lister.begin(directory, snapshot, seen)
         self._running[ino] = snapshot
-        self._stamps.begin(ino, snapshot.as_of_ns)
+        self._validators.begin(ino, snapshot.as_of_ns)
         self._nursery.start_soon(self._run, ino, snapshot, self._running, begun)
         return snapshot
 
-    def _seen(self, directory: Inode, since_ns: int) -> Seen | None:
-        """Take the foreseen entries of the directory, unless it was listed itself since then."""
+    def _seen(self, directory: Inode, since_ns: int) -> PrefetchedListing | None:
+        """Take the prefetched entries of the directory, unless it was listed itself since then."""
         listing = self._table.listing(directory.ino)
         if listing is not None:
             since_ns = max(since_ns, listing.listed_at_ns + 1)
-        return self._foreseen.take(self._table.path(directory), since_ns)
+        return self._prefetched.take(self._table.path(directory), since_ns)
 
     def _may_go_on(self, paused: Begun, since_ns: int) -> bool:
         as_of_ns = paused.snapshot.as_of_ns
         for_ns = min(_PAUSED_NS, self._list_ttl_ns)
         return as_of_ns >= since_ns and self._clock.remaining_ns(as_of_ns, for_ns) > 0
 
-    def _begin_stale(self, directory: Inode, listing: Listing) -> Snapshot:
+    def _begin_stale(self, directory: Inode, listing: Listing) -> DirectorySnapshot:
         if directory.ino not in self._stale:
             snapshot = self._new_snapshot(listing.listed_at_ns)
             self._stale[directory.ino] = snapshot
             self._nursery.start_soon(self._run, directory.ino, snapshot, self._stale, None)
         return self._stale[directory.ino]
 
-    def _new_snapshot(self, as_of_ns: int) -> Snapshot:
-        snapshot = Snapshot(self._next_generation, as_of_ns, self._table.unbound_count)
+    def _new_snapshot(self, as_of_ns: int) -> DirectorySnapshot:
+        snapshot = DirectorySnapshot(self._next_generation, as_of_ns, self._table.unbound_count)
         self._next_generation = (self._next_generation + 1) % (1 << _GENERATION_BITS)
         return snapshot
 
     async def _run(
-        self, ino: int, snapshot: Snapshot, under_way: dict[int, Snapshot], begun: Begun | None
+        self,
+        ino: int,
+        snapshot: DirectorySnapshot,
+        under_way: dict[int, DirectorySnapshot],
+        begun: Begun | None,
     ) -> None:
         """Fill the snapshot, from the origin if `begun` is given, else from the table. When this
         ends, it removes the snapshot from `under_way`."""
@@ -298,10 +304,10 @@ class Listings:
             snapshot.end(OriginError("internal error; see the log"))
         finally:
             if begun is not None:
-                self._foreseen.add(begun.below, snapshot.as_of_ns)
+                self._prefetched.add(begun.below, snapshot.as_of_ns)
             del under_way[ino]
             if under_way is self._running:
-                self._stamps.end(ino)
+                self._validators.end(ino)
             if ino in self._paused:
                 snapshot.wake()
             elif not snapshot.ended:
@@ -317,11 +323,11 @@ class Listings:
                 raise
             if not self._may_show(ino, listing):
                 raise
-            self._stamps.not_to_be_kept(ino)
+            self._validators.not_to_be_kept(ino)
             snapshot.as_of_ns = listing.listed_at_ns
             await self._fill(ino, snapshot)
 
-    async def _fill(self, ino: int, snapshot: Snapshot) -> None:
+    async def _fill(self, ino: int, snapshot: DirectorySnapshot) -> None:
         """Append the table's names in order, except those that the snapshot already has. Each
         chunk continues after the last name, so changes between two chunks neither repeat nor skip
         an entry."""
@@ -347,7 +353,7 @@ class Listings:
         if len(self._paused) > _PAUSED:
             self._paused.popitem(last=False)
 
-    def _keep(self, ino: int, snapshot: Snapshot) -> None:
+    def _keep(self, ino: int, snapshot: DirectorySnapshot) -> None:
         self._kept[(ino, snapshot.generation)] = snapshot
         self._kept_names += len(snapshot) + _SNAPSHOT_COST
         generations = self._generations.setdefault(ino, [])

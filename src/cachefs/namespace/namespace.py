@@ -28,11 +28,11 @@ from cachefs.errors import (
 from cachefs.format.inode_record import Dirent, Inode
 from cachefs.format.object_id import object_id
 from cachefs.namespace.clock import Clock
+from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
 from cachefs.namespace.listings import Listings
 from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
-from cachefs.namespace.snapshot import Snapshot
-from cachefs.namespace.stamps import Stamps
+from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
 
@@ -75,7 +75,7 @@ class _Asking:
         self.inode: Inode | None = None
 
 
-class LookUpReads(Protocol):
+class LookUpPolicy(Protocol):
     """Decides whether a look-up also fetches the file's bytes, and receives them."""
 
     def may_bring(self) -> bool:
@@ -101,7 +101,7 @@ class Namespace:
         on_changed: Callable[[int], None] = lambda ino: None,
         wal_stem: Path | None = None,
         give_way: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
-        reads: LookUpReads | None = None,
+        look_up_policy: LookUpPolicy | None = None,
         is_successor: bool = False,
     ) -> None:
         """Set up the names in `db`.
@@ -111,8 +111,8 @@ class Namespace:
         kernel, and must not call back. `wal_stem` is the path, without endings, of the write-ahead
         log of answers to the kernel (see `outlive`); by default it is beside the database. A tmpfs
         is best. `give_way` is awaited between two pieces of work for which no request of the kernel
-        waits. `reads` decides whether look-ups also fetch files' bytes. `is_successor` means that
-        the kernel has inode numbers from an earlier process.
+        waits. `look_up_policy` decides whether look-ups also fetch files' bytes. `is_successor`
+        means that the kernel has inode numbers from an earlier process.
 
         Raises `CacheDirError` if the database has another format or belongs to another source."""
         self._db = db
@@ -125,7 +125,9 @@ class Namespace:
         self._ttls = ttls
         self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
         list_ttl_ns = ttls.list_s * NS
-        self.stamps = Stamps(self.table, self._clock, list_ttl_ns, self._outage, on_changed)
+        self.validators = DirectoryValidators(
+            self.table, self._clock, list_ttl_ns, self._outage, on_changed
+        )
         self._listings = Listings(
             self.table,
             origin,
@@ -133,12 +135,12 @@ class Namespace:
             self._clock,
             list_ttl_ns,
             self._outage,
-            self.stamps,
+            self.validators,
             give_way,
             self._note_new,
         )
         self.give_way = give_way
-        self._reads = reads
+        self._look_up_policy = look_up_policy
         self._asking: dict[tuple[int, bytes], _Asking] = {}
         self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self._told_absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
@@ -155,8 +157,8 @@ class Namespace:
     @ttls.setter
     def ttls(self, ttls: Ttls) -> None:
         self._ttls = ttls
-        self._outage.set_patience(ttls.stale_if_error_s)
-        self.stamps.list_ttl_ns = ttls.list_s * NS
+        self._outage.set_stale_if_error(ttls.stale_if_error_s)
+        self.validators.list_ttl_ns = ttls.list_s * NS
         self._listings.set_ttl(ttls.list_s * NS)
 
     # -- attributes ----------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Namespace:
         """Prepare for a kernel that outlives this process (the relay path) and caches whole
         directories. From now on the next process gets all changes made before a `write_ahead`. Call
         this when the rows from the start are committed."""
-        self.stamps.are_shown = True
+        self.validators.are_shown = True
         self._db.begin_write_ahead_log()
 
     def write_ahead(self) -> None:
@@ -202,9 +204,10 @@ class Namespace:
         return self._ttls.attr_s
 
     def directory_mtime(self, ino: int, mtime_ns: int) -> tuple[int, float]:
-        """Return the mtime, in ns, to show for a directory with the given one (see `stamps.py`),
+        """Return the mtime, in ns, to show for a directory with the given one (see
+        `directory_validators.py`),
         and for how many seconds the kernel may cache its attributes."""
-        shown_ns, for_ns = self.stamps.of(ino, mtime_ns)
+        shown_ns, for_ns = self.validators.of(ino, mtime_ns)
         return shown_ns, min(self._ttls.attr_s, for_ns / NS)
 
     @property
@@ -346,7 +349,7 @@ class Namespace:
             return 0.0
         return max(0.0, self._dirent_remaining_ns(parent, dirent) / NS)
 
-    def snapshot_ttl_s(self, snapshot: Snapshot) -> float:
+    def snapshot_ttl_s(self, snapshot: DirectorySnapshot) -> float:
         """Return for how many more seconds the kernel may cache the names of a snapshot with the
         inodes from `listed_ino`."""
         remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._ttls.entry_s * NS)
@@ -359,7 +362,9 @@ class Namespace:
             return self._stale_ttl_s(ttl_s)
         return 0.0
 
-    def listed_ino(self, parent: int, name: bytes, ino: int, snapshot: Snapshot) -> int | None:
+    def listed_ino(
+        self, parent: int, name: bytes, ino: int, snapshot: DirectorySnapshot
+    ) -> int | None:
         """Return the inode that the name of a snapshot's entry refers to now; None if to nothing.
 
         The kernel caches directory entries like look-ups, so it must never receive an inode that
@@ -441,10 +446,10 @@ class Namespace:
         if changed:
             self._listings.note_change(parent)
         inode = self.inode(ino)
-        if self._reads is not None and is_unknown and not inode.is_dir:
+        if self._look_up_policy is not None and is_unknown and not inode.is_dir:
             is_it = isinstance(meta, ObjectMeta) and meta.version == inode.version
             ref = self.object_ref(inode) if data is not None and is_it else None
-            self._reads.note_look_up(inode, ref, data)
+            self._look_up_policy.note_look_up(inode, ref, data)
         return inode
 
     async def _ask_origin(
@@ -453,7 +458,7 @@ class Namespace:
         """Return what the name is, and the bytes of a small file if the look-up fetched them."""
         path = join(self.table.path(directory), name)
         log.debug("%r: the origin is asked what it is", path)
-        if is_unknown and self._reads is not None and self._reads.may_bring():
+        if is_unknown and self._look_up_policy is not None and self._look_up_policy.may_bring():
             return await self._origin.stat_and_read(path)
         return await self._origin.stat(path), None
 
@@ -503,12 +508,12 @@ class Namespace:
 
     # -- directories ---------------------------------------------------------------------------
 
-    def open_directory(self, ino: int) -> Snapshot:
+    def open_directory(self, ino: int) -> DirectorySnapshot:
         """Return the entries of the directory for a reader that begins now. Raises
         `NotADirError` or `ObjectChangedError`."""
         return self._listings.open(self._directory(ino))
 
-    async def listed_since(self, ino: int, since_ns: int) -> Snapshot:
+    async def listed_since(self, ino: int, since_ns: int) -> DirectorySnapshot:
         """Return all entries of the directory, listed at `since_ns` or later.
 
         Raises the listing's error. In an outage it raises `OriginUnavailableError` even if an
@@ -521,7 +526,7 @@ class Namespace:
         await snapshot.has(len(snapshot))  # raises the error of a failed listing
         return snapshot
 
-    def resume_directory(self, ino: int, generation: int) -> Snapshot:
+    def resume_directory(self, ino: int, generation: int) -> DirectorySnapshot:
         """Return the snapshot with which a reader began: see `Listings.resume`."""
         return self._listings.resume(self._directory(ino), generation)
 

@@ -74,8 +74,8 @@ class Outage:
             return True
         return remaining_ns + self._stale_if_error_ns > 0 < self._stale_if_error_ns
 
-    def set_patience(self, stale_if_error_s: float) -> None:
-        """Change `stale_if_error_s`."""
+    def set_stale_if_error(self, stale_if_error_s: float) -> None:
+        """Change for how many seconds after their TTL answers may be shown."""
         self._stale_if_error_ns = stale_if_error_s * NS
 
     def note_shown(self) -> None:

@@ -202,7 +202,7 @@ class Readers:
             self._on_first_read(inode)
         return reader
 
-    def forget(self, ino: int) -> None:
+    def drop(self, ino: int) -> None:
         """Drop the reader. The next read of this file counts as the first."""
         self._readers.pop(ino, None)
 

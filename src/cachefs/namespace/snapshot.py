@@ -11,7 +11,7 @@ import trio
 from cachefs.errors import CachefsError
 
 
-class Snapshot:
+class DirectorySnapshot:
     """Names and inode numbers of one directory; owned by `Listings`. An entry takes about 20 bytes
     besides its name."""
 
@@ -55,12 +55,12 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self._inos)
 
-    def joined(self) -> "Snapshot":
+    def joined(self) -> "DirectorySnapshot":
         """Note that a request of the kernel reads it. Return the snapshot."""
         self.is_awaited = True
         return self.joined_by_job()
 
-    def joined_by_job(self) -> "Snapshot":
+    def joined_by_job(self) -> "DirectorySnapshot":
         """Note that a job reads it, which may wait longer. Return the snapshot."""
         self.max_pages = None
         self.has_readers = True

@@ -158,7 +158,7 @@ def _is_text(name: bytes) -> bool:
 # -- to here -----------------------------------------------------------------------------------
 
 
-class Takeover:
+class MetadataImport:
     """Imports pieces into the inode table. Entries may be lists (from JSON) instead of tuples. What
     the table has from a newer observation stays."""
 
@@ -171,7 +171,7 @@ class Takeover:
         """Directories that a piece has created, until their last piece is imported, and how many
         names each has so far. They had no names before, so nothing in them must be unbound."""
 
-    async def take_root(self, posix: Posix) -> None:
+    async def import_root(self, posix: Posix) -> None:
         """Set owner and mode of the root. Raises `UsageError` for invalid values."""
         try:
             if not (0 <= posix.mode <= MOST_MODE or posix.mode == UNKNOWN_MODE):
@@ -181,7 +181,7 @@ class Takeover:
             raise UsageError("the root makes no sense") from None
         await trio.lowlevel.checkpoint()
 
-    async def take(self, piece: Piece) -> int:
+    async def import_piece(self, piece: Piece) -> int:
         """Import a piece, and return how many names got a new inode. Raises `UsageError` for
         invalid values.
 
@@ -285,7 +285,7 @@ class Takeover:
         if ino not in self._fresh and self._sweep(ino, after, None, set(), listed_at_ns):
             self._note_change(ino)
         count = self._fresh.get(ino) or sum(1 for _ in self._table.dirents(ino))
-        self._namespace.stamps.renew(ino)
+        self._namespace.validators.renew(ino)
         self._table.finish_listing(ino, Listing(listed_at_ns, count))
 
     def _sweep(
@@ -311,4 +311,4 @@ class Takeover:
 
     def _note_change(self, ino: int) -> None:
         if self._table.listing(ino) is not None:
-            self._namespace.stamps.touch(ino)
+            self._namespace.validators.touch(ino)

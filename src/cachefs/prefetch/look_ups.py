@@ -21,7 +21,7 @@ _REMEMBERED = 1_024
 
 class LookUpReads:
     """The credit of one mount. Only the event loop uses it, and no method waits. See
-    `namespace.LookUpReads`."""
+    `namespace.LookUpPolicy`."""
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache

@@ -31,7 +31,7 @@ class Prefetch:
         """`may_fetch()` returns False while the origin is overloaded or unavailable. With
         `in_order`, the next files of a directory are fetched for readers in name order."""
         self.readers = Readers(namespace, cache, readahead_bytes, self._note_first_read)
-        self.hints = Hints(namespace, cache, nursery, may_fetch, self.readers.forget)
+        self.hints = Hints(namespace, cache, nursery, may_fetch, self.readers.drop)
         self._look_ups = look_ups
         self._order = OrderPrefetcher(namespace, cache, nursery, may_fetch) if in_order else None
 

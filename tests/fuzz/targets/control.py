@@ -24,8 +24,8 @@ from cachefs.control.routes.tier import TierRoutes
 from cachefs.control.server import application
 from cachefs.errors import CacheDirError
 from cachefs.fuse.access_log import AccessLog
+from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.uid_limits import UidLimits
-from cachefs.fuse.watchers import Watchers
 from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
@@ -58,14 +58,14 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
     jobs = Jobs(
         JobContext(namespace, block_cache, origin, JobFiles(place / "jobs"), paths, 1 << 20)
     )
-    watchers = Watchers()
+    observers = RequestObservers()
     all_routes = (
         CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
         MetadataRoutes(namespace, tree.db, tree.origin, None),
         LoadRoutes(jobs),
-        SetVerb(origin, UidLimits({}), AccessLog(watchers), Path("/mnt/m")),
+        SetVerb(origin, UidLimits({}), AccessLog(observers), Path("/mnt/m")),
         TierRoutes(block_cache, _config(), _no_tier, [tier], tier),
-        ProfileRoutes(namespace, origin, watchers),
+        ProfileRoutes(namespace, origin, observers),
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(block_cache.run)

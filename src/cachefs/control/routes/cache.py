@@ -29,19 +29,22 @@ _DRAIN_S = 5.0
 
 
 class CacheRoutes:
-    """The handlers of one mount. `forget_entry` and `forget_attributes`: see `Refresher`."""
+    """The handlers of one mount.
+
+    `invalidate_entry` and `invalidate_attributes`: see `Refresher`.
+    """
 
     def __init__(
         self,
         namespace: Namespace,
         cache: BlockCache,
-        forget_entry: Callable[[int, bytes], None],
-        forget_attributes: Callable[[int], None],
+        invalidate_entry: Callable[[int, bytes], None],
+        invalidate_attributes: Callable[[int], None],
     ) -> None:
         self._namespace = namespace
         self._cache = cache
-        self._forget_entry = forget_entry
-        self._forget_attributes = forget_attributes
+        self._invalidate_entry = invalidate_entry
+        self._invalidate_attributes = invalidate_attributes
         self._tree = CacheTree(namespace, cache)
 
     def handlers(self) -> dict[Route, Handler]:
@@ -236,8 +239,8 @@ class CacheRoutes:
         refresher = Refresher(
             self._tree,
             self._cache,
-            self._forget_entry,
-            self._forget_attributes,
+            self._invalidate_entry,
+            self._invalidate_attributes,
             wait=_flag(arguments, "wait"),
         )
         await refresher.run(paths)

@@ -10,7 +10,7 @@ from cachefs.control.api import Handler, Lines, Route
 from cachefs.db import Database
 from cachefs.errors import CachefsError, UsageError
 from cachefs.namespace.namespace import Namespace
-from cachefs.namespace.transfer import KnownEntry, Piece, Takeover, known_pieces, known_root
+from cachefs.namespace.transfer import KnownEntry, MetadataImport, Piece, known_pieces, known_root
 from cachefs.origin.base import Origin
 from cachefs.types import Posix
 
@@ -28,7 +28,7 @@ class MetadataRoutes:
         self._clock = namespace.clock
         self._origin = origin
         self._manifest = manifest
-        self._takeover = Takeover(namespace, db)
+        self._import = MetadataImport(namespace, db)
 
     def handlers(self) -> dict[Route, Handler]:
         """Return the handlers by route."""
@@ -68,10 +68,10 @@ class MetadataRoutes:
             raise UsageError("pieces must be a list")
         if arguments.get("root") is not None:
             root = _entry(arguments["root"])
-            await self._takeover.take_root(Posix(root.uid, root.gid, root.mode))
+            await self._import.import_root(Posix(root.uid, root.gid, root.mode))
         bound = 0
         for piece in pieces:
-            bound += await self._takeover.take(_piece(piece))
+            bound += await self._import.import_piece(_piece(piece))
         return {"bound": bound}
 
     def _refuse_manifest(self) -> None:
@@ -94,7 +94,7 @@ def _piece(fields: Any) -> Piece:
 
 
 def _entry(fields: Any) -> KnownEntry:
-    """Return the entry. This doesn't check single values: `Takeover` does."""
+    """Return the entry. This doesn't check single values: `MetadataImport` does."""
     try:
         return KnownEntry._make(fields)
     except TypeError:

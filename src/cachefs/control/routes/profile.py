@@ -11,7 +11,7 @@ from cachefs.control import api
 from cachefs.control.api import Handler, Lines, Route
 from cachefs.control.profile import Profile
 from cachefs.errors import CachefsError, UsageError
-from cachefs.fuse.watchers import Watchers, path_of
+from cachefs.fuse.observers import RequestObservers, path_of
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 
@@ -24,10 +24,12 @@ _MOST_AT_ONCE = 4
 class ProfileRoutes:
     """Takes profiles. Each client has its own profile, which ends when the client disconnects."""
 
-    def __init__(self, namespace: Namespace, origin: ResilientOrigin, watchers: Watchers) -> None:
+    def __init__(
+        self, namespace: Namespace, origin: ResilientOrigin, observers: RequestObservers
+    ) -> None:
         self._namespace = namespace
         self._origin = origin
-        self._watchers = watchers
+        self._observers = observers
         self._under_way = 0
 
     def handlers(self) -> dict[Route, Handler]:
@@ -52,11 +54,11 @@ class ProfileRoutes:
         profile = Profile(top)
         before, began = self._origin_counts(), time.time()
         self._under_way += 1
-        self._watchers.append(profile.watch)
+        self._observers.append(profile.observe)
         try:
             await trio.sleep(seconds)
         finally:
-            self._watchers.remove(profile.watch)
+            self._observers.remove(profile.observe)
             self._under_way -= 1
         after = self._origin_counts()
         yield {

@@ -41,15 +41,15 @@ class Refreshed:
 
 
 class Refresher:
-    """One run of a refresh. `forget_entry(parent, name)` and `forget_attributes(ino)` invalidate
-    what the kernel caches."""
+    """One run of a refresh. `invalidate_entry(parent, name)` and `invalidate_attributes(ino)`
+    make the kernel drop what it caches."""
 
     def __init__(
         self,
         tree: CacheTree,
         cache: BlockCache,
-        forget_entry: Callable[[int, bytes], None],
-        forget_attributes: Callable[[int], None],
+        invalidate_entry: Callable[[int, bytes], None],
+        invalidate_attributes: Callable[[int], None],
         wait: bool,
     ) -> None:
         """With `wait`, `run` waits for an origin that doesn't answer; without, that is an error."""
@@ -60,12 +60,12 @@ class Refresher:
         self._namespace = tree.namespace
         self._table = tree.namespace.table
         self._objects = cache.objects
-        self._forget_entry = forget_entry
-        self._forget_attributes = forget_attributes
+        self._invalidate_entry = invalidate_entry
+        self._invalidate_attributes = invalidate_attributes
         self._wait = wait
         self._since_ns = self._namespace.now_ns()
         self._first_new = self._table.next_ino
-        self._orphans: list[int] = []
+        self._unnamed: list[int] = []
         self._fresh_count = 0
         """The number of names with a new inode: they are new, or refer to another version."""
         self._listed: set[int] = set()
@@ -75,7 +75,7 @@ class Refresher:
 
     async def run(self, paths: Sequence[str]) -> None:
         """Refresh all paths. Errors of single paths go to `failures`."""
-        self._table.on_orphaned.append(self._note_orphan)
+        self._table.on_unnamed.append(self._note_unnamed)
         try:
             for number, path in enumerate(paths):
                 try:
@@ -84,12 +84,12 @@ class Refresher:
                     self.failures.append((number, str(error)))
             await work_off(self._directories, self._list_and_note)
         finally:
-            self._table.on_orphaned.remove(self._note_orphan)
-        await self._drop_orphans()
+            self._table.on_unnamed.remove(self._note_unnamed)
+        await self._drop_unnamed()
         self.found.new = max(0, self._fresh_count - self.found.changed)
 
-    def _note_orphan(self, ino: int) -> None:
-        self._orphans.append(ino)
+    def _note_unnamed(self, ino: int) -> None:
+        self._unnamed.append(ino)
 
     async def _patiently(
         self, ask: Callable[[_What, int], Awaitable[None]], what: _What, number: int
@@ -115,10 +115,10 @@ class Refresher:
             inode = await self._namespace.lookup_since(parent, name, self._since_ns)
         except NotFoundError:
             if was_known:
-                return  # it is gone now, and `_drop_orphans` counts it
+                return  # it is gone now, and `_drop_unnamed` counts it
             raise NotFoundError(NO_SUCH_FILE) from None
         self.found.checked += 1
-        self._forget_attributes(parent)
+        self._invalidate_attributes(parent)
         if inode.ino >= self._first_new:
             self._note_fresh(parent, name)
         elif inode.is_dir:
@@ -126,7 +126,7 @@ class Refresher:
 
     def _note_fresh(self, parent: int, name: bytes) -> None:
         self._fresh_count += 1
-        self._forget_entry(parent, name)  # the kernel may cache it as absent
+        self._invalidate_entry(parent, name)  # the kernel may cache it as absent
 
     async def _list_and_note(self, item: tuple[int, int]) -> None:
         ino, number = item
@@ -152,7 +152,7 @@ class Refresher:
                 self._directories.append((child, number))
         # Also if nothing is new: other requests may have found a change that the kernel hasn't
         # seen yet.
-        self._forget_attributes(ino)
+        self._invalidate_attributes(ino)
 
     def _is_known_directory(self, ino: int) -> bool:
         stat = self._table.stat(ino)
@@ -167,25 +167,25 @@ class Refresher:
         except (CachefsError, LookupError):
             return f"inode {ino}"
 
-    async def _drop_orphans(self) -> None:
+    async def _drop_unnamed(self) -> None:
         """Count the inodes that lost their names, and drop the blocks that no name leads to any
         more. This includes inodes that other requests have unbound meanwhile."""
         parents = set()
-        for ino in self._orphans:
-            orphan = self._table.get(ino)
-            if orphan is None:
+        for ino in self._unnamed:
+            unnamed = self._table.get(ino)
+            if unnamed is None:
                 continue
-            place = (orphan.parent, orphan.name)
+            place = (unnamed.parent, unnamed.name)
             current = self._table.dirent(*place)
-            if orphan.parent in self._listed or place in self._named:
+            if unnamed.parent in self._listed or place in self._named:
                 self.found.changed += current is not None
                 self.found.gone += current is None
-                parents.add(orphan.parent)
+                parents.add(unnamed.parent)
             heir = None if current is None else self._table.get(current.ino)
-            if heir is None or heir.version != orphan.version or heir.is_dir != orphan.is_dir:
-                await self._drop(orphan)
+            if heir is None or heir.version != unnamed.version or heir.is_dir != unnamed.is_dir:
+                await self._drop(unnamed)
         for parent in parents:
-            self._forget_attributes(parent)
+            self._invalidate_attributes(parent)
 
     async def _drop(self, top: Inode) -> None:
         batches = self._tree.refs(top)

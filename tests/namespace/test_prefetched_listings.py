@@ -3,7 +3,7 @@
 import pytest
 
 from cachefs.errors import NotFoundError
-from cachefs.namespace.foreseen import Foreseen
+from cachefs.namespace.prefetched_listings import PrefetchedListings
 from cachefs.types import Entry
 from tests.namespace.harness import NS, ScriptedOrigin, Tree, WallClock, read_directory
 
@@ -88,12 +88,12 @@ async def test_it_serves_in_an_outage(tree: Tree, origin: ScriptedOrigin) -> Non
 
 
 def test_a_bound(clock: WallClock) -> None:
-    foreseen = Foreseen(clock, 60 * NS)
+    prefetched = PrefetchedListings(clock, 60 * NS)
     entries = [Entry("name", None)] * 1000
     for number in range(100):
-        foreseen.add({f"d{number}": entries}, clock.now_ns())
-    known = [number for number in range(100) if foreseen.knows(f"d{number}")]
+        prefetched.add({f"d{number}": entries}, clock.now_ns())
+    known = [number for number in range(100) if prefetched.knows(f"d{number}")]
     assert known == list(range(81, 100))
     clock.advance(61)
-    foreseen.add({}, clock.now_ns())
-    assert not foreseen
+    prefetched.add({}, clock.now_ns())
+    assert not prefetched

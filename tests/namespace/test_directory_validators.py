@@ -312,7 +312,7 @@ async def test_a_restart_shows_what_the_kernel_keeps_with_the_same_mtime(
     await tree.db.commit()
     kernel.take_messages()
     await tree.restart(STALE, crash=crash)
-    kernel.forget_attributes(ROOT_INO)
+    kernel.invalidate_attributes(ROOT_INO)
     assert await kernel.names() == names
     assert kernel.take_messages() == ["getattr"]
 
@@ -336,7 +336,7 @@ async def test_a_clock_that_is_set_back_hides_nothing(
 ) -> None:
     names = fill(origin, 5)
     assert await kernel.names() == names
-    kernel.forget_attributes(ROOT_INO)  # its own clock doesn't go back
+    kernel.invalidate_attributes(ROOT_INO)  # its own clock doesn't go back
     clock.advance(-1_000_000)
     for number in range(3):
         origin.put(f"new{number}", b"x")

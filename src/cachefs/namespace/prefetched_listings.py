@@ -16,15 +16,15 @@ _DIRECTORY_COST = 4
 """What a directory counts for in `_NAMES`, besides its own names."""
 
 
-class Seen(NamedTuple):
+class PrefetchedListing(NamedTuple):
     """All entries of a directory, from a listing that began at `as_of_ns`."""
 
     as_of_ns: int
     entries: list[Entry]
 
 
-class Foreseen:
-    """The foreseen directories by path, owned by `Listings`.
+class PrefetchedListings:
+    """The prefetched directories by path, owned by `Listings`.
 
     Each is valid for `for_ns`. It is dropped earlier if a look-up finds that it has changed.
     """
@@ -32,7 +32,7 @@ class Foreseen:
     def __init__(self, clock: Clock, for_ns: float) -> None:
         self._clock = clock
         self.for_ns = for_ns
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._seen: OrderedDict[str, PrefetchedListing] = OrderedDict()
         self._names = 0
 
     def __bool__(self) -> bool:
@@ -44,7 +44,7 @@ class Foreseen:
             known = self._seen.get(path)
             if known is None or known.as_of_ns < as_of_ns:
                 self.drop(path)
-                self._seen[path] = Seen(as_of_ns, entries)
+                self._seen[path] = PrefetchedListing(as_of_ns, entries)
                 self._names += len(entries) + _DIRECTORY_COST
         while self._seen and (self._names > _NAMES or not self._is_fresh(self._oldest())):
             self.drop(next(iter(self._seen)))
@@ -54,7 +54,7 @@ class Foreseen:
         seen = self._seen.get(path)
         return seen is not None and self._is_fresh(seen)
 
-    def take(self, path: str, since_ns: int) -> Seen | None:
+    def take(self, path: str, since_ns: int) -> PrefetchedListing | None:
         """Remove and return the directory's entries, if they were seen at `since_ns` or later."""
         seen = self._seen.get(path)
         if seen is None or seen.as_of_ns < since_ns or not self._is_fresh(seen):
@@ -68,8 +68,8 @@ class Foreseen:
         if seen is not None:
             self._names -= len(seen.entries) + _DIRECTORY_COST
 
-    def _oldest(self) -> Seen:
+    def _oldest(self) -> PrefetchedListing:
         return next(iter(self._seen.values()))
 
-    def _is_fresh(self, seen: Seen) -> bool:
+    def _is_fresh(self, seen: PrefetchedListing) -> bool:
         return self._clock.remaining_ns(seen.as_of_ns, self.for_ns) > 0

@@ -27,15 +27,15 @@ class Answered(NamedTuple):
 PathOf = Callable[[int], str]
 """Returns the present path of an inode number."""
 
-Watcher = Callable[[Answered, PathOf], None]
+RequestObserver = Callable[[Answered, PathOf], None]
 """Called on the loop, between the answer and the next request. It must return quickly."""
 
 
-class Watchers(list[Watcher]):
-    """The watchers of a mount.
+class RequestObservers(list[RequestObserver]):
+    """The request observers of a mount.
 
     Callers test whether the list is empty before they make an `Answered`, so an empty list costs
-    nothing. `on_change` receives whether there are any watchers. While there are, the relay must
+    nothing. `on_change` receives whether there are any observers. While there are, the relay must
     leave all READs to the daemon.
     """
 
@@ -43,14 +43,14 @@ class Watchers(list[Watcher]):
         super().__init__()
         self.on_change: Callable[[bool], None] = lambda are_there: None
 
-    def append(self, watcher: Watcher) -> None:
-        """Add a watcher, and call `on_change`."""
-        super().append(watcher)
+    def append(self, observer: RequestObserver) -> None:
+        """Add a observer, and call `on_change`."""
+        super().append(observer)
         self.on_change(True)
 
-    def remove(self, watcher: Watcher) -> None:
-        """Remove a watcher, and call `on_change`."""
-        super().remove(watcher)
+    def remove(self, observer: RequestObserver) -> None:
+        """Remove a observer, and call `on_change`."""
+        super().remove(observer)
         self.on_change(bool(self))
 
 

@@ -5,14 +5,14 @@ when its mtime has changed. So there the mtime is a validator: when the kernel h
 an mtime, the directory is never shown with this mtime and other names.
 
 - While the listing is fresh, the inode's mtime is shown. It changes when the names change.
-- While the listing is stale, a *stamp* is shown. It changes once per list TTL until the directory
-  is listed, and whenever an outage begins or ends. So the kernel reads the directory again, and
-  doesn't cache for long what was shown in an outage.
-- A listing that finds nothing new makes the stamp the inode's mtime: what the kernel has just read
-  under the stamp is valid as long as the listing is.
-- If there was no stamp, because the listing before was still fresh, the mtime grows by 1 ns. So
-  after expiry the kernel reads the directory, which renews all its cached names, and doesn't look
-  up each expired name.
+- While the listing is stale, a *temporary validator* is shown. It changes once per list TTL until
+  the directory is listed, and whenever an outage begins or ends. So the kernel reads the directory
+  again, and doesn't cache for long what was shown in an outage.
+- A listing that finds nothing new makes the temporary validator the inode's mtime: what the kernel
+  has just read under it is valid as long as the listing is.
+- If there was no temporary validator, because the listing before was still fresh, the mtime grows
+  by 1 ns. So after expiry the kernel reads the directory, which renews all its cached names, and
+  doesn't look up each expired name.
 - A first listing that only adds names doesn't change the mtime: no reader has seen the whole
   directory before.
 
@@ -29,9 +29,9 @@ from cachefs.namespace.inodes import InodeTable
 from cachefs.namespace.outage import NS, STALE_TTL_S, Outage
 
 
-class Stamps:
-    """The stamps of one mount, owned by its `Namespace`. All methods are synchronous. While
-    `are_shown` is False, the inode's own mtime is always shown."""
+class DirectoryValidators:
+    """The directory validators of one mount, owned by its `Namespace`. All methods are synchronous.
+    While `are_shown` is False, the inode's own mtime is always shown."""
 
     def __init__(
         self,
@@ -78,21 +78,21 @@ class Stamps:
         age_ns = now_ns - since_ns
         if 0 <= age_ns < self.list_ttl_ns:
             return mtime_ns, self.list_ttl_ns - age_ns
-        return self._stamp(since_ns, mtime_ns, now_ns)
+        return self._temporary(since_ns, mtime_ns, now_ns)
 
-    def _stamp(self, since_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
+    def _temporary(self, since_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
         ttl_ns = int(self.list_ttl_ns)
         if ttl_ns <= 0:
             return max(now_ns, mtime_ns + 1), 0.0
         # If it is in the future, the clock was set back, and the staleness is unknown.
         since_ns = since_ns if since_ns <= now_ns else 0
         periods, past_ns = divmod(now_ns - since_ns, ttl_ns)
-        # The mtime may be ahead of the clock, too. The stamp must still change in each period.
-        stamp_ns = max(since_ns + periods * ttl_ns, mtime_ns + periods)
+        # The mtime may be ahead of the clock, too. The validator must still change in each period.
+        validator_ns = max(since_ns + periods * ttl_ns, mtime_ns + periods)
         if self._outage.changed_at_ns <= now_ns:
-            stamp_ns = max(stamp_ns, self._outage.changed_at_ns)
+            validator_ns = max(validator_ns, self._outage.changed_at_ns)
         left_ns = float(ttl_ns - past_ns)
-        return stamp_ns, min(left_ns, STALE_TTL_S * NS) if self._outage.is_on else left_ns
+        return validator_ns, min(left_ns, STALE_TTL_S * NS) if self._outage.is_on else left_ns
 
     def touch(self, ino: int) -> None:
         """Give the directory a new mtime, greater than any shown before, as its names have
@@ -103,9 +103,9 @@ class Stamps:
             self._table.touch(ino, max(self._clock.now_ns(), shown_ns + 1))
 
     def renew(self, ino: int) -> None:
-        """Call this after a listing, just before its row is put. Makes the stamp that is shown now
-        the inode's mtime; without a stamp, the mtime of a directory that was listed before grows
-        by 1 ns."""
+        """Call this after a listing, just before its row is put. Makes the temporary validator that
+        is shown now the inode's mtime; without one, the mtime of a directory that was listed before
+        grows by 1 ns."""
         inode = self._table.get(ino)
         if inode is None or not self.are_shown or math.isinf(self.list_ttl_ns):
             return
@@ -115,7 +115,7 @@ class Stamps:
         elif self._table.listing(ino) is not None:
             self._table.touch(ino, inode.mtime_ns + 1)
 
-    def forget(self, ino: int) -> None:
+    def invalidate(self, ino: int) -> None:
         """Make the kernel ask for the mtime again at the next use: it is about to read names that
         are valid for less time than the mtime that it caches."""
         if self.are_shown:
