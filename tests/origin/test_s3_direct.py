@@ -22,7 +22,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3 import direct_reader as s3_direct
+from cachefs.origin.s3 import small_reader
 from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 
@@ -108,7 +108,7 @@ async def test_idle_connections_are_not_used_for_ever(filled, monkeypatch) -> No
     origin, objects, _, _ = filled
     wanted = await wanted_of(origin, objects)
     assert None not in await read_many(origin, wanted)
-    monkeypatch.setattr(s3_direct, "_REUSED_S", -1.0)
+    monkeypatch.setattr(small_reader, "REUSED_S", -1.0)
     assert None not in await read_many(origin, wanted)
     assert len(origin._direct._idle) == len(wanted)
 

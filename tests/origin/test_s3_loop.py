@@ -17,7 +17,7 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3 import loop_reader as s3_loop
+from cachefs.origin.s3 import small_reader
 from cachefs.types import ObjectMeta
 
 BODY = bytes(range(256)) * 400
@@ -143,7 +143,7 @@ async def test_a_connection_that_the_server_closed_meanwhile(
 async def test_connections_are_not_kept_for_ever(
     server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_loop, "_REUSED_S", -1.0)
+    monkeypatch.setattr(small_reader, "REUSED_S", -1.0)
     for _ in range(3):
         assert await read(origin) == BODY
     assert server.connections == 3
@@ -160,7 +160,7 @@ async def test_connections_that_nobody_needs_any_more_are_closed(
         for _ in range(5):
             nursery.start_soon(read, origin)
     assert len(origin._on_loop._idle) == 5
-    monkeypatch.setattr(s3_loop, "_REUSED_S", 0.01)
+    monkeypatch.setattr(small_reader, "REUSED_S", 0.01)
     await read(origin)
     assert len(origin._on_loop._idle) == 1
 

@@ -5,9 +5,7 @@ with 32 threads). It costs 170 us if the code only writes a request, parses the 
 body into its final buffer. It costs 130 us if one thread sends requests on 8 connections before it
 reads the first answer, because this thread seldom waits.
 
-This module handles only the usual case. For an unexpected answer the result is `None`, and after a
-failure there is a cooldown. In both cases `ObjectStoreOrigin.read` reads the object and handles the
-answer.
+For an unexpected answer the result is `None`, and `ObjectStoreOrigin.read` reads the object.
 
 All functions here block and must be called in worker threads.
 """
@@ -18,24 +16,17 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from http.client import HTTPConnection, HTTPSConnection
 from typing import NamedTuple
-from urllib.parse import urlsplit
-
-from botocore.utils import get_environ_proxies
 
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.small_reader import SmallReader
 from cachefs.origin.s3.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
-_REST_S = 10.0
-"""The cooldown after a failure: `is_usable` is false for so long."""
 _LITTLE_S = 0.1
-_REUSED_S = 3.0
-"""A connection that was idle for longer may have been closed by the server."""
 _LINE_BYTES = 16 << 10
 
 
@@ -46,26 +37,14 @@ class Answers(NamedTuple):
     requests: int
 
 
-class DirectReader:
+class DirectReader(SmallReader["_Connection"]):
     """Reads small objects of one bucket and owns the idle connections. Thread-safe."""
 
     def __init__(
         self, target: S3Target, provider: CredentialProvider, options: OriginOptions
     ) -> None:
-        self._target = target
-        self._address = urlsplit(target.base_url)
-        self._provider = provider
-        self._options = options
-        self._has_proxy = bool(get_environ_proxies(target.base_url))
+        super().__init__(target, provider, options)
         self._tls: ssl.SSLContext | None = None
-        self._idle: list[_Connection] = []
-        self._rests_until = float("-inf")
-        self._closed = False
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether requests can be sent this way at present."""
-        return not (self._has_proxy or self._closed) and time.monotonic() >= self._rests_until
 
     def get(
         self,
@@ -106,34 +85,20 @@ class DirectReader:
             else:
                 self._give_back(connection)
         if failed:
-            self._rests_until = time.monotonic() + _REST_S
+            self._rest()
         return Answers(found, requests)
 
     def _ask(self, item: Wanted) -> "_Connection":
         request = get_request(self._target, item, self._provider.current(), time.time())
-        connection = self._connection()
+        connection = self._idle_connection() or _Connection(
+            self._opened(), self._options.idle_timeout_s
+        )
         try:
             connection.ask(request)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def close(self) -> None:
-        """Close idle connections now, and the others when they are given back."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
-
-    def _connection(self) -> "_Connection":
-        now = time.monotonic()
-        with suppress(IndexError):  # other threads also take idle connections
-            while True:
-                connection = self._idle.pop()
-                if now - connection.used_at <= _REUSED_S:
-                    return connection
-                connection.close()
-        return _Connection(self._opened(), self._options.idle_timeout_s)
 
     def _opened(self) -> socket.socket:
         host, port = str(self._address.hostname), self._address.port

@@ -3,28 +3,24 @@
 The way through a thread and obstore takes nearly half of the daemon's CPU time for a cold read:
 with 16 readers on two cores 700 us of 1,550 us. This module needs about 300 us. It sends requests
 and receives answers on the loop with non-blocking calls. It has no TLS; obstore does that.
-
-As `s3_direct`, this module handles only the usual case.
 """
 
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import trio
 from botocore.credentials import ReadOnlyCredentials
-from botocore.utils import get_environ_proxies
 
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
-from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import digest, small_reader
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.small_reader import SmallReader
 from cachefs.origin.s3.wire import (
     Head,
     UnusualError,
@@ -34,10 +30,6 @@ from cachefs.origin.s3.wire import (
     read_head,
 )
 
-_REST_S = 10.0
-"""The cooldown after a failure: `is_usable` is false for so long."""
-_REUSED_S = 3.0
-"""A connection that was idle for longer may have been closed by the server."""
 _CREDENTIALS_S = 1.0
 """A thread looks credentials up again if the last look-up is at least this old."""
 _CREDENTIAL_THREADS = 4
@@ -76,32 +68,20 @@ class LookedUp(NamedTuple):
     data: bytearray
 
 
-class LoopReader:
+class LoopReader(SmallReader["_Connection"]):
     """Reads small objects of one bucket and owns the connections for this. Not thread-safe: only
     the loop may use it."""
 
     def __init__(
         self, target: S3Target, provider: CredentialProvider, options: OriginOptions
     ) -> None:
-        self._target = target
-        self._provider = provider
-        self._connect_s = options.connect_timeout_s
-        address = urlsplit(target.base_url)
-        self._host, self._port = str(address.hostname), address.port or 80
-        self._is_plain = address.scheme == "http" and not get_environ_proxies(target.base_url)
+        super().__init__(target, provider, options)
+        self._host, self._port = str(self._address.hostname), self._address.port or 80
+        self._fits = self._fits and self._address.scheme == "http"
         self._credentials: ReadOnlyCredentials | None = None
         self._credentials_at = float("-inf")
         self._credential_threads = trio.CapacityLimiter(_CREDENTIAL_THREADS)
-        self._idle: deque[_Connection] = deque()
-        """Idle connections; the most recently used one is at the end."""
         self._piece = memoryview(bytearray(_PIECE_BYTES))
-        self._rests_until = float("-inf")
-        self._closed = False
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether requests can be sent this way at present."""
-        return self._is_plain and not self._closed and time.monotonic() >= self._rests_until
 
     async def get(self, item: Wanted, subject: str) -> Loaded | None:
         """Return the object, or None if it can't be read this way: then `ObjectStoreOrigin.read`
@@ -132,7 +112,7 @@ class LoopReader:
             if time.monotonic() >= self._credentials_at + _CREDENTIALS_S:
                 await self._renew_credentials()
             request = request_with(self._credentials, time.time())
-            connection = self._idle_one()
+            connection = self._idle_connection()
             if connection is not None:
                 try:
                     return await self._ask(connection, request, item, most_bytes)
@@ -154,7 +134,7 @@ class LoopReader:
         except (OSError, EOFError, trio.TooSlowError):
             raise s3_errors.unreachable(self._target, subject) from None
         except Exception:  # the caller then uses the regular way, which reports the cause
-            self._rests_until = time.monotonic() + _REST_S
+            self._rest()
             return None
 
     async def _renew_credentials(self) -> None:
@@ -180,28 +160,13 @@ class LoopReader:
             self._idle.append(connection)
         else:
             connection.close()
-        while self._idle and now - self._idle[0].used_at > _REUSED_S:
+        while self._idle and now - self._idle[0].used_at > small_reader.REUSED_S:
             self._idle.popleft().close()
 
-    def _idle_one(self) -> "_Connection | None":
-        now = time.monotonic()
-        while self._idle:
-            connection = self._idle.pop()
-            if now - connection.used_at <= _REUSED_S:
-                return connection
-            connection.close()
-        return None
-
     async def _opened(self) -> "_Connection":
-        with trio.fail_after(self._connect_s):
+        with trio.fail_after(self._options.connect_timeout_s):
             stream = await trio.open_tcp_stream(self._host, self._port)
         return _Connection(stream)
-
-    def close(self) -> None:
-        """Close idle connections now, and the others when their answer has arrived."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
 
 
 def _is_plain_answer(status: int) -> bool:

@@ -1,0 +1,79 @@
+"""What `LoopReader` and `DirectReader` share: idle connections, and a rest after a failure.
+
+Both handle only the usual case and have no proxies. `ObjectStoreOrigin.read` reads everything else
+through obstore, and reports the cause of a failure.
+"""
+
+import time
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.utils import get_environ_proxies
+
+from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.credentials import CredentialProvider
+
+_REST_S = 10.0
+"""The cooldown after a failure: `is_usable` is false for so long."""
+REUSED_S = 3.0
+"""A connection that was idle for longer may have been closed by the server."""
+
+
+class Connection(Protocol):
+    """An HTTP/1.1 connection for one request at a time."""
+
+    used_at: float
+    is_idle: bool
+    """The last answer has been read completely, and the server accepts another request."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class SmallReader(Generic[C]):
+    """Reads small objects of one bucket, and owns the connections for this."""
+
+    def __init__(
+        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+    ) -> None:
+        self._target = target
+        self._provider = provider
+        self._options = options
+        self._address = urlsplit(target.base_url)
+        self._fits = not get_environ_proxies(target.base_url)
+        """Whether the bucket can be read this way at all."""
+        self._idle: deque[C] = deque()
+        """Idle connections; the most recently used one is at the end."""
+        self._rests_until = float("-inf")
+        self._closed = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can be sent this way at present."""
+        return self._fits and not self._closed and time.monotonic() >= self._rests_until
+
+    def close(self) -> None:
+        """Close idle connections now, and the others when they are given back."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _rest(self) -> None:
+        self._rests_until = time.monotonic() + _REST_S
+
+    def _idle_connection(self) -> C | None:
+        """Take an idle connection that the server has hardly closed yet; close older ones."""
+        now = time.monotonic()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # other threads also take idle connections
+                return None
+            if now - connection.used_at <= REUSED_S:
+                return connection
+            connection.close()
