@@ -26,18 +26,16 @@ class CacheDirError(CachefsError):
     """A cache directory can't be used: not writable, in use, foreign, or of a newer format."""
 
 
+class WorkersStoppedError(CachefsError):
+    """The threads for this call have ended: the mount ends, or the tier is being removed. EIO."""
+
+
 class OriginError(CachefsError):
     """The store that holds the data failed."""
 
 
 class NotFoundError(OriginError):
     """There is no such object, directory or bucket. ENOENT."""
-
-
-def reason_of(error: OSError) -> str:
-    """Return the system's error text for a user, with the file if there is one."""
-    said = error.strerror or str(error)
-    return f"{error.filename}: {said}" if error.filename is not None else said
 
 
 class NotADirError(OriginError):
@@ -69,3 +67,9 @@ class OriginBusyError(OriginUnavailableError):
 
 class BadDataError(OriginError):
     """The origin answered with too few, too many or wrong bytes. EIO."""
+
+
+def reason_of(error: OSError) -> str:
+    """Return the system's error text for a user, with the file if there is one."""
+    said = error.strerror or str(error)
+    return f"{error.filename}: {said}" if error.filename is not None else said

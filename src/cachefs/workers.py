@@ -14,13 +14,13 @@ import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
-from cachefs.errors import OriginUnavailableError
+from cachefs.errors import WorkersStoppedError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class _Job:
+class _Call:
     """One call. `task` waits for the result; it is None once no task waits any more."""
 
     __slots__ = ("afterwards", "args", "function", "raise_cancel", "task")
@@ -40,12 +40,12 @@ class Workers:
     def __init__(self, count: int, name: str) -> None:
         self._count = count
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
-        self._calls = 0
-        """Submitted jobs whose results have not arrived on the loop, including abandoned ones."""
-        self._held: set[_Job] = set()
-        """The jobs of cancelled callers of `run` that still wait for their thread."""
+        self._under_way = 0
+        """Submitted calls whose results have not arrived on the loop, including abandoned ones."""
+        self._held: set[_Call] = set()
+        """The calls of cancelled callers of `run` that still wait for their thread."""
         self._deserted = False
         self._idle = trio.lowlevel.ParkingLot()
         self._stopped = False
@@ -57,14 +57,14 @@ class Workers:
         A submitted call can't be cancelled. A cancelled caller continues only when the thread no
         longer uses the caller's slots, buffers and file descriptors, or after `desert`.
         """
-        job = self._submit(function, args)
+        call = self._submit(function, args)
 
         def hold(raise_cancel: RaiseCancelT) -> Abort:
             if self._deserted:
-                job.task = None
+                call.task = None
                 return Abort.SUCCEEDED
-            job.raise_cancel = raise_cancel
-            self._held.add(job)
+            call.raise_cancel = raise_cancel
+            self._held.add(call)
             return Abort.FAILED
 
         result: T = await trio.lowlevel.wait_task_rescheduled(hold)
@@ -82,71 +82,72 @@ class Workers:
         """Do the same for a function that borrows resources. The loop calls `give_back` exactly
         once, when the thread no longer uses them, whether or not the caller still waits."""
         try:
-            job = self._submit(function, args)
+            call = self._submit(function, args)
         except BaseException:
             give_back()
             raise
-        job.afterwards = give_back
-        result: T = await self._wait(job)
+        call.afterwards = give_back
+        result: T = await self._wait(call)
         return result
 
     @staticmethod
-    async def _wait(job: _Job) -> Any:
+    async def _wait(call: _Call) -> Any:
         def abandon(_: Any) -> Abort:
-            job.task = None
+            call.task = None
             return Abort.SUCCEEDED
 
         return await trio.lowlevel.wait_task_rescheduled(abandon)
 
-    def _submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Job:
+    def _submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Call:
         if self._stopped:
-            raise OriginUnavailableError("the mount is shutting down")
-        self._calls += 1
-        if self._calls > self._threads and self._threads < self._count:
+            raise WorkersStoppedError("the mount is shutting down")
+        self._under_way += 1
+        if self._under_way > self._threads and self._threads < self._count:
             self._threads += 1
             name = f"{self._name}-{self._threads}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
-        job = _Job(trio.lowlevel.current_task(), function, args)
-        self._jobs.put(job)
-        return job
+        call = _Call(trio.lowlevel.current_task(), function, args)
+        self._queue.put(call)
+        return call
 
     async def idle(self) -> None:
         """Wait until no call is in flight. After `stop` no new call can begin."""
-        while self._calls:
+        while self._under_way:
             await self._idle.park()
 
     def desert(self) -> None:
         """Release cancelled callers of `run` although their threads still run. The resources lent
         to these threads must never be reused."""
         self._deserted = True
-        for job in self._held:
-            task, job.task = job.task, None
-            if task is not None and job.raise_cancel is not None:
-                trio.lowlevel.reschedule(task, outcome.capture(job.raise_cancel))
+        for call in self._held:
+            task, call.task = call.task, None
+            if task is not None and call.raise_cancel is not None:
+                trio.lowlevel.reschedule(task, outcome.capture(call.raise_cancel))
         self._held.clear()
 
     def stop(self) -> None:
-        """End the threads after the queued calls, and refuse new calls."""
+        """End the threads after the queued calls. From now on a new call raises
+        `WorkersStoppedError`."""
         self._stopped = True
         for _ in range(self._threads):
-            self._jobs.put(None)
+            self._queue.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            result = outcome.capture(job.function, *job.args)
+        while (call := self._queue.get()) is not None:
+            result = outcome.capture(call.function, *call.args)
             try:
-                self._token.run_sync_soon(self._deliver, job, result)
+                self._token.run_sync_soon(self._deliver, call, result)
             except trio.RunFinishedError:
                 return
-            del job, result  # free the result, which may be a whole block
+            del call, result  # free the result, which may be a whole block
 
-    def _deliver(self, job: _Job, result: outcome.Outcome[Any]) -> None:
+    def _deliver(self, call: _Call, result: outcome.Outcome[Any]) -> None:
         """Pass the result to the waiting task. Runs on the loop."""
-        self._calls -= 1
-        self._held.discard(job)
-        if self._calls == 0:
+        self._under_way -= 1
+        self._held.discard(call)
+        if self._under_way == 0:
             self._idle.unpark_all()
-        if job.afterwards is not None:
-            job.afterwards()
-        if job.task is not None:
-            trio.lowlevel.reschedule(job.task, result)
+        if call.afterwards is not None:
+            call.afterwards()
+        if call.task is not None:
+            trio.lowlevel.reschedule(call.task, result)

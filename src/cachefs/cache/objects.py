@@ -19,7 +19,7 @@ from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.tier.admission_filter import Intents
 from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.store import TierStore
-from cachefs.errors import OriginUnavailableError
+from cachefs.errors import WorkersStoppedError
 from cachefs.format.slab import entry_at
 from cachefs.tiers.slabs import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
@@ -255,7 +255,7 @@ class CachedObjects:
         for blocks in _steps(store, refs):
             try:
                 known = await self._settled(store, blocks)
-            except OriginUnavailableError:
+            except WorkersStoppedError:
                 if not store.retired:
                     raise
                 break  # the tier is being removed, and its threads have ended
