@@ -7,7 +7,7 @@ log = logging.getLogger(__name__)
 _reported: set[type[Exception]] = set()
 
 
-def report(error: Exception) -> None:
+def report_bug(error: Exception) -> None:
     """Log a bug with its traceback, once per exception type."""
     if type(error) not in _reported:
         _reported.add(type(error))

@@ -16,7 +16,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
-from cachefs.prefetch import bugs
+from cachefs.prefetch.bug_reports import report_bug
 from cachefs.types import BLOCK_BYTES, BlockKey
 
 _MOST_JOBS, _MOST_JOBS_OF_USER = 16, 4
@@ -45,7 +45,7 @@ class _Ahead(NamedTuple):
     at_s: float
 
 
-class _Job:
+class _TrainingJob:
     """The queue and the window of one job; `Hints` owns it."""
 
     __slots__ = ("ahead", "ahead_bytes", "changed", "paths", "started", "used_at")
@@ -92,7 +92,7 @@ class Hints:
         self._may_fetch = may_fetch
         self._forget_reader = forget_reader
         self._requests = trio.Semaphore(_REQUESTS)
-        self._jobs: OrderedDict[JobKey, _Job] = OrderedDict()
+        self._jobs: OrderedDict[JobKey, _TrainingJob] = OrderedDict()
 
     def take(self, job_key: JobKey, directory: int, path: bytes) -> bool:
         """Queue a hint: the job will read `path` below the directory with that inode number, after
@@ -114,18 +114,18 @@ class Hints:
             if inode.ino in job.ahead:
                 self._note_used(job, inode.ino)
 
-    def _begin(self, job_key: JobKey) -> _Job:
+    def _begin(self, job_key: JobKey) -> _TrainingJob:
         """Begin a job. If there are too many, first end the one that was used longest ago."""
         same_user = [key for key in self._jobs if key[0] == job_key[0]]
         candidates = same_user if len(same_user) >= _MOST_JOBS_OF_USER else list(self._jobs)
         if len(same_user) >= _MOST_JOBS_OF_USER or len(self._jobs) >= _MOST_JOBS:
             oldest = min(candidates, key=lambda key: self._jobs[key].used_at)
             self._jobs.pop(oldest).wake()
-        job = self._jobs[job_key] = _Job()
+        job = self._jobs[job_key] = _TrainingJob()
         self._nursery.start_soon(self._run, job_key, job)
         return job
 
-    def _note_used(self, job: _Job, ino: int) -> None:
+    def _note_used(self, job: _TrainingJob, ino: int) -> None:
         now = trio.current_time()
         for earlier, ahead in list(job.ahead.items()):
             if earlier == ino or ahead.at_s + _OVERTAKEN_S > now:
@@ -137,7 +137,7 @@ class Hints:
 
     # -- the window ----------------------------------------------------------------------------
 
-    async def _run(self, job_key: JobKey, job: _Job) -> None:
+    async def _run(self, job_key: JobKey, job: _TrainingJob) -> None:
         """Fetch ahead until the job is idle for `_IDLE_S`, or ends to make room for another."""
         while self._jobs.get(job_key) is job:
             if job.paths and self._has_room(job) and self._may_fetch():
@@ -157,22 +157,22 @@ class Hints:
                     del self._jobs[job_key]
                 return
 
-    def _has_room(self, job: _Job) -> bool:
+    def _has_room(self, job: _TrainingJob) -> bool:
         share_bytes = _MOST_BYTES // len(self._jobs) if self._jobs else 0
         return job.ahead_bytes < share_bytes and len(job.ahead) + job.started < _MOST_FILES
 
-    async def _fetch_next(self, job: _Job, directory: int, path: bytes) -> None:
+    async def _fetch_next(self, job: _TrainingJob, directory: int, path: bytes) -> None:
         try:
             await self._fetch(job, directory, path)
         except (CachefsError, LookupError):
             pass  # a wrong hint is no error, and readers get their own errors
         except Exception as error:
-            bugs.report(error)
+            report_bug(error)
         finally:
             self._requests.release()
             job.wake()
 
-    async def _fetch(self, job: _Job, directory: int, path: bytes) -> None:
+    async def _fetch(self, job: _TrainingJob, directory: int, path: bytes) -> None:
         try:
             inode = self._namespace.inode(directory)
             for part in path.split(b"/"):

@@ -3,7 +3,7 @@
 `cp -r`, `tar`, `grep -r`, validation runs and many loaders read the files of a directory in the
 order of its listing. Without read-ahead, one reader waits for the origin once per file.
 
-A *stream* is a run of files of one directory that were read for the first time in name order.
+A *run* consists of files of one directory that were read for the first time in name order.
 After `_FILES_IN_ORDER` files the next ones are fetched. The number of files that are fetched ahead
 doubles with each of them that is read, up to `_MOST_FILES`, and halves when files are skipped.
 Files are only fetched ahead in listed directories: elsewhere the next name is not known. Readers in
@@ -20,7 +20,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
-from cachefs.prefetch import bugs
+from cachefs.prefetch.bug_reports import report_bug
 from cachefs.types import BlockKey, ObjectRef
 
 _FILES_IN_ORDER = 3
@@ -32,22 +32,22 @@ files of a directory read slightly out of order, and subdirectories are between 
 _FIRST_FILES = 4
 _MOST_FILES = 64
 _MOST_BYTES = 32 << 20
-"""Most bytes of files that were fetched ahead and not read yet, over all streams."""
+"""Most bytes of files that were fetched ahead and not read yet, over all runs."""
 _FILE_BYTES = 8 << 20
 """Larger files are not fetched ahead, because their readers have read-ahead within the file."""
 _REQUESTS = 24
 """Most files to fetch at a time. With 30 ms per request, 24 give about 700 files/s."""
 _NAMES_AT_A_TIME = 32
 """Names that are read from the table at a time, because one read for each name costs too much.
-Each stream may keep so many, so this also bounds the memory."""
-_STREAMS = 8
-"""Most streams of one directory."""
+Each run may keep so many, so this also bounds the memory."""
+_RUNS = 8
+"""Most runs of one directory."""
 _DIRECTORIES = 1_024
 _OVERTAKEN = 32
 """Most unread prefetched files before the one that is read; more of them count as skipped."""
 
 
-class _Stream:
+class _FileRun:
     """A run of files of one directory that a reader reads in name order."""
 
     __slots__ = (
@@ -67,7 +67,7 @@ class _Stream:
         """The greatest name that was read."""
         self.next_names: frozenset[bytes] | None = None
         """The names that follow `head`; None until they are needed. They are cached because a
-        read in random order would otherwise cost one table look-up for each stream."""
+        read in random order would otherwise cost one table look-up for each run."""
         self.length = length
         """Number of files that were read in order."""
         self.files = _FIRST_FILES
@@ -98,128 +98,128 @@ class OrderPrefetcher:
         self._nursery = nursery
         self._may_fetch = may_fetch
         self._limiter = trio.CapacityLimiter(_REQUESTS)
-        self._directories: OrderedDict[int, list[_Stream]] = OrderedDict()
+        self._directories: OrderedDict[int, list[_FileRun]] = OrderedDict()
         self._ahead_bytes = 0
 
     def note_first_read(self, inode: Inode) -> None:
         """Note the first read of this file since the daemon started (or since many other files were
         read). Begin to fetch the files that probably follow, without waiting for them."""
-        stream = self._stream_of(inode.parent, inode.name)
-        if stream is not None and stream.length >= _FILES_IN_ORDER and self._may_fetch():
-            self._fetch_next(stream)
+        run = self._run_of(inode.parent, inode.name)
+        if run is not None and run.length >= _FILES_IN_ORDER and self._may_fetch():
+            self._fetch_next(run)
 
-    # -- streams -------------------------------------------------------------------------------
+    # -- runs -------------------------------------------------------------------------------
 
-    def _stream_of(self, parent: int, name: bytes) -> _Stream | None:
-        """Return the stream that this file continues or begins; None if the directory is not
+    def _run_of(self, parent: int, name: bytes) -> _FileRun | None:
+        """Return the run that this file continues or begins; None if the directory is not
         listed."""
-        streams = self._directories.get(parent)
-        if streams is None:
+        runs = self._directories.get(parent)
+        if runs is None:
             if self._namespace.table.listing(parent) is None:
                 return None
-            streams = self._directories[parent] = []
+            runs = self._directories[parent] = []
             if len(self._directories) > _DIRECTORIES:
                 self._drop_oldest_directory()
         self._directories.move_to_end(parent)
-        for stream in streams:
-            if name in stream.ahead:
-                self._note_used(stream, name)
-                return stream
-        for stream in streams:
-            if stream.next_names is None:
-                stream.next_names = self._names_after(parent, stream.head)
-            if name in stream.next_names:
-                stream.length += 1
-                stream.head = name
-                stream.next_names = None
-                stream.asked = max(stream.asked, name)
-                return stream
-        is_first = not streams and next(self._namespace.table.dirents(parent), (b"",))[0] == name
-        stream = _Stream(parent, name, 2 if is_first else 1)
-        streams.insert(0, stream)
-        if len(streams) > _STREAMS:
-            self._drop(streams.pop())
-        return stream
+        for run in runs:
+            if name in run.ahead:
+                self._note_used(run, name)
+                return run
+        for run in runs:
+            if run.next_names is None:
+                run.next_names = self._names_after(parent, run.head)
+            if name in run.next_names:
+                run.length += 1
+                run.head = name
+                run.next_names = None
+                run.asked = max(run.asked, name)
+                return run
+        is_first = not runs and next(self._namespace.table.dirents(parent), (b"",))[0] == name
+        run = _FileRun(parent, name, 2 if is_first else 1)
+        runs.insert(0, run)
+        if len(runs) > _RUNS:
+            self._drop(runs.pop())
+        return run
 
     def _names_after(self, parent: int, name: bytes) -> frozenset[bytes]:
         following = islice(self._namespace.table.dirents(parent, name), _NEAR_NAMES)
         return frozenset(found for found, _ in following)
 
-    def _note_used(self, stream: _Stream, name: bytes) -> None:
-        self._ahead_bytes -= stream.ahead.pop(name)
-        stream.length += 1
-        if name > stream.head:
-            stream.head, stream.next_names = name, None
-        stream.files = min(2 * stream.files, _MOST_FILES)
+    def _note_used(self, run: _FileRun, name: bytes) -> None:
+        self._ahead_bytes -= run.ahead.pop(name)
+        run.length += 1
+        if name > run.head:
+            run.head, run.next_names = name, None
+        run.files = min(2 * run.files, _MOST_FILES)
         overtaken = 0
-        for earlier in stream.ahead:
+        for earlier in run.ahead:
             if earlier > name:
                 break
             overtaken += 1
         for _ in range(overtaken - _OVERTAKEN):
-            self._ahead_bytes -= stream.ahead.popitem(last=False)[1]
-            stream.files = max(stream.files // 2, _FIRST_FILES)
+            self._ahead_bytes -= run.ahead.popitem(last=False)[1]
+            run.files = max(run.files // 2, _FIRST_FILES)
 
     def _drop_oldest_directory(self) -> None:
-        _, streams = self._directories.popitem(last=False)
-        for stream in streams:
-            self._drop(stream)
+        _, runs = self._directories.popitem(last=False)
+        for run in runs:
+            self._drop(run)
 
-    def _drop(self, stream: _Stream) -> None:
-        self._ahead_bytes -= sum(stream.ahead.values())
-        stream.ahead.clear()
+    def _drop(self, run: _FileRun) -> None:
+        self._ahead_bytes -= sum(run.ahead.values())
+        run.ahead.clear()
 
     # -- fetching ------------------------------------------------------------------------------
 
-    def _fetch_next(self, stream: _Stream) -> None:
-        """Fetch ahead as many files as the stream may have. It considers at most twice as many
-        names, so that a run of cached files costs little."""
-        # More than `stream.files` may be ahead, if that number has halved since.
-        most = max(0, 2 * stream.files - len(stream.ahead))
+    def _fetch_next(self, run: _FileRun) -> None:
+        """Fetch ahead as many files as the run may have. It considers at most twice as many
+        names, so that many cached files in a row cost little."""
+        # More than `run.files` may be ahead, if that number has halved since.
+        most = max(0, 2 * run.files - len(run.ahead))
         for _ in range(most):
-            if len(stream.ahead) >= stream.files or not self._has_room(stream):
+            if len(run.ahead) >= run.files or not self._has_room(run):
                 return
-            following = self._following(stream)
+            following = self._following(run)
             if not following:
                 return
             name, ino = following.popleft()
-            stream.asked = name
+            run.asked = name
             inode = self._namespace.table.get(ino)
             if inode is None or inode.is_dir or not 0 < inode.size_bytes <= _FILE_BYTES:
                 continue
             ref = self._namespace.object_ref(inode)
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
                 continue
-            stream.ahead[name] = inode.size_bytes
+            run.ahead[name] = inode.size_bytes
             self._ahead_bytes += inode.size_bytes
-            self._nursery.start_soon(self._fetch, stream, name, ref)
+            self._nursery.start_soon(self._fetch, run, name, ref)
 
-    def _following(self, stream: _Stream) -> deque[tuple[bytes, int]]:
+    def _following(self, run: _FileRun) -> deque[tuple[bytes, int]]:
         """Return the names to consider next. Read more from the table if none are left; the result
         is empty at the end of the directory."""
-        stream.asked = max(stream.asked, stream.head)
-        following = stream.following
-        while following and following[0][0] <= stream.asked:
+        run.asked = max(run.asked, run.head)
+        following = run.following
+        while following and following[0][0] <= run.asked:
             following.popleft()
         if not following:
-            names = self._namespace.table.dirents(stream.parent, stream.asked)
+            names = self._namespace.table.dirents(run.parent, run.asked)
             found = islice(names, _NAMES_AT_A_TIME)
             following.extend((name, dirent.ino) for name, dirent in found)
         return following
 
-    def _has_room(self, stream: _Stream) -> bool:
-        """Return whether the stream may fetch one more file. To make room, drop the streams of the
+    def _has_room(self, run: _FileRun) -> bool:
+        """Return whether the run may fetch one more file. To make room, drop the runs of the
         least recently read directories."""
         while self._ahead_bytes >= _MOST_BYTES:
             oldest = next(iter(self._directories))
-            if oldest == stream.parent:
+            if oldest == run.parent:
                 return False
             self._drop_oldest_directory()
         return True
 
-    async def _fetch(self, stream: _Stream, name: bytes, ref: ObjectRef) -> None:
+    async def _fetch(self, run: _FileRun, name: bytes, ref: ObjectRef) -> None:
         async with self._limiter:
-            if name not in stream.ahead or not self._may_fetch():
+            if name not in run.ahead or not self._may_fetch():
                 return  # the file was read or dropped meanwhile, or the origin is overloaded
             # No await may come between check and fetch: otherwise a block could be fetched twice.
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
@@ -230,4 +230,4 @@ class OrderPrefetcher:
             except CachefsError:
                 pass  # readers get their own error
             except Exception as error:
-                bugs.report(error)
+                report_bug(error)

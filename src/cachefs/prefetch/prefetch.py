@@ -8,7 +8,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.reader import Readers
-from cachefs.prefetch import bugs
+from cachefs.prefetch.bug_reports import report_bug
 from cachefs.prefetch.hints import Hints
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
@@ -42,4 +42,4 @@ class Prefetch:
             if self._order is not None:
                 self._order.note_first_read(inode)
         except Exception as error:
-            bugs.report(error)
+            report_bug(error)
