@@ -10,7 +10,7 @@ import trio.testing
 
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.reader import Readers
-from cachefs.prefetch import bugs
+from cachefs.prefetch import bug_reports
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
 from cachefs.prefetch.prefetch import Prefetch
@@ -160,7 +160,7 @@ async def test_a_bug_costs_no_read(
     def fail(*args: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(bugs, "_reported", set())
+    monkeypatch.setattr(bug_reports, "_reported", set())
     prefetch = Prefetch(
         *(reading.tree.namespace, reading.cache, nursery, LookUpReads(reading.cache)),
         *(lambda: True, 0),
