@@ -1,8 +1,11 @@
-/* Kernel requests and hostile tables for the relay: its sources as they are, without its threads
- * (to be linked with all of them but relay.c and module.c). An input is a list of steps; see `run`. With libFuzzer (python -m tests.fuzz relay) or,
- * with REPLAY defined, a program that replays files and a few mutations of each. */
+/* Kernel requests and hostile tables for the relay: its sources as they are, without its threads.
+ * `relay_sources` in engine.py says what to link. An input is a list of steps; see `run`. With
+ * libFuzzer (python -m tests.fuzz relay) or, with REPLAY defined, a program that replays files and a
+ * few mutations of each. */
+#include "../../src/cachefs/fuse/relay/forwarding.c"
 #include "../../src/cachefs/fuse/relay/relay.c"
 #include "../../src/cachefs/fuse/relay/reads.h"
+#include "../../src/cachefs/fuse/relay/sums.h"
 
 #include <stdio.h>
 #include <sys/mman.h>
@@ -171,7 +174,7 @@ static void run(struct input *in) {
             memset(worker->request, 0, 4096);
             header->opcode = FUSE_READ;
             header->pid = (uint32_t)number(in, 1) ? 0x7ffffff0u : 0;
-            body->fh = number(in, 2) << INO_BITS;
+            body->fh = number(in, 2) << RT_INO_BITS;
             size_t length = number(in, 1) & 1 ? 80 : number(in, 1);
             if (length < sizeof *header) length = sizeof *header;
             for (uint64_t count = number(in, 1); count > 0; count--) {

@@ -8,9 +8,6 @@
 #define XXH_INLINE_ALL
 #include "xxhash.h"
 
-#define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
-#define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
-
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 uint64_t xxh3_with_avx2(const void *bytes, size_t length); /* sums_avx2.c; three times as fast */
 

@@ -9,10 +9,6 @@
 
 #define PAGE 4096u
 
-/* Relaxed accesses, where the order does not matter. All other orders are explicit. */
-#define GET(x) atomic_load_explicit(&(x), memory_order_relaxed)
-#define PUT(x, value) atomic_store_explicit(&(x), (value), memory_order_relaxed)
-
 struct layout {
     size_t users, limited, user_bytes, ring, alive, file_hits, file_bytes, touched, generations,
         sums, entries, total;
@@ -39,8 +35,8 @@ static struct layout layout_of(uint64_t entry_count) {
     l.alive = place(&end, RT_FILES);
     l.file_hits = place(&end, RT_FILES * sizeof(uint32_t));
     l.file_bytes = place(&end, RT_FILES * sizeof(uint64_t));
-    l.touched = place(&end, RT_SLOTS);
-    l.generations = place(&end, RT_SLOTS * sizeof(uint32_t));
+    l.touched = place(&end, RT_GENERATIONS);
+    l.generations = place(&end, RT_GENERATIONS * sizeof(uint32_t));
     l.sums = place(&end, sums_count(entry_count) * sizeof(struct rt_sums));
     l.entries = place(&end, entry_count * sizeof(struct rt_entry));
     l.total = end;
@@ -117,7 +113,7 @@ static struct rt_entry *set_of(const struct rt_table *table, uint64_t ino, uint3
 }
 
 static uint32_t counter_of(uint32_t file, uint32_t slot) {
-    return (uint32_t)(mixed((uint64_t)file << 32 | slot) & (RT_SLOTS - 1));
+    return (uint32_t)(mixed((uint64_t)file << 32 | slot) & (RT_GENERATIONS - 1));
 }
 
 /* -- for the writer ---------------------------------------------------------------------------- */
@@ -133,7 +129,7 @@ void rt_begin_epoch(struct rt_table *table) {
     madvise((void *)table->alive, RT_FILES, MADV_REMOVE);
     madvise((void *)table->file_hits, RT_FILES * sizeof(uint32_t), MADV_REMOVE);
     madvise((void *)table->file_bytes, RT_FILES * sizeof(uint64_t), MADV_REMOVE);
-    madvise((void *)table->touched, RT_SLOTS, MADV_REMOVE);
+    madvise((void *)table->touched, RT_GENERATIONS, MADV_REMOVE);
     madvise((void *)table->ring, RT_RING * sizeof(uint64_t), MADV_REMOVE);
     PUT(h->ring_tail, GET(h->ring_head));
     PUT(h->paused, 0);

@@ -16,7 +16,8 @@
 #ifndef CACHEFS_RELAY_TABLE_H
 #define CACHEFS_RELAY_TABLE_H
 
-#include <stdatomic.h>
+#include "atomics.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,9 +27,10 @@
 
 #define RT_WAYS 8
 #define RT_SLOT_UNIT 512       /* bytes; slots begin at multiples of it */
-#define RT_SLOTS (1u << 22)    /* number of generation counters */
+#define RT_GENERATIONS (1u << 22) /* number of generation counters; slots share them */
 #define RT_FILES (1u << 20)
-#define RT_USERS (1u << 15)    /* numbers that fit above an inode number of 48 bits */
+#define RT_INO_BITS 48         /* of a handle; the user number is above (uid_limits.py) */
+#define RT_USERS (1u << 15)    /* numbers that fit above an inode number */
 #define RT_USER_TRIES 64       /* possible places of a user */
 #define RT_RING (1u << 16)
 #define RT_BUCKETS 64          /* by bit length of (ns >> 13), as in cachefs.metrics */
@@ -99,8 +101,8 @@ struct rt_table {
     _Atomic uint8_t *alive;          /* [RT_FILES] 1: blocks of this file may be served */
     _Atomic uint32_t *file_hits;     /* [RT_FILES] hits since the writer last took them */
     _Atomic uint64_t *file_bytes;    /* [RT_FILES] the same in bytes */
-    _Atomic uint8_t *touched;        /* [RT_SLOTS] 1: the ring holds a hit of this slot */
-    _Atomic uint32_t *generations;   /* [RT_SLOTS] */
+    _Atomic uint8_t *touched;        /* [RT_GENERATIONS] 1: the ring holds a hit of this slot */
+    _Atomic uint32_t *generations;   /* [RT_GENERATIONS] counters of changes, see above */
     struct rt_sums *sums;            /* [sums_count] indexed by the block's checksum */
     uint64_t sums_count;
     struct rt_entry *entries;

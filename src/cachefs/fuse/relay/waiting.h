@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define WAITING_LOOK_NS 50000000 /* interval of `waiting_look` */
+
 struct fuse_in_header;
 struct waiting_entry;
 
@@ -38,7 +40,7 @@ void waiting_note(struct waiting *waiting, const struct fuse_in_header *in);
 /* Handles a FUSE_INTERRUPT: answers the interrupted request with EINTR if its process is dying. */
 void waiting_interrupt(struct waiting *waiting, const struct fuse_in_header *in);
 
-/* Checks interrupted requests and direct reads again. Must be called every 50 ms. */
+/* Checks interrupted requests and direct reads again. Must be called every WAITING_LOOK_NS. */
 void waiting_look(struct waiting *waiting);
 
 /* Answers all noted requests with `error` (negative), because no answer will come any more. */

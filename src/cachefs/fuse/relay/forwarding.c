@@ -1,0 +1,252 @@
+/* Forwarding: requests to the daemon over the SEQPACKET socket, and the daemon's notices to the
+ * kernel. relay.h describes what happens while there is no daemon.
+ *
+ * `lock` of the relay protects everything here: the socket, which this file owns, the queue of
+ * requests, the notices, the copy of INIT and the ring of numbers. A message
+ * belongs to its list; the code that unlinks it frees it.
+ */
+#define _GNU_SOURCE
+#include "forwarding.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* From linux/fuse.h of Linux 6.9; older headers lack them. */
+#define NOTIFY_RESEND 7
+#define INIT_EXT (1u << 30)
+#define HAS_RESEND_HIGH (1u << (39 - 32))
+
+#define NOTICE_BYTES 2048      /* a name has at most 1,024 */
+
+/* A request or notice in a list. Allocated by `message_of`. */
+struct message {
+    struct message *next;
+    size_t length;
+    char bytes[];
+};
+
+void init_forwarding(struct relay *relay) {
+    relay->requests_fd = -1;
+    relay->last = &relay->first;
+    relay->last_notice = &relay->first_notice;
+    pthread_mutex_init(&relay->lock, NULL);
+    pthread_cond_init(&relay->has_queue, NULL);
+    pthread_cond_init(&relay->has_daemon, NULL);
+}
+
+void end_forwarding(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    if (relay->requests_fd >= 0) shutdown(relay->requests_fd, SHUT_RDWR);
+    pthread_cond_signal(&relay->has_queue);
+    pthread_cond_signal(&relay->has_daemon);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+/* Returns a copy of the bytes, which the caller owns. */
+static struct message *message_of(const void *bytes, size_t length) {
+    struct message *message = malloc(sizeof *message + length);
+    if (message == NULL) abort(); /* a lost request would block its process for ever */
+    message->next = NULL;
+    message->length = length;
+    memcpy(message->bytes, bytes, length);
+    return message;
+}
+
+/* Appends a copy of a request to the queue. The caller must hold `lock`. */
+static void enqueue(struct relay *relay, const void *bytes, size_t length) {
+    *relay->last = message_of(bytes, length);
+    relay->last = &(*relay->last)->next;
+    pthread_cond_signal(&relay->has_queue);
+}
+
+/* Unlinks the first request of the queue, which the caller then owns; NULL if the queue is
+ * empty. The caller must hold `lock`. */
+static struct message *dequeue(struct relay *relay) {
+    struct message *message = relay->first;
+    if (message == NULL) return NULL;
+    relay->first = message->next;
+    if (relay->first == NULL) relay->last = &relay->first;
+    return message;
+}
+
+/* Receives a notice from the daemon without waiting; NULL if there is none. The caller must hold
+ * `lock`, and owns the result. */
+static struct message *receive_notice(struct relay *relay) {
+    char bytes[NOTICE_BYTES];
+    if (relay->requests_fd < 0 || relay->says_nothing) return NULL;
+    ssize_t length = recv(relay->requests_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (length >= (ssize_t)sizeof(struct fuse_out_header)) return message_of(bytes, (size_t)length);
+    if (length == 0 || (length < 0 && errno != EAGAIN && errno != EINTR)) relay->says_nothing = true;
+    return NULL;
+}
+
+/* Closes the socket, after its notices have been saved. The caller must hold `lock`. */
+static void lose_daemon(struct relay *relay) {
+    if (relay->requests_fd < 0) return;
+    struct message *notice;
+    while ((notice = receive_notice(relay)) != NULL) {
+        *relay->last_notice = notice;
+        relay->last_notice = &notice->next;
+    }
+    shutdown(relay->requests_fd, SHUT_RDWR); /* wakes `pass_notices_on` from its poll */
+    close(relay->requests_fd);
+    relay->requests_fd = -1;
+    /* No daemon has received the queued requests. The kernel sends them again if it can. */
+    while (relay->can_resend && relay->first != NULL) free(dequeue(relay));
+}
+
+void forward(struct relay *relay, const void *bytes, size_t length) {
+    const struct fuse_in_header *in = bytes;
+    ADD(relay->table.header->forwarded, 1);
+    waiting_note(&relay->waiting, in);
+    pthread_mutex_lock(&relay->lock);
+    if (!relay->can_resend) relay->uniques[relay->unique_count++ % UNIQUES] = in->unique;
+    if (relay->requests_fd >= 0 && relay->first == NULL) {
+        ssize_t sent;
+        do
+            sent = send(relay->requests_fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+        while (sent < 0 && errno == EINTR);
+        if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS))
+            enqueue(relay, bytes, length);
+        else if (sent < 0)
+            lose_daemon(relay);
+    } else if (relay->requests_fd >= 0 || !relay->can_resend) {
+        enqueue(relay, bytes, length);
+    }
+    if (relay->requests_fd < 0 && !relay->can_resend && relay->first == NULL)
+        enqueue(relay, bytes, length); /* the send above found the daemon gone */
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void *send_queue(void *argument) {
+    struct relay *relay = argument;
+    pthread_mutex_lock(&relay->lock);
+    while (!GET(relay->stopping)) {
+        if (relay->first == NULL || relay->requests_fd < 0) {
+            pthread_cond_wait(&relay->has_queue, &relay->lock);
+            continue;
+        }
+        struct message *message = relay->first;
+        ssize_t sent = send(relay->requests_fd, message->bytes, message->length,
+                            MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent >= 0) {
+            free(dequeue(relay));
+        } else if (errno == EAGAIN || errno == ENOBUFS) {
+            /* Short wait without the lock, because the socket may be replaced meanwhile. */
+            struct pollfd room = {relay->requests_fd, POLLOUT, 0};
+            pthread_mutex_unlock(&relay->lock);
+            poll(&room, 1, 10);
+            pthread_mutex_lock(&relay->lock);
+        } else if (errno != EINTR) {
+            lose_daemon(relay);
+        }
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return NULL;
+}
+
+/* Returns the next notice, first those of a dead daemon. The caller must hold `lock`, and owns
+ * it. */
+static struct message *next_notice(struct relay *relay) {
+    struct message *notice = relay->first_notice;
+    if (notice == NULL) return receive_notice(relay);
+    relay->first_notice = notice->next;
+    if (relay->first_notice == NULL) relay->last_notice = &relay->first_notice;
+    return notice;
+}
+
+/* The kernel drops a name only when no look-up is under way in its directory. Until then it blocks
+ * the writer, in a sleep that not even SIGKILL ends. So the daemon must not be the writer: a
+ * blocked daemon could not die, so no new daemon could start and answer that look-up. */
+void *pass_notices_on(void *argument) {
+    struct relay *relay = argument;
+    pthread_mutex_lock(&relay->lock);
+    while (!GET(relay->stopping)) {
+        struct message *notice = next_notice(relay);
+        struct pollfd said = {relay->requests_fd, POLLIN, 0};
+        if (notice == NULL && (relay->requests_fd < 0 || relay->says_nothing)) {
+            pthread_cond_wait(&relay->has_daemon, &relay->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&relay->lock);
+        if (notice == NULL)
+            poll(&said, 1, -1);
+        else if (write(relay->device_fd, notice->bytes, notice->length) < 0) {
+            /* ENOENT: the kernel has not cached the name */
+        }
+        free(notice);
+        pthread_mutex_lock(&relay->lock);
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return NULL;
+}
+
+void keep_init(struct relay *relay, const char *request, size_t length) {
+    const struct fuse_in_header *in = (const struct fuse_in_header *)request;
+    const uint32_t *fields = (const uint32_t *)(in + 1); /* major, minor, readahead, flags, flags2 */
+    pthread_mutex_lock(&relay->lock);
+    free(relay->init);
+    relay->init = message_of(request, length);
+    if (length >= sizeof *in + 5 * sizeof *fields && (fields[3] & INIT_EXT))
+        relay->can_resend = (fields[4] & HAS_RESEND_HIGH) != 0 && !relay->pretends_not;
+    pthread_mutex_unlock(&relay->lock);
+}
+
+int relay_attach(struct relay *relay, int requests_fd) {
+    int error = 0, fd = dup(requests_fd);
+    if (fd < 0) return -errno;
+    pthread_mutex_lock(&relay->lock);
+    lose_daemon(relay);
+    if (relay->init != NULL) {
+        struct message *init = message_of(relay->init->bytes, relay->init->length);
+        ((struct fuse_in_header *)init->bytes)->unique = RELAY_INIT_UNIQUE;
+        if (send(fd, init->bytes, init->length, MSG_NOSIGNAL) < 0) error = -errno;
+        free(init);
+    }
+    if (error == 0) relay->requests_fd = fd;
+    relay->says_nothing = false;
+    pthread_cond_signal(&relay->has_queue);
+    pthread_cond_signal(&relay->has_daemon);
+    pthread_mutex_unlock(&relay->lock);
+    if (error != 0) close(fd);
+    return error;
+}
+
+void relay_detach(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    lose_daemon(relay);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+bool relay_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    bool can_resend = relay->can_resend;
+    uint64_t count = relay->unique_count < UNIQUES ? relay->unique_count : UNIQUES;
+    /* No daemon has received the queued requests yet. The next one will answer them. */
+    if (!can_resend) {
+        for (uint64_t i = 0; i < count; i++) {
+            bool is_queued = false;
+            for (struct message *m = relay->first; m != NULL && !is_queued; m = m->next)
+                is_queued = ((struct fuse_in_header *)m->bytes)->unique == relay->uniques[i];
+            if (!is_queued) reply(relay, relay->uniques[i], -EIO, NULL, 0);
+        }
+        relay->unique_count = 0;
+    }
+    pthread_mutex_unlock(&relay->lock);
+    if (can_resend) {
+        struct fuse_out_header out = {sizeof out, NOTIFY_RESEND, 0};
+        if (write(relay->device_fd, &out, sizeof out) < 0) return false;
+    }
+    return can_resend;
+}
+
+void relay_pretend_no_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    relay->pretends_not = true;
+    relay->can_resend = false;
+    pthread_mutex_unlock(&relay->lock);
+}

@@ -1,0 +1,206 @@
+/* The daemon's end of the relay: libfuse reads requests from the relay's socket, and writes replies
+ * to /dev/fuse. Without a relay, libfuse reads and writes /dev/fuse through this file, too.
+ *
+ * There is one session per process, so the state is static. The functions that libfuse calls run in
+ * the daemon's loop thread, with one exception: pyfuse3's notify thread writes invalidations of
+ * names by `write_reply` or `write_plainly`. It only reads the static variables, and only the loop
+ * thread changes them, so they need no lock. `plain_waiting` has a lock of its own.
+ */
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 312
+#include "session.h"
+
+#include "reads.h"
+#include "relay.h"
+#include "waiting.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fuse_lowlevel.h>
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_TRIES 64 /* requests taken for one that reaches libfuse */
+
+/* Set by `session_connect`. The session then owns the socket; `device_fd` stays the caller's. */
+static int wanted_requests_fd = -1, device_fd = -1;
+static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 */
+static bool connected;
+static uint64_t init_unique; /* of an unanswered INIT, else 0 */
+
+static void note_init(const struct fuse_in_header *in) {
+    if (in->opcode == FUSE_INIT) init_unique = in->unique;
+}
+
+/* Sets FUSE_PARALLEL_DIROPS in the answer to INIT. Without this flag, the kernel sends look-ups
+ * in one directory one at a time. pyfuse3 does not set it, and libfuse before 3.17 can't
+ * (libfuse #861). */
+static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
+    const struct fuse_out_header *out = parts[0].iov_base;
+    if (init_unique == 0 || out->unique != init_unique) return;
+    init_unique = 0;
+    if (out->error == 0 && count > 1 && parts[1].iov_len >= FUSE_COMPAT_22_INIT_OUT_SIZE)
+        ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
+}
+
+/* libfuse's read function behind a relay. Copies a request into `buffer`, either a deferred one that
+ * is due or a new one. Returns its length in bytes; -1 with EINTR if there is none. EAGAIN would end
+ * the caller's loop; after EINTR the caller waits for the next request. */
+static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
+    (void)unused;
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        ssize_t got = (ssize_t)reads_take(buffer);
+        if (got > 0) return got;
+        got = recv(fd, buffer, length, MSG_DONTWAIT);
+        if (got <= 0) {
+            /* ENODEV ends the session: the relay is gone, or the mount has ended. */
+            errno = got < 0 && (errno == EAGAIN || errno == EINTR) ? EINTR : ENODEV;
+            return -1;
+        }
+        note_init(buffer);
+        if (reads_admit(buffer, (size_t)got)) return got;
+    }
+    errno = EINTR;
+    return -1;
+}
+
+/* Writes a reply to the kernel. If the kernel has no such request (ENOENT), because its process was
+ * killed and it was answered already, this counts as success. */
+static ssize_t write_parts(int fd, const struct iovec *parts, int count) {
+    const struct fuse_out_header *out = parts[0].iov_base;
+    ssize_t written = writev(fd, parts, count);
+    if (out->unique != 0) reads_answered(out->unique);
+    return written < 0 && errno == ENOENT && out->unique != 0 ? (ssize_t)out->len : written;
+}
+
+/* libfuse's write function behind a relay. Drops the answer to a replayed INIT, sends
+ * invalidations of names to the relay if it takes them, and writes all other replies to
+ * /dev/fuse. */
+static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused) {
+    (void)fd;
+    (void)unused;
+    const struct fuse_out_header *out = parts[0].iov_base;
+    if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to a replayed INIT */
+    if (out->unique == 0 && out->error == FUSE_NOTIFY_INVAL_ENTRY && notices_fd >= 0) {
+        /* See pass_notices_on in forwarding.c. Errors do not matter: a relay that has closed the socket
+         * ends this daemon. */
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+        while (sendmsg(notices_fd, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {}
+        return out->len;
+    }
+    ask_for_parallel_lookups(parts, count);
+    return write_parts(device_fd, parts, count);
+}
+
+/* The same two functions without a relay: requests and replies both use /dev/fuse. Killed
+ * readers are then answered by a thread of this process. */
+static struct waiting plain_waiting;
+
+static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
+    (void)unused;
+    const struct fuse_in_header *in = buffer;
+    ssize_t got = (ssize_t)reads_take(buffer);
+    if (got > 0) return got;
+    got = read(fd, buffer, length);
+    if (got < 0 && errno == EAGAIN) errno = EINTR; /* the request was taken by an earlier call */
+    if (got < (ssize_t)sizeof *in) return got;
+    note_init(in);
+    if (in->opcode == FUSE_INTERRUPT)
+        waiting_interrupt(&plain_waiting, in);
+    else
+        waiting_note(&plain_waiting, in);
+    if (in->opcode != FUSE_INTERRUPT && reads_admit(in, (size_t)got)) return got;
+    errno = EINTR;
+    return -1;
+}
+
+static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unused) {
+    (void)unused;
+    ask_for_parallel_lookups(parts, count);
+    return write_parts(fd, parts, count);
+}
+
+/* A thread: answers the requests of killed processes. Reads `looked_at`, which is atomic,
+ * unlocked. */
+static void *look_for_killed(void *unused) {
+    (void)unused;
+    struct timespec pause = {0, WAITING_LOOK_NS};
+    for (;;) {
+        nanosleep(&pause, NULL);
+        if (plain_waiting.looked_at > 0) waiting_look(&plain_waiting);
+    }
+    return NULL;
+}
+
+/* Starts `look_for_killed`, which runs for as long as the process. Signals are blocked in it,
+ * because the main thread handles them. False on failure. */
+static bool watch_plainly(int fd) {
+    pthread_t thread;
+    sigset_t all, before;
+    if (waiting_init(&plain_waiting, fd) != 0) return false;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool began = pthread_create(&thread, NULL, look_for_killed, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (began) pthread_detach(thread);
+    return began;
+}
+
+/* Returns libfuse's own function of this name; NULL if libfuse is not loaded. */
+static void *of_libfuse(const char *name) {
+    void *found = NULL, *libfuse = dlopen("libfuse3.so.3", RTLD_LAZY | RTLD_NOLOAD);
+    if (libfuse == NULL) libfuse = dlopen("libfuse3.so.4", RTLD_LAZY | RTLD_NOLOAD);
+    if (libfuse != NULL) {
+        found = dlsym(libfuse, name);
+        dlclose(libfuse); /* it stays loaded: this module links to it */
+    }
+    return found;
+}
+
+/* Replaces libfuse's function for pyfuse3, whose session is not accessible in another way. pyfuse3
+ * resolves the name to this function, because this module is loaded first, with RTLD_GLOBAL (see
+ * __init__.py). After `session_connect`, it connects the session to the relay. Otherwise it calls libfuse's
+ * function, and then sets the plain read and write functions. */
+__attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session,
+                                                              const char *mountpoint) {
+    static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};
+    static const struct fuse_custom_io plain = {.writev = write_plainly, .read = read_plainly};
+    if (wanted_requests_fd >= 0) {
+        int fd = wanted_requests_fd;
+        wanted_requests_fd = -1;
+        int result = fuse_session_custom_io(session, &io, fd);
+        connected = result == 0;
+        reads_begin(device_fd);
+        return result;
+    }
+    int (*real)(struct fuse_session *, const char *) = NULL;
+    *(void **)&real = of_libfuse("fuse_session_mount");
+    int result = real == NULL ? -1 : real(session, mountpoint);
+    int fd = result == 0 ? fuse_session_fd(session) : -1;
+    if (fd < 0 || !watch_plainly(fd)) return result;
+    fuse_session_custom_io(session, &plain, fd);
+    reads_begin(fd);
+    return result;
+}
+
+/* Replaces libfuse's function in the same way, to stop writes before the descriptor is closed. */
+__attribute__((visibility("default"))) void fuse_session_unmount(struct fuse_session *session) {
+    void (*real)(struct fuse_session *) = NULL;
+    *(void **)&real = of_libfuse("fuse_session_unmount");
+    if (plain_waiting.entries != NULL) waiting_end(&plain_waiting);
+    if (real != NULL) real(session);
+}
+
+void session_connect(int requests_fd, int device, bool takes_notices) {
+    wanted_requests_fd = requests_fd;
+    device_fd = device;
+    notices_fd = takes_notices ? requests_fd : -1;
+    connected = false;
+}
+
+bool session_is_connected(void) { return connected; }

@@ -1,0 +1,16 @@
+/* The libfuse session of the daemon, which pyfuse3 makes (session.c). Only the daemon's loop thread
+ * may call these functions. */
+#ifndef CACHEFS_RELAY_SESSION_H
+#define CACHEFS_RELAY_SESSION_H
+
+#include <stdbool.h>
+
+/* Connects the next session to the relay: it reads requests from `requests_fd`, which it then owns,
+ * and writes replies to `device_fd`, which stays the caller's. With `takes_notices`, invalidations
+ * of names go to the socket. */
+void session_connect(int requests_fd, int device_fd, bool takes_notices);
+
+/* True if a session was connected since the last `session_connect`. */
+bool session_is_connected(void);
+
+#endif
