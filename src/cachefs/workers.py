@@ -55,7 +55,7 @@ class Workers:
         """Return `function(*args)` from a worker thread.
 
         A submitted call can't be cancelled. A cancelled caller continues only when the thread no
-        longer uses the caller's slots, buffers and file descriptors, or after `desert`.
+        longer uses the caller's slots, buffers and file descriptors, or after `detach`.
         """
         call = self._submit(function, args)
 
@@ -115,7 +115,7 @@ class Workers:
         while self._under_way:
             await self._idle.park()
 
-    def desert(self) -> None:
+    def detach(self) -> None:
         """Release cancelled callers of `run` although their threads still run. The resources lent
         to these threads must never be reused."""
         self._deserted = True

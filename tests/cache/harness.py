@@ -78,7 +78,7 @@ async def will_close_cleanly(cache: BlockCache) -> None:
     """Wait until the cache has looked through what was there at its start. One that is closed
     before leaves no mark, and the next takes in what the slot tables tell: also blocks that it has
     just found damaged and dropped, which costs a second GET of them."""
-    await until(lambda: cache.is_settled)
+    await until(lambda: cache.is_reconciled)
 
 
 async def read_whole(cache: BlockCache, ref: ObjectRef) -> bytes:

@@ -131,13 +131,13 @@ class Scene:
         bad_blocks: int = 0,
         bad_slabs: int = 0,
         adopted: int | None = None,
-        settled: bool = False,
+        reconciled: bool = False,
     ) -> None:
         """The next daemon: right bytes of everything, at that price; then all is in order."""
         before = self.origin.counters.gets
         async with serving(self.origin, open_tier(self.left, QUOTA_BYTES)) as cache:
             counters = cache.status()[0].counters
-            if settled:
+            if reconciled:
                 await until(lambda: not stores(cache)[0].files.must_reconcile)
             if adopted is not None:
                 await until(lambda: counters.adopted >= adopted)
@@ -183,7 +183,7 @@ async def test_block_in_a_known_slab_index_not_committed(scene: Scene) -> None:
         await stores(cache)[0].index.commit()
         await scene.read(cache, late)
         scene.disk.snapshot()
-    await scene.find(early + late, gets=0, settled=True)
+    await scene.find(early + late, gets=0, reconciled=True)
 
 
 async def test_right_after_a_start_after_a_clean_close(scene: Scene) -> None:
@@ -212,7 +212,7 @@ async def test_slab_file_made_header_not_written(scene: Scene, allocated: bool) 
     before = scene.origin.counters.gets
     async with serving(scene.origin, open_tier(scene.left, QUOTA_BYTES)) as cache:
         counters = cache.status()[0].counters
-        await until(lambda: cache.is_settled)
+        await until(lambda: cache.is_reconciled)
         assert counters.bad_slabs == 0
         await scene.read(cache, refs)
         recount(cache)
@@ -262,7 +262,7 @@ async def test_table_emptied_header_not_written(scene: Scene) -> None:
     """The index still knows the blocks, but nobody can say whose slots these are."""
     refs, held = await reassigned(scene, is_header)
     lost = min(held, HEADER_BYTES // SLOT_ENTRY.size)  # the new class has a shorter table
-    await scene.find(refs, gets=lost, bad_blocks=lost, settled=True)
+    await scene.find(refs, gets=lost, bad_blocks=lost, reconciled=True)
 
 
 @pytest.mark.expect_log("a block is not what was stored|header", required=False)
@@ -349,7 +349,7 @@ async def test_slots_reused_and_the_new_entries_lost(scene: Scene) -> None:
         scene.disk.snapshot()
     with scene.slab(0).open("r+b") as file:
         file.write(table)
-    await scene.find(new + old, gets=40, bad_blocks=40, adopted=20, settled=True)
+    await scene.find(new + old, gets=40, bad_blocks=40, adopted=20, reconciled=True)
 
 
 # -- a slab is deleted -----------------------------------------------------------------------------
@@ -424,7 +424,7 @@ async def test_in_the_middle_of_an_index_commit(scene: Scene) -> None:
     report = check_directory(scene.left)
     assert not report.counts
     assert (report.blocks, report.recoverable) == (5, 5)
-    await scene.find(early + late, gets=0, settled=True)
+    await scene.find(early + late, gets=0, reconciled=True)
 
 
 async def test_a_new_index_in_place_of_a_bad_one_not_committed(scene: Scene) -> None:

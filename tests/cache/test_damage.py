@@ -262,7 +262,7 @@ async def test_a_slab_without_a_header_that_a_kill_has_left_is_no_damage(
     origin, refs = await fill(tmp_path)
     slab(tmp_path, 7).write_bytes(bytes(size_bytes))
     async with serving(origin, open_tier(tmp_path)) as cache:
-        await until(lambda: cache.is_settled)
+        await until(lambda: cache.is_reconciled)
         assert slab_problems(cache.status()[0].counters) == (0, 0)
         await assert_right(cache, origin, refs)
         more = put_many(origin, 100, 30_000, "more")

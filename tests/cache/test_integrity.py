@@ -165,7 +165,7 @@ async def test_a_small_read_takes_a_small_part_from_the_disk(tmp_path: Path) -> 
                 assert data == expected[offset : offset + length]
             assert 4096 < disk.largest <= 2 * 8192
         # What was known of the parts may be lost, or be another block's.
-        cache.sums.note(checksum_of(expected), bytes(1 << 20))
+        cache.partial_checksums.note(checksum_of(expected), bytes(1 << 20))
         assert await read_part(cache, ref, 5, 10) == expected[5:15]
         assert cache.status()[0].counters.bad_blocks == 0
         assert origin.counters.gets == 1

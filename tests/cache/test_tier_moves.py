@@ -410,16 +410,16 @@ async def test_evicted_on_its_way(way: str, tmp_path: Path, disk: FaultyDisk) ->
 
 
 @pytest.mark.parametrize("up", [False, True])
-async def test_what_is_kept_on_its_way_is_kept_where_it_arrives(
+async def test_what_is_pinned_on_its_way_is_pinned_where_it_arrives(
     tmp_path: Path, disk: FaultyDisk, up: bool
 ) -> None:
     origin = MemoryOrigin()
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
-        assert (await cache.objects.keep(refs)).blocks == len(refs)
+        assert (await cache.objects.pin(refs)).blocks == len(refs)
         disk.heal()
         await until(lambda: not any(active.mover.moving for active in cache._tiers))
         where = [await cache.objects.where(ref) for ref in refs]
-        assert sum(found.kept_bytes for found in where) == BLOCK * len(refs)
+        assert sum(found.pinned_bytes for found in where) == BLOCK * len(refs)
         assert sum(counters(cache, name).promoted for name in ("mem", "ssd")) == (up and len(refs))
         assert up or counters(cache, "mem").demoted > 0
         assert_each_once(cache, refs)

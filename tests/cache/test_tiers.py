@@ -251,16 +251,16 @@ async def test_a_tier_goes_while_blocks_are_dropped_from_it(
     async with serving(origin, open_tier(tmp_path / "a"), open_tier(tmp_path / "b")) as cache:
         store = stores(cache)[0]
         assert store.files.may_have_stale_rows
-        settle_slab = store.settle_slab
+        reconcile = store.reconcile
 
         async def remove_first(slab: Slab) -> bool:
-            is_settled = await settle_slab(slab)
+            is_reconciled = await reconcile(slab)
             await cache.remove_tier(tmp_path / "a")
-            return is_settled
+            return is_reconciled
 
-        await until(lambda: cache.is_settled)
+        await until(lambda: cache.is_reconciled)
         for slab in store.slabs.by_id.values():
-            slab.agrees = False
-        monkeypatch.setattr(store, "settle_slab", remove_first)
+            slab.is_reconciled = False
+        monkeypatch.setattr(store, "reconcile", remove_first)
         assert (await cache.objects.evict(refs)).blocks == 0
         assert len(cache.status()) == 1

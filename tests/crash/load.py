@@ -45,7 +45,7 @@ def make_origin() -> tuple[MemoryOrigin, dict[str, list[ObjectRef]]]:
 
 def open_tiers(root: Path, names: list[str], disk: Disk | None = None) -> list[Tier]:
     return [
-        open_tier(root / name, TIERS[name][1], medium=TIERS[name][0], disk=disk, keep_ratio=0.2)
+        open_tier(root / name, TIERS[name][1], medium=TIERS[name][0], disk=disk, pin_ratio=0.2)
         for name in names
     ]
 

@@ -9,7 +9,7 @@ from cachefs.cache.check.directory import check_directory
 from cachefs.cache.tier.store import TierStore
 from cachefs.format.paths import TierPaths, slab_name
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slabs import FREE, KEPT, USED
+from cachefs.tiers.slabs import FREE, PINNED, USED
 from cachefs.types import BLOCK_BYTES, BlockLocation, ObjectRef
 from tests.cache.harness import assert_right, serving, stores, until
 from tests.crash.load import TIERS, open_tiers
@@ -80,8 +80,8 @@ async def _recount(cache: BlockCache) -> None:
     for store in stores(cache):
         slabs = store.slabs
         for slab in list(slabs.by_id.values()):
-            await store.settle_slab(slab)
-        blocks = size_bytes = charge_bytes = kept_bytes = 0
+            await store.reconcile(slab)
+        blocks = size_bytes = charge_bytes = pinned_bytes = 0
         for slab in slabs.by_id.values():
             table = store.tier.read_table(slab.fd, slab.layout)
             slab_bytes = 0
@@ -95,16 +95,16 @@ async def _recount(cache: BlockCache) -> None:
             # Once in some runs they differed, and nobody knew more than the slab's number.
             counted = (slab_bytes, slab.used_bytes, slab.used_count, slab.slot_bytes)
             assert slab_bytes == slab.used_bytes, (store.tier.paths.root, slab.slab_id, counted)
-            assert slab.kept_count == slab.state.count(KEPT)
-            assert slab.used_count == slab.state.count(USED) + slab.kept_count
-            kept_bytes += slab.kept_count * slab.charge_bytes
+            assert slab.pinned_count == slab.state.count(PINNED)
+            assert slab.used_count == slab.state.count(USED) + slab.pinned_count
+            pinned_bytes += slab.pinned_count * slab.charge_bytes
             assert slab.free_count == slab.state.count(FREE)
             size_bytes += slab_bytes
             charge_bytes += slab.used_count * slab.charge_bytes
         assert slabs.cached_blocks == blocks
         assert slabs.cached_bytes == size_bytes
         assert slabs.used_charge_bytes == charge_bytes
-        assert slabs.kept_charge_bytes == kept_bytes
+        assert slabs.pinned_charge_bytes == pinned_bytes
 
 
 def _no_slab_leaked(store: TierStore) -> None:

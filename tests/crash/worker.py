@@ -99,7 +99,7 @@ class Worker:
             name = choice.choice(self._order.tiers)
             path, quota_bytes = self._root / name, TIERS[name][1]
             if choice.random() < 0.8:
-                with suppress(CacheDirError):  # more than that is kept
+                with suppress(CacheDirError):  # more than that is pinned
                     await cache.resize_tier(path, quota_bytes * choice.randint(1, 6) // 4)
             else:
                 self._gone += _counted(cache, path)
@@ -116,20 +116,20 @@ class Worker:
             self._changes += 1
 
     async def _steer(self, cache: BlockCache) -> None:
-        """Files are kept, and no longer, and dropped."""
+        """Files are pinned, and no longer, and dropped."""
         choice = random.Random(self._order.seed + 2)
         while True:
             await trio.sleep(choice.uniform(0.002, 0.03))
             some = choice.sample(self._files["small"], 8)
             drawn = choice.random()
             if drawn < 0.6:
-                with cache.intents.keeping(some):
-                    await cache.objects.keep(some)
+                with cache.admission_filter.pinning(some):
+                    await cache.objects.pin(some)
                     await trio.sleep(0.002)
             elif drawn < 0.8:
-                await cache.objects.unkeep(some)
+                await cache.objects.unpin(some)
             else:
-                await cache.objects.evict(some, kept_too=drawn < 0.85)
+                await cache.objects.evict(some, pinned_too=drawn < 0.85)
 
     async def _note(self, cache: BlockCache) -> None:
         while True:

@@ -147,13 +147,13 @@ async def test_evict_asks_nothing(desk: Desk, origin: ScriptedOrigin) -> None:
 
 async def test_more_than_the_limit_is_not_pinned(desk: Desk, origin: ScriptedOrigin) -> None:
     tier = desk.reading.cache._tiers[0].tier
-    tier.keep_ratio = 1.5 * BLOCK_BYTES / tier.slabs.capacity_bytes
+    tier.pin_ratio = 1.5 * BLOCK_BYTES / tier.slabs.capacity_bytes
     for number in range(3):
         origin.put(f"large/{number}", bytes(BLOCK_BYTES))
     await desk.read("large/0", "large/1", "large/2")
     with pytest.raises(CacheDirError, match="nothing was pinned"):
         await desk.ask(desk.routes.pin, "large")
-    assert desk.reading.cache.status()[0].kept_bytes == 0
+    assert desk.reading.cache.status()[0].pinned_bytes == 0
     (sums,) = await desk.ask(desk.routes.pin, "large/1")
     assert sums["pinned_bytes"] == sums["size_bytes"] == BLOCK_BYTES
 

@@ -53,8 +53,8 @@ def test_golden_slab_row() -> None:
 
 def test_golden_slab_row_with_kept_slots() -> None:
     used = pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 1, 1]))
-    kept = pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 1]))
-    row = SlabRow(22, 10, 3, 77, 250_000, used, kept)
+    pinned = pack_bitmap(bytes([1, 0, 0, 0, 0, 0, 0, 0, 0, 1]))
+    row = SlabRow(22, 10, 3, 77, 250_000, used, pinned)
     assert encode_slab_row(row).hex() == "160001000a000000030000004d00000090d003000000000001030102"
     assert decode_slab_row(encode_slab_row(row)) == row
     assert decode_slab_row(encode_slab_row(row)[:-1]) is None

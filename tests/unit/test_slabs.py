@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cachefs.format.index_record import decode_slab_row, encode_slab_row
 from cachefs.format.slab import class_of
-from cachefs.tiers.slabs import FREE, KEPT, USED, WRITING, ZOMBIE, Slab, SlabSet
+from cachefs.tiers.slabs import FREE, PINNED, USED, WRITING, ZOMBIE, Slab, SlabSet
 
 SLAB_BYTES = 4 << 20
 CLASSES = [class_of(1 << 20), class_of(800_000), class_of(500_000)]
@@ -62,45 +62,45 @@ class SlotMachine(RuleBasedStateMachine):
         slab, slot = self.pick(data, WRITING)
         if good:
             self.slabs.commit(slab, slot, length, 99)
-            assert slab.proof[slot] == 99
+            assert slab.verified[slot] == 99
             self.model[slab.slab_id, slot] = [USED, length, 0]
         else:
             self.slabs.abort(slab, slot)
             del self.model[slab.slab_id, slot]
 
-    @precondition(lambda self: self.has(USED, KEPT))
+    @precondition(lambda self: self.has(USED, PINNED))
     @rule(data=st.data())
     def add_reference(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED, KEPT)
+        slab, slot = self.pick(data, USED, PINNED)
         slab.add_reference(slot)
         self.model[slab.slab_id, slot][2] += 1
 
-    @precondition(lambda self: self.has(USED, KEPT, ZOMBIE, referenced=True))
+    @precondition(lambda self: self.has(USED, PINNED, ZOMBIE, referenced=True))
     @rule(data=st.data())
     def drop_reference(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED, KEPT, ZOMBIE, referenced=True)
+        slab, slot = self.pick(data, USED, PINNED, ZOMBIE, referenced=True)
         self.slabs.drop_reference(slab, slot)
         value = self.model[slab.slab_id, slot]
         value[2] -= 1
         if value[0] == ZOMBIE and value[2] == 0:
             del self.model[slab.slab_id, slot]
 
-    @precondition(lambda self: self.has(USED, KEPT))
-    @rule(data=st.data(), keep=st.booleans())
-    def keep_or_not(self, data: st.DataObject, keep: bool) -> None:
-        slab, slot = self.pick(data, USED, KEPT)
+    @precondition(lambda self: self.has(USED, PINNED))
+    @rule(data=st.data(), pin=st.booleans())
+    def pin_or_not(self, data: st.DataObject, pin: bool) -> None:
+        slab, slot = self.pick(data, USED, PINNED)
         value = self.model[slab.slab_id, slot]
-        change = self.slabs.keep if keep else self.slabs.unkeep
-        assert change(slab, slot) is (value[0] == (USED if keep else KEPT))
-        value[0] = KEPT if keep else USED
+        change = self.slabs.pin if pin else self.slabs.unpin
+        assert change(slab, slot) is (value[0] == (USED if pin else PINNED))
+        value[0] = PINNED if pin else USED
 
-    @precondition(lambda self: self.has(USED, KEPT))
+    @precondition(lambda self: self.has(USED, PINNED))
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        slab, slot = self.pick(data, USED, KEPT)
+        slab, slot = self.pick(data, USED, PINNED)
         value = self.model[slab.slab_id, slot]
         self.slabs.free(slab, slot, value[1])
-        assert slab.proof[slot] == 0
+        assert slab.verified[slot] == 0
         if value[2]:
             value[0] = ZOMBIE
         else:
@@ -130,7 +130,7 @@ class SlotMachine(RuleBasedStateMachine):
         """A row restores what is used; only for slabs where nothing is under way."""
         slab = self.slabs.by_id[data.draw(st.sampled_from(sorted(self.slabs.by_id)))]
         if any(
-            state not in (USED, KEPT) or references for state, _, references in self.of_slab(slab)
+            state not in (USED, PINNED) or references for state, _, references in self.of_slab(slab)
         ):
             return
         row = decode_slab_row(encode_slab_row(slab.row()))
@@ -138,8 +138,8 @@ class SlotMachine(RuleBasedStateMachine):
         self.draining.discard(slab.slab_id)
         again = self.slabs.add(slab.slab_id, row)
         assert again.class_index == slab.class_index
-        kept = [slot for slot in range(again.slot_count) if slab.keeps(slot)]
-        assert kept == [slot for slot in range(again.slot_count) if again.keeps(slot)]
+        pinned = [slot for slot in range(again.slot_count) if slab.is_pinned(slot)]
+        assert pinned == [slot for slot in range(again.slot_count) if again.is_pinned(slot)]
         for slot in range(again.slot_count):
             assert again.holds(slot) == ((slab.slab_id, slot) in self.model)
 
@@ -153,33 +153,33 @@ class SlotMachine(RuleBasedStateMachine):
         taken = (slab.slab_id, slot) in self.model
         assert self.slabs.adopt(slab, slot, length) is not taken
         if not taken:
-            assert slab.proof[slot] == 0
+            assert slab.verified[slot] == 0
             self.model[slab.slab_id, slot] = [USED, length, 0]
 
     @invariant()
     def sums_agree(self) -> None:
-        used = [v for v in self.model.values() if v[0] in (USED, KEPT)]
+        used = [v for v in self.model.values() if v[0] in (USED, PINNED)]
         assert self.slabs.cached_blocks == len(used)
         assert self.slabs.cached_bytes == sum(length for _, length, _ in used)
-        charge = kept_charge = 0
+        charge = pinned_charge = 0
         for slab in self.slabs.by_id.values():
             values = self.of_slab(slab)
-            assert slab.used_count == sum(state in (USED, KEPT) for state, _, _ in values)
-            assert slab.kept_count == sum(state == KEPT for state, _, _ in values)
-            assert slab.loose_count == len(list(slab.loose_slots()))
+            assert slab.used_count == sum(state in (USED, PINNED) for state, _, _ in values)
+            assert slab.pinned_count == sum(state == PINNED for state, _, _ in values)
+            assert slab.evictable_count == len(list(slab.evictable_slots()))
             assert slab.used_count == len(list(slab.used_slots()))
-            kept_charge += slab.kept_count * slab.charge_bytes
+            pinned_charge += slab.pinned_count * slab.charge_bytes
             assert slab.writing_count == sum(state == WRITING for state, _, _ in values)
             assert slab.free_count == slab.slot_count - len(values)
             charge += slab.used_count * slab.charge_bytes
         assert self.slabs.used_charge_bytes == charge <= self.slabs.disk_bytes
-        assert self.slabs.kept_charge_bytes == kept_charge
+        assert self.slabs.pinned_charge_bytes == pinned_charge
         for (slab_id, slot), (state, _, _) in self.model.items():
             slab = self.slabs.by_id[slab_id]
             slab.hydrate()
             assert slab.state[slot] == state != FREE
-            assert slab.is_loose(slot) is (state == USED)
-            assert slab.keeps(slot) is (state == KEPT)
+            assert slab.is_evictable(slot) is (state == USED)
+            assert slab.is_pinned(slot) is (state == PINNED)
 
 
 TestSlots = SlotMachine.TestCase
@@ -200,7 +200,7 @@ def test_memory_per_slot_is_small() -> None:
     slab = slabs.add(0)
     slabs.reformat(slab, 0, 0)
     slab.hydrate()
-    arrays = (slab.state, slab.ticks, slab.proof)
+    arrays = (slab.state, slab.ticks, slab.verified)
     assert sum(a.__sizeof__() for a in arrays) < 14 * slab.slot_count
 
 

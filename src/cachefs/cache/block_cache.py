@@ -24,7 +24,7 @@ from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.tier.admission import Candidate
-from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
@@ -61,11 +61,11 @@ class BlockCache:
         `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant`.
         """
         self.counters = CacheCounters()
-        self.intents = Intents()
+        self.admission_filter = AdmissionFilter()
         self._history = make_history(policy_name)
         self.verify_full = verify_full
         options = CacheOptions(policy_name, verify_full, scrub_interval_s, tolerant)
-        self._tiers = TierSet(tiers, options, self._history, self.intents)
+        self._tiers = TierSet(tiers, options, self._history, self.admission_filter)
         self._fetches = Fetches(
             origin, self._history, self.counters, buffer_bytes, patience_s, self._admit
         )
@@ -79,8 +79,8 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
-        self.sums = self._tiers.sums
-        self.objects = CachedObjects(self._tiers.all, self.intents, self._under_way)
+        self.partial_checksums = self._tiers.partial_checksums
+        self.objects = CachedObjects(self._tiers.all, self.admission_filter, self._under_way)
 
     def _under_way(self) -> set[bytes]:
         """Return the ids of objects with blocks on their way from the origin to a tier."""
@@ -180,9 +180,10 @@ class BlockCache:
 
     # -- processes that read blocks without the cache (`publisher.py`) -------------------------
 
-    def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
-        """Return store and location of a block that the relay may read; see `TierStore.proven`."""
-        return self._tiers.proven(key)
+    def find_verified(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
+        """Return store and location of a block that the relay may read; see
+        `TierStore.find_verified`."""
+        return self._tiers.find_verified(key)
 
     def tell_admitted(self, on_admitted: OnAdmitted) -> None:
         """Call `on_admitted` whenever a tier has stored a block."""
@@ -271,7 +272,7 @@ class BlockCache:
         return self._fetches.memory.used_bytes
 
     @property
-    def is_settled(self) -> bool:
+    def is_reconciled(self) -> bool:
         """Whether all usable tiers are reconciled after a crash: a block not found is not there."""
         return not any(active.store.files.must_reconcile for active in self._tiers if active.usable)
 
@@ -306,7 +307,7 @@ class BlockCache:
     def _admit(self, fetch: InFlightFetch) -> None:
         for key in fetch.keys:
             data = fetch.block(key.block_index)
-            candidate = Candidate(key, data, self._settled, fetch)
+            candidate = Candidate(key, data, self._admission_finished, fetch)
             self._admitting[key] = data
             if not self._offer(candidate, 0):
                 if len(self._tiers):
@@ -319,14 +320,14 @@ class BlockCache:
         if target is None:
             return False
         candidate.level = target.level
-        if len(self._tiers) > 1 and self.intents.wants_kept(candidate.key):
-            candidate.must_keep = target.store.may_keep(len(candidate.data))
+        if len(self._tiers) > 1 and self.admission_filter.must_be_pinned(candidate.key):
+            candidate.must_pin = target.store.may_pin(len(candidate.data))
         target.admission.offer(candidate)
         return True
 
-    def _settled(self, candidate: Candidate, stored: bool) -> None:
+    def _admission_finished(self, candidate: Candidate, stored: bool) -> None:
         if stored:
-            self._settle(candidate)
+            self._finish(candidate)
         elif not self._offer(candidate.anew(), candidate.level + 1):
             self._give_up(candidate)
 
@@ -334,13 +335,13 @@ class BlockCache:
         """End the admission of a block that no tier takes."""
         if candidate.fetch is not None and candidate.fetch.is_ahead:
             self._unstored.put(candidate.key, candidate.data)
-        self._settle(candidate)
+        self._finish(candidate)
 
-    def _settle(self, candidate: Candidate) -> None:
-        self._fetches.settled_at = trio.current_time()
+    def _finish(self, candidate: Candidate) -> None:
+        self._fetches.finished_at = trio.current_time()
         self._admitting.pop(candidate.key, None)
         fetch = candidate.fetch
-        if fetch is not None and fetch.settle_block():
+        if fetch is not None and fetch.finish_block():
             self._fetches.memory.release(fetch.length)
 
     async def add_tier(self, tier: Tier) -> None:

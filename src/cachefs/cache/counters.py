@@ -70,8 +70,8 @@ class TierStatus:
     cached_bytes: int
     cached_blocks: int
     counters: TierCounters
-    kept_bytes: int = 0
-    """Bytes of charged slots of pinned blocks (the code says kept)."""
-    keep_limit_bytes: int = 0
+    pinned_bytes: int = 0
+    """Bytes of charged slots of pinned blocks."""
+    pin_limit_bytes: int = 0
     capacity_bytes: int = 0
     """The part of the quota that whole slabs fill; the watermarks are shares of it."""

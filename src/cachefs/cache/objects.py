@@ -1,4 +1,4 @@
-"""Whole object versions in the tiers: locate, pin (`keep`), unpin (`unkeep`) and drop (`evict`).
+"""Whole object versions in the tiers: locate, pin, unpin and drop (`evict`).
 
 Each operation works on a batch of object versions and lets the event loop run every `_STEP_BLOCKS`
 blocks. Within a step, no await comes between the look-up of a block and its change.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import trio
 
 from cachefs.cache.levels.active_tier import ActiveTier
-from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.store import TierStore
 from cachefs.errors import WorkersStoppedError
@@ -44,8 +44,8 @@ class TierShare:
     medium: Medium
     blocks: int = 0
     size_bytes: int = 0
-    kept_bytes: int = 0
-    """The pinned (kept) part of `size_bytes`."""
+    pinned_bytes: int = 0
+    """The pinned part of `size_bytes`."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class Whereabouts:
     tiers: list[TierShare]
     blocks: int = 0
     size_bytes: int = 0
-    kept_bytes: int = 0
+    pinned_bytes: int = 0
 
 
 @dataclass(slots=True)
-class Kept:
-    """Result of `keep`: what is pinned now, and what was refused because of a tier's limit."""
+class Pinned:
+    """Result of `pin`: what is pinned now, and what was refused because of a tier's limit."""
 
     blocks: int = 0
     size_bytes: int = 0
@@ -71,30 +71,30 @@ class Kept:
 
 @dataclass(slots=True)
 class Dropped:
-    """Result of `evict` and `unkeep`: the blocks changed, the blocks that stayed because they are
-    pinned (kept), and the blocks that stayed because their disk does not answer (stuck)."""
+    """Result of `evict` and `unpin`: the blocks changed, the blocks that stayed because they are
+    pinned, and the blocks that stayed because their disk does not answer (stuck)."""
 
     blocks: int = 0
     size_bytes: int = 0
-    kept_blocks: int = 0
-    kept_bytes: int = 0
+    pinned_blocks: int = 0
+    pinned_bytes: int = 0
     stuck_blocks: int = 0
 
     def add(self, other: "Dropped") -> None:
         """Add the numbers of `other` to this object."""
         self.blocks += other.blocks
         self.size_bytes += other.size_bytes
-        self.kept_blocks += other.kept_blocks
-        self.kept_bytes += other.kept_bytes
+        self.pinned_blocks += other.pinned_blocks
+        self.pinned_bytes += other.pinned_bytes
         self.stuck_blocks += other.stuck_blocks
 
 
-class KeepRoom(NamedTuple):
-    """Limit and present amount of pinned (kept) data in a tier, in bytes of slots."""
+class PinRoom(NamedTuple):
+    """Limit and present amount of pinned data in a tier, in bytes of slots."""
 
     path: Path
     limit_bytes: int
-    kept_bytes: int
+    pinned_bytes: int
 
 
 class CachedObjects:
@@ -103,14 +103,14 @@ class CachedObjects:
     def __init__(
         self,
         tiers: Callable[[], Sequence[ActiveTier]],
-        intents: Intents,
+        admission_filter: AdmissionFilter,
         fetching: Callable[[], set[bytes]],
     ) -> None:
         """`tiers` returns the present tiers, fastest first. `fetching` returns the ids of objects
         that have blocks on their way from the origin into a tier."""
         self._tiers = tiers
         self._fetching = fetching
-        self.intents = intents
+        self.admission_filter = admission_filter
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -125,28 +125,28 @@ class CachedObjects:
             for blocks in _steps(active.store, (ref,)):
                 for key, location in blocks:
                     slab = by_id.get(location.slab)
-                    kept = slab is not None and slab.keeps(location.slot)
+                    pinned = slab is not None and slab.is_pinned(location.slot)
                     share.blocks += 1
                     share.size_bytes += location.length
-                    share.kept_bytes += location.length * kept
+                    share.pinned_bytes += location.length * pinned
                     if len(tiers) == 1 or key.block_index not in seen:
                         seen.add(key.block_index)
                         found.blocks += 1
                         found.size_bytes += location.length
-                        found.kept_bytes += location.length * kept
+                        found.pinned_bytes += location.length * pinned
                 if len(blocks) >= _STEP_BLOCKS:
                     await trio.lowlevel.checkpoint()
         return found
 
-    def keep_room(self) -> list[KeepRoom]:
+    def pin_room(self) -> list[PinRoom]:
         """Return limit and present amount of pinned data by tier, fastest first."""
         return [
-            KeepRoom(a.tier.paths.root, a.tier.keep_limit_bytes, a.tier.slabs.kept_charge_bytes)
+            PinRoom(a.tier.paths.root, a.tier.pin_limit_bytes, a.tier.slabs.pinned_charge_bytes)
             for a in self._tiers()
         ]
 
-    async def charge_to_keep(self, refs: Sequence[ObjectRef]) -> dict[Path, int]:
-        """Return by how many bytes of slots `keep` would increase the pinned data of each tier,
+    async def charge_to_pin(self, refs: Sequence[ObjectRef]) -> dict[Path, int]:
+        """Return by how many bytes of slots `pin` would increase the pinned data of each tier,
         by the tier's path."""
         charges: dict[Path, int] = {}
         for active in list(self._tiers()):
@@ -154,7 +154,7 @@ class CachedObjects:
             for blocks in _steps(active.store, refs):
                 for _, location in blocks:
                     slab = active.tier.slabs.by_id.get(location.slab)
-                    if slab is not None and not slab.keeps(location.slot):
+                    if slab is not None and not slab.is_pinned(location.slot):
                         charge_bytes += slab.charge_bytes
                 await trio.lowlevel.checkpoint()
             charges[active.tier.paths.root] = charge_bytes
@@ -162,18 +162,18 @@ class CachedObjects:
 
     # -- changing ------------------------------------------------------------------------------
 
-    async def keep(self, refs: Sequence[ObjectRef]) -> Kept:
-        """Pin (keep) the cached blocks of these object versions until `unkeep`, as far as the
-        tiers' limits allow. For blocks that arrive later see `Intents.keeping`."""
-        result = Kept()
+    async def pin(self, refs: Sequence[ObjectRef]) -> Pinned:
+        """Pin the cached blocks of these object versions until `unpin`, as far as the
+        tiers' limits allow. For blocks that arrive later see `AdmissionFilter.pinning`."""
+        result = Pinned()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
-            if not slab.keeps(location.slot):
-                if not store.may_keep(slab.charge_bytes):
+            if not slab.is_pinned(location.slot):
+                if not store.may_pin(slab.charge_bytes):
                     result.refused_blocks += 1
                     result.refused_bytes += location.length
                     return
-                store.slabs.keep(slab, location.slot)
+                store.slabs.pin(slab, location.slot)
                 store.put_row(slab)
             result.blocks += 1
             result.size_bytes += location.length
@@ -182,17 +182,17 @@ class CachedObjects:
             await self._each(active.store, refs, act)
         return result
 
-    async def unkeep(self, refs: Sequence[ObjectRef]) -> Dropped:
+    async def unpin(self, refs: Sequence[ObjectRef]) -> Dropped:
         """Unpin the blocks of these object versions, so that they can be evicted."""
         result = Dropped()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
-            if store.slabs.unkeep(slab, location.slot):
+            if store.slabs.unpin(slab, location.slot):
                 store.put_row(slab)
                 result.blocks += 1
                 result.size_bytes += location.length
 
-        self.intents.note_unkept({ref.object_id for ref in refs})
+        self.admission_filter.note_unpinned({ref.object_id for ref in refs})
         for _ in range(self._passes()):
             before = result.blocks
             for active in list(self._tiers()):
@@ -202,16 +202,16 @@ class CachedObjects:
         return result
 
     async def evict(
-        self, refs: Sequence[ObjectRef], kept_too: bool = False, dry_run: bool = False
+        self, refs: Sequence[ObjectRef], pinned_too: bool = False, dry_run: bool = False
     ) -> Dropped:
-        """Drop all blocks of these object versions. Pinned (kept) blocks stay unless `kept_too`.
+        """Drop all blocks of these object versions. Pinned blocks stay unless `pinned_too`.
         With `dry_run`, only count them."""
         result = Dropped()
 
         def act(store: TierStore, key: BlockKey, slab: Slab, location: BlockLocation) -> None:
-            if slab.keeps(location.slot) and not kept_too:
-                result.kept_blocks += 1
-                result.kept_bytes += location.length
+            if slab.is_pinned(location.slot) and not pinned_too:
+                result.pinned_blocks += 1
+                result.pinned_bytes += location.length
             else:
                 result.blocks += 1
                 result.size_bytes += location.length
@@ -219,13 +219,13 @@ class CachedObjects:
                     store.moved_away(key, slab, location)
                     store.put_row(slab)
 
-        if kept_too and not dry_run:
-            self.intents.note_unkept({ref.object_id for ref in refs})
+        if pinned_too and not dry_run:
+            self.admission_filter.note_unpinned({ref.object_id for ref in refs})
         if not dry_run:
             self._bar({ref.object_id for ref in refs} & self._fetching())
         for _ in range(1 if dry_run else self._passes()):
             before = result.blocks
-            result.kept_blocks = result.kept_bytes = result.stuck_blocks = 0
+            result.pinned_blocks = result.pinned_bytes = result.stuck_blocks = 0
             for active in list(self._tiers()):
                 result.stuck_blocks += await self._each(active.store, refs, act, not dry_run)
             if result.blocks == before:
@@ -237,7 +237,7 @@ class CachedObjects:
 
     def _bar(self, object_ids: set[bytes]) -> None:
         if object_ids:
-            self.intents.note_evicted(object_ids)
+            self.admission_filter.note_evicted(object_ids)
 
     def _bar_moving(self, blocks: Iterable[CachedBlock]) -> None:
         """Refuse copies of these blocks that are moving between tiers now. Call this in the step
@@ -254,7 +254,7 @@ class CachedObjects:
         stuck = 0
         for blocks in _steps(store, refs):
             try:
-                known = await self._settled(store, blocks)
+                known = await self._ready_places(store, blocks)
             except WorkersStoppedError:
                 if not store.retired:
                     raise
@@ -273,8 +273,8 @@ class CachedObjects:
             await store.commit_early()
         return stuck
 
-    async def _settled(self, store: TierStore, blocks: list[CachedBlock]) -> list[CachedBlock]:
-        """Return the blocks whose slab is settled and whose slot holds no other block
+    async def _ready_places(self, store: TierStore, blocks: list[CachedBlock]) -> list[CachedBlock]:
+        """Return the blocks whose slab is reconciled and whose slot holds no other block
         (`tier/slab_files.py`)."""
         by_slab: dict[int, list[CachedBlock]] = {}
         for block in blocks:
@@ -284,7 +284,7 @@ class CachedObjects:
             slab = store.slabs.by_id.get(slab_id)
             if slab is None:
                 known += some
-            elif (slab.settled or await store.settle_slab(slab)) and not store.retired:
+            elif (slab.is_ready or await store.reconcile(slab)) and not store.retired:
                 known += await _own(store, slab, some) if store.files.may_have_stale_rows else some
         return known
 
@@ -293,7 +293,7 @@ async def _own(store: TierStore, slab: Slab, blocks: list[CachedBlock]) -> list[
     """Return the blocks that the slot table confirms. After a crash, index rows may point
     to slots that now hold other blocks."""
     if slab.fd < 0 or all(
-        location.slot < slab.slot_count and slab.proof[location.slot] == location.checksum
+        location.slot < slab.slot_count and slab.verified[location.slot] == location.checksum
         for _, location in blocks
     ):
         return blocks

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.cache.tier import partial_checksums as sums
+from cachefs.cache.tier import partial_checksums
 from cachefs.cache.tier.store import TierStore
 from cachefs.tiers.open_slabs import descriptors_for_slabs
 from cachefs.tiers.slabs import Slab
@@ -32,7 +32,7 @@ _AWAITED = 65_536
 """Most blocks to remember that are on their way into a tier after a read from the origin."""
 
 
-class Table(sums.Table, Protocol):
+class Table(partial_checksums.Table, Protocol):
     """The part of `cachefs.fuse.relay._relay.Table` that this module uses."""
 
     def publish(
@@ -105,7 +105,7 @@ class Publisher:
         self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
         table.verify_all(cache.verify_full)
-        cache.sums.share(table)
+        cache.partial_checksums.share(table)
         cache.tell_admitted(self._admitted)
 
     def publish(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
@@ -119,7 +119,7 @@ class Publisher:
         for block in range(offset // BLOCK_BYTES, end):
             key = BlockKey(ref.object_id, block)
             is_last = block == ref.block_count - 1
-            found = self._cache.proven(key)
+            found = self._cache.find_verified(key)
             if found is not None:
                 self._publish_block(ino, key, *found, is_last)
                 continue

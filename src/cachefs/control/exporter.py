@@ -33,7 +33,7 @@ _TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
     "cachefs_tier_used_bytes": lambda tier: tier.used_bytes,
     "cachefs_tier_cached_bytes": lambda tier: tier.cached_bytes,
     "cachefs_tier_cached_blocks": lambda tier: tier.cached_blocks,
-    "cachefs_tier_pinned_bytes": lambda tier: tier.kept_bytes,
+    "cachefs_tier_pinned_bytes": lambda tier: tier.pinned_bytes,
     "cachefs_tier_disk_bytes": lambda tier: tier.disk_bytes,
     "cachefs_tier_hits_total": lambda tier: tier.counters.hits,
     "cachefs_tier_hit_bytes_total": lambda tier: tier.counters.hit_bytes,

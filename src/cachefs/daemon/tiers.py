@@ -53,7 +53,7 @@ def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes
         high=config.high,
         low=config.low,
         free_space_ratio=config.free_space_ratio,
-        keep_ratio=config.pin_limit,
+        pin_ratio=config.pin_limit,
         medium=config.medium,
     )
 

@@ -40,8 +40,8 @@ SLAB_KEY_BYTES = _SLAB_KEY.size
 _NEXT_SLAB = struct.Struct("<I")
 _SLAB_ROW = struct.Struct("<HHIIIQ")
 """Class, flags, slot count, used count, recency tick, bytes of the blocks. The bitmaps follow."""
-_HAS_KEPT = 1
-"""Flag: a second bitmap follows, with the pinned slots (the code calls them kept)."""
+_HAS_PINNED = 1
+"""Flag: a second bitmap follows, with the pinned slots."""
 
 _RECENCY_HEAD = struct.Struct("<HH")
 """Class, 0. A u32 for each slot follows."""
@@ -104,7 +104,7 @@ class SlabRow(NamedTuple):
     """The state of a slab as the index has it, so that the slab file need not be opened.
 
     `bitmap` has one bit for each slot, lowest bit first: 1 means that a key in the blocks table
-    points to the slot. `kept_bitmap` has a 1 for each pinned slot, which must not be evicted; it
+    points to the slot. `pinned_bitmap` has a 1 for each pinned slot, which must not be evicted; it
     is empty if no slot is pinned. `tick` is the recency of the most recently used slot when the
     row was written.
     """
@@ -115,14 +115,14 @@ class SlabRow(NamedTuple):
     tick: int
     used_bytes: int
     bitmap: bytes
-    kept_bitmap: bytes = b""
+    pinned_bitmap: bytes = b""
 
 
 def encode_slab_row(row: SlabRow) -> bytes:
     """Return the value of a slab in the slabs table."""
-    flags = _HAS_KEPT if row.kept_bitmap else 0
+    flags = _HAS_PINNED if row.pinned_bitmap else 0
     fields = (row.class_index, flags, row.slot_count, row.used_count, row.tick, row.used_bytes)
-    return _SLAB_ROW.pack(*fields) + row.bitmap + row.kept_bitmap
+    return _SLAB_ROW.pack(*fields) + row.bitmap + row.pinned_bitmap
 
 
 def decode_slab_row(data: bytes) -> SlabRow | None:
@@ -133,14 +133,14 @@ def decode_slab_row(data: bytes) -> SlabRow | None:
     class_index, flags, slot_count, used_count, tick, used_bytes = _SLAB_ROW.unpack_from(data)
     bitmap_bytes = -(-slot_count // 8)
     bitmap = data[_SLAB_ROW.size : _SLAB_ROW.size + bitmap_bytes]
-    kept = data[_SLAB_ROW.size + bitmap_bytes :]
-    if len(bitmap) != bitmap_bytes or used_count > slot_count or flags not in (0, _HAS_KEPT):
+    pinned = data[_SLAB_ROW.size + bitmap_bytes :]
+    if len(bitmap) != bitmap_bytes or used_count > slot_count or flags not in (0, _HAS_PINNED):
         return None
-    if len(kept) != (bitmap_bytes if flags == _HAS_KEPT else 0):
+    if len(pinned) != (bitmap_bytes if flags == _HAS_PINNED else 0):
         return None
-    if int.from_bytes(kept, "little") & ~int.from_bytes(bitmap, "little"):
+    if int.from_bytes(pinned, "little") & ~int.from_bytes(bitmap, "little"):
         return None
-    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap, kept)
+    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap, pinned)
 
 
 def encode_recency(class_index: int, ticks: "array[int]") -> bytes:

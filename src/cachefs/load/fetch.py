@@ -122,7 +122,7 @@ class Fetcher:
 
     def _note_pinned(self, ref: ObjectRef) -> None:
         """Pin blocks of this file on arrival, until `_PINNED_AT_A_TIME` more extents have begun."""
-        keeping = self._cache.intents.keeping((ref,))
+        keeping = self._cache.admission_filter.pinning((ref,))
         keeping.__enter__()
         self._pinning.append(keeping)
         self._keep_latest(_PINNED_AT_A_TIME)

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 _FILES_PER_TURN = 40
 """Files to look up in one turn of the event loop. Each takes about 15 us."""
 _FAILURES_AT_A_TIME = 1000
-_SETTLE_POLL_S = 0.1
-_MOST_SETTLING_S = 60.0
+_RECONCILE_POLL_S = 0.1
+_MOST_RECONCILING_S = 60.0
 _NO_ROOM = "there is no room for it in the cache"
 _NOT_CACHED = "it is not cached"
 _NOT_STORED = "it should be in the cache, and is not: it had to go for others, or the disk failed"
@@ -97,7 +97,7 @@ class Job:
         if spec.mode == "metadata":
             await self._write_failures()
             return State.INCOMPLETE if progress.failed_files else State.DONE
-        await self._wait_until_settled()
+        await self._wait_until_reconciled()
         await self._compare()
         await self._preflight()
         if spec.mode == "load":
@@ -138,14 +138,14 @@ class Job:
                 yield line
             await self._write_failures_if_many()
 
-    async def _wait_until_settled(self) -> None:
+    async def _wait_until_reconciled(self) -> None:
         """Wait until the cache has reconciled its slabs, at most 60 s. After a crash it may hold
         blocks that are not in its index yet; the job must not fetch them again."""
         cache = self._context.cache
-        with trio.move_on_after(_MOST_SETTLING_S):
-            while not cache.is_settled:
+        with trio.move_on_after(_MOST_RECONCILING_S):
+            while not cache.is_reconciled:
                 self._progress.waiting_for = "what the last daemon left is being looked through"
-                await trio.sleep(_SETTLE_POLL_S)
+                await trio.sleep(_RECONCILE_POLL_S)
         self._progress.waiting_for = None
 
     async def _compare(self) -> None:
@@ -187,7 +187,7 @@ class Job:
         tiers = self._context.cache.status()
         cached_bytes, wanted_bytes = await self._charges()
         progress.tiers = room_by_tier(tiers, cached_bytes + wanted_bytes)
-        pinned_bytes = sum(tier.kept_bytes for tier in tiers)
+        pinned_bytes = sum(tier.pinned_bytes for tier in tiers)
         room_bytes = sum(tier.high_bytes for tier in tiers) - max(pinned_bytes, cached_bytes)
         if wanted_bytes > room_bytes:
             await self._leave_out(room_bytes)
@@ -280,8 +280,8 @@ class Job:
         return None
 
     async def _pin(self, refs: list[ObjectRef]) -> None:
-        kept = await self._context.cache.objects.keep(refs)
-        if kept.refused_blocks and self.report.problem is None:
+        pinned = await self._context.cache.objects.pin(refs)
+        if pinned.refused_blocks and self.report.problem is None:
             self.report.problem = (
                 "not everything could be pinned: the limit of pinned bytes is reached (--pin-limit)"
             )

@@ -22,7 +22,7 @@ def room_by_tier(tiers: Sequence[TierStatus], wanted_bytes: int) -> list[TierRoo
     blocks stay there besides."""
     rooms = []
     for tier in tiers:
-        room_bytes = max(0, tier.high_bytes - tier.kept_bytes)
+        room_bytes = max(0, tier.high_bytes - tier.pinned_bytes)
         taken = min(room_bytes, wanted_bytes)
         wanted_bytes -= taken
         rooms.append(

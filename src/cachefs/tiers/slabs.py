@@ -5,18 +5,18 @@ No I/O and no waiting: every method is atomic on the loop thread. The states of 
     FREE -> WRITING -> USED -> FREE
                   \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
 
-KEPT is the state of a used slot whose block a user has pinned. An evictable block (loose) has the
-state USED: a search for these (`loose_slots`) skips pinned ones at no cost. A reference
+PINNED is the state of a used slot whose block a user has pinned. An evictable block has the
+state USED: a search for these (`evictable_slots`) skips pinned ones at no cost. A reference
 prevents the reuse of a slot while a thread reads it; it does not prevent eviction.
 
 Invariants (checked by tests/unit/test_slabs.py):
 - `allocate` returns a slot only while it is FREE, so two blocks never share one;
-- in each slab, `free_count` is the number of FREE slots, `used_count` of USED and KEPT slots, and
-  `kept_count` of KEPT slots;
+- in each slab, `free_count` is the number of FREE slots, `used_count` of USED and PINNED slots, and
+  `pinned_count` of PINNED slots;
 - `_open[class]` contains a slab of the class exactly if it has a FREE slot and isn't draining;
 - `spare` contains a slab if all its slots are FREE, or if it has no class, unless it is draining;
-- `used_charge_bytes`, `kept_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over all
-  slabs.
+- `used_charge_bytes`, `pinned_charge_bytes`, `cached_blocks` and `cached_bytes` are the sums over
+  all slabs.
 
 The charge of a used slot is its share of the slab file (`slab_bytes / slot_count`, rounded down).
 So a tier with all slots used has its whole quota charged, whatever the classes.
@@ -31,9 +31,9 @@ from typing import NamedTuple
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
 from cachefs.format.slab import SLOT_CLASSES, SlabLayout, slab_layout
 
-FREE, USED, WRITING, ZOMBIE, KEPT = 0, 1, 2, 3, 4
-_KEPT_AS_USED = bytes(USED if state == KEPT else state for state in range(256))
-_ONLY_KEPT = bytes(state == KEPT for state in range(256))
+FREE, USED, WRITING, ZOMBIE, PINNED = 0, 1, 2, 3, 4
+_PINNED_AS_USED = bytes(USED if state == PINNED else state for state in range(256))
+_ONLY_PINNED = bytes(state == PINNED for state in range(256))
 
 NEAR_CLASSES = 5
 """How many larger classes a block may use. From 4 KiB on, classes grow by an eighth at most, so
@@ -45,29 +45,27 @@ NO_LAYOUT = SlabLayout(NO_CLASS, 0, 0, 0)
 class Slab:
     """One slab file; a `SlabSet` owns it. Uses 13 bytes of memory per slot once the slab is in use.
 
-    `state[slot]` is the slot's state.
-    `ticks[slot]` is the recency clock at the slot's last use; the eviction policy writes it.
-    `proof[slot]` is the checksum that the slot's bytes had when they were verified since the daemon
-    started; 0 if they were not verified. A reader may trust the bytes only if it expects the same
-    checksum. So it is safe even if a damaged index has two keys that point to one slot.
-    """
+    `state[slot]` is the slot's state. `ticks[slot]` is the recency clock at the slot's last use;
+    the eviction policy writes it. `verified[slot]` is the checksum that the slot's bytes had when
+    they were verified since the daemon started; 0 if they were not verified. A reader may trust the
+    bytes only if it expects the same checksum. So it is safe even if a damaged index has two keys
+    that point to one slot."""
 
     __slots__ = (
         "_bitmap",
         "_hint",
-        "_kept_bitmap",
+        "_pinned_bitmap",
         "_references",
-        "agrees",
         "charge_bytes",
         "class_index",
         "data_offset",
         "draining",
         "fd",
         "free_count",
-        "kept_count",
+        "is_reconciled",
         "layout",
         "load_ticks",
-        "proof",
+        "pinned_count",
         "relay_file",
         "reported",
         "slab_bytes",
@@ -80,6 +78,7 @@ class Slab:
         "used_bytes",
         "used_count",
         "users",
+        "verified",
         "was_opened",
         "was_read",
         "writing_count",
@@ -101,7 +100,7 @@ class Slab:
         else -1."""
         self.reported = False
         """A bad block of this slab has already been logged."""
-        self.agrees = False
+        self.is_reconciled = False
         """Slots, index and slot table agree (`cache/tier/slab_files.py`)."""
         self.load_ticks: Callable[[Slab], array[int] | None] = lambda _: None
         """Returns the ticks of an earlier run, or None; called when ticks are first needed."""
@@ -119,24 +118,24 @@ class Slab:
         self.charge_bytes = self.slab_bytes // layout.slot_count if layout.slot_count else 0
         self.free_count = layout.slot_count
         self.used_count = 0
-        self.kept_count = 0
+        self.pinned_count = 0
         self.used_bytes = 0
         self.writing_count = 0
         self.draining = False
         self.tick = tick
         self._hint = 0
         self._bitmap: bytes | None = b"\0" * -(-layout.slot_count // 8)
-        self._kept_bitmap = b""
+        self._pinned_bitmap = b""
         self.state = bytearray()
         self.ticks = array("I")
-        self.proof = array("Q")
+        self.verified = array("Q")
 
     def restore(self, row: SlabRow, layout: SlabLayout) -> None:
         """Set the state from its index row. `hydrate` unpacks the bitmap at the first use."""
         self.format(layout, row.tick)
         self._bitmap = row.bitmap
-        self._kept_bitmap = row.kept_bitmap
-        self.kept_count = int.from_bytes(row.kept_bitmap, "little").bit_count()
+        self._pinned_bitmap = row.pinned_bitmap
+        self.pinned_count = int.from_bytes(row.pinned_bitmap, "little").bit_count()
         self.used_count = row.used_count
         self.used_bytes = row.used_bytes
         self.free_count = layout.slot_count - row.used_count
@@ -146,36 +145,36 @@ class Slab:
         if self._bitmap is None:
             return
         self.state = unpack_bitmap(self._bitmap, self.slot_count)
-        if self.kept_count:
-            # All bytes at once: USED + 3 is KEPT, and nothing is carried into the next byte.
+        if self.pinned_count:
+            # All bytes at once: USED + 3 is PINNED, and nothing is carried into the next byte.
             used = int.from_bytes(self.state, "little")
-            kept = int.from_bytes(unpack_bitmap(self._kept_bitmap, self.slot_count), "little")
+            pinned = int.from_bytes(unpack_bitmap(self._pinned_bitmap, self.slot_count), "little")
             self.state = bytearray(
-                (used + (KEPT - USED) * kept).to_bytes(self.slot_count, "little")
+                (used + (PINNED - USED) * pinned).to_bytes(self.slot_count, "little")
             )
         self._bitmap = None
-        self._kept_bitmap = b""
+        self._pinned_bitmap = b""
         known = self.load_ticks(self)
         self.ticks = array("I", [self.tick]) * self.slot_count if known is None else known
-        self.proof = array("Q", [0]) * self.slot_count
+        self.verified = array("Q", [0]) * self.slot_count
 
     def row(self) -> SlabRow:
         """Return the slab's row for the index."""
         tick = max(self.ticks) if self.ticks else self.tick
-        bitmap, kept = self._bitmap, self._kept_bitmap
+        bitmap, pinned = self._bitmap, self._pinned_bitmap
         if bitmap is None:
-            bitmap = pack_bitmap(self.state.translate(_KEPT_AS_USED))
-            if self.kept_count:
-                kept = pack_bitmap(self.state.translate(_ONLY_KEPT))
+            bitmap = pack_bitmap(self.state.translate(_PINNED_AS_USED))
+            if self.pinned_count:
+                pinned = pack_bitmap(self.state.translate(_ONLY_PINNED))
         fields = (self.class_index, self.slot_count, self.used_count, tick, self.used_bytes)
-        return SlabRow(*fields, bitmap, kept)
+        return SlabRow(*fields, bitmap, pinned)
 
     def used_slots(self) -> Iterator[int]:
         """Iterate over the slots that hold a block, ascending; exhaust it before any change."""
         self.hydrate()
-        return _find_all(self.state.translate(_KEPT_AS_USED), 0, self.slot_count)
+        return _find_all(self.state.translate(_PINNED_AS_USED), 0, self.slot_count)
 
-    def loose_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
+    def evictable_slots(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
         """Iterate over the evictable slots in [first, stop), ascending.
 
         Exhaust the iterator before any change.
@@ -184,39 +183,39 @@ class Slab:
         end = self.slot_count if stop is None else min(stop, self.slot_count)
         return _find_all(self.state, first, end)
 
-    def kept_slots(self, count: int) -> Iterator[int]:
+    def pinned_slots(self, count: int) -> Iterator[int]:
         """Iterate over the first `count` pinned slots, ascending; exhaust it before any change."""
         self.hydrate()
-        return islice(_find_all(self.state, 0, self.slot_count, KEPT), count)
+        return islice(_find_all(self.state, 0, self.slot_count, PINNED), count)
 
     @property
-    def loose_count(self) -> int:
+    def evictable_count(self) -> int:
         """Number of evictable blocks."""
-        return self.used_count - self.kept_count
+        return self.used_count - self.pinned_count
 
     def holds(self, slot: int) -> bool:
         """Whether the slot holds a block."""
         if slot >= self.slot_count:
             return False
         self.hydrate()
-        return self.state[slot] in (USED, KEPT)
+        return self.state[slot] in (USED, PINNED)
 
-    def is_loose(self, slot: int) -> bool:
+    def is_evictable(self, slot: int) -> bool:
         """Whether the slot holds an evictable block."""
         return self.holds(slot) and self.state[slot] == USED
 
-    def keeps(self, slot: int) -> bool:
+    def is_pinned(self, slot: int) -> bool:
         """Whether the slot holds a pinned block. Does not unpack the per-slot arrays."""
-        if self.kept_count == 0 or slot >= self.slot_count:
+        if self.pinned_count == 0 or slot >= self.slot_count:
             return False
         if self._bitmap is not None:
-            return bool(self._kept_bitmap[slot >> 3] >> (slot & 7) & 1)
-        return self.state[slot] == KEPT
+            return bool(self._pinned_bitmap[slot >> 3] >> (slot & 7) & 1)
+        return self.state[slot] == PINNED
 
     @property
-    def settled(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the file is open, and slots, index and slot table agree."""
-        return self.fd >= 0 and self.agrees
+        return self.fd >= 0 and self.is_reconciled
 
     @property
     def is_busy(self) -> bool:
@@ -264,7 +263,7 @@ class SlabSet:
         self.max_slabs = max_slabs
         self.by_id: dict[int, Slab] = {}
         self.used_charge_bytes = 0
-        self.kept_charge_bytes = 0
+        self.pinned_charge_bytes = 0
         self.cached_blocks = 0
         self.cached_bytes = 0
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
@@ -372,7 +371,7 @@ class SlabSet:
         if slot < 0:
             slot = slab.state.find(FREE)
         slab.state[slot] = WRITING
-        slab.proof[slot] = 0
+        slab.verified[slot] = 0
         slab._hint = slot + 1
         slab.free_count -= 1
         slab.writing_count += 1
@@ -385,7 +384,7 @@ class SlabSet:
         """Mark a written slot as used; `checksum` is that of the bytes written."""
         assert slab.state[slot] == WRITING
         slab.state[slot] = USED
-        slab.proof[slot] = checksum
+        slab.verified[slot] = checksum
         slab.writing_count -= 1
         self._add_block(slab, length)
 
@@ -412,11 +411,11 @@ class SlabSet:
     def free(self, slab: Slab, slot: int, length: int) -> None:
         """Drop the block of a used slot. The slot becomes FREE at once, or ZOMBIE until its last
         reference is gone."""
-        assert slab.state[slot] in (USED, KEPT)
-        self.unkeep(slab, slot)
+        assert slab.state[slot] in (USED, PINNED)
+        self.unpin(slab, slot)
         if slab.relay_file >= 0:
             self.on_freed(slab, slot)
-        slab.proof[slot] = 0
+        slab.verified[slot] = 0
         if slab.used_count == 1:
             length = slab.used_bytes  # a damaged table may have given wrong lengths of others
         length = min(length, slab.used_bytes)
@@ -430,24 +429,24 @@ class SlabSet:
         else:
             self._release(slab, slot)
 
-    def keep(self, slab: Slab, slot: int) -> bool:
+    def pin(self, slab: Slab, slot: int) -> bool:
         """Pin the block of a used slot. Returns False if it was pinned, or if there is no block."""
         slab.hydrate()
         if slab.state[slot] != USED:
             return False
-        slab.state[slot] = KEPT
-        slab.kept_count += 1
-        self.kept_charge_bytes += slab.charge_bytes
+        slab.state[slot] = PINNED
+        slab.pinned_count += 1
+        self.pinned_charge_bytes += slab.charge_bytes
         return True
 
-    def unkeep(self, slab: Slab, slot: int) -> bool:
+    def unpin(self, slab: Slab, slot: int) -> bool:
         """Unpin the block of a slot. Returns False if it was not pinned."""
         slab.hydrate()
-        if slab.state[slot] != KEPT:
+        if slab.state[slot] != PINNED:
             return False
         slab.state[slot] = USED
-        slab.kept_count -= 1
-        self.kept_charge_bytes -= slab.charge_bytes
+        slab.pinned_count -= 1
+        self.pinned_charge_bytes -= slab.charge_bytes
         return True
 
     def set_used_bytes(self, slab: Slab, used_bytes: int) -> None:
@@ -496,7 +495,7 @@ class SlabSet:
 
     def _count(self, slab: Slab, sign: int) -> None:
         self.used_charge_bytes += sign * slab.used_count * slab.charge_bytes
-        self.kept_charge_bytes += sign * slab.kept_count * slab.charge_bytes
+        self.pinned_charge_bytes += sign * slab.pinned_count * slab.charge_bytes
         self.cached_blocks += sign * slab.used_count
         self.cached_bytes += sign * slab.used_bytes
         if slab.class_index != NO_CLASS:

@@ -94,7 +94,7 @@ class Tier:
         self.identity = identity
         self._ratios = ratios
         self.free_space_ratio = ratios[2]
-        self.keep_ratio = ratios[3]
+        self.pin_ratio = ratios[3]
         """Share of the capacity (`SlabSet.capacity_bytes`) that users may pin."""
         self.slabs = SlabSet(identity.slab_bytes, 1)
         self.resize(quota_bytes)
@@ -111,9 +111,9 @@ class Tier:
         self.watermarks = Watermarks(int(capacity * high), int(capacity * low))
 
     @property
-    def keep_limit_bytes(self) -> int:
+    def pin_limit_bytes(self) -> int:
         """How much users may pin, in charged bytes."""
-        return int(self.slabs.capacity_bytes * self.keep_ratio)
+        return int(self.slabs.capacity_bytes * self.pin_ratio)
 
     @classmethod
     def open(
@@ -124,7 +124,7 @@ class Tier:
         high: float = 0.97,
         low: float = 0.92,
         free_space_ratio: float = 0.1,
-        keep_ratio: float = 0.8,
+        pin_ratio: float = 0.8,
         medium: Medium = Medium.SSD,
         disk: Disk | None = None,
         slab_bytes: int | None = None,
@@ -152,7 +152,7 @@ class Tier:
                 _create(paths, identity)
             paths.root.chmod(0o700)
             paths.slabs.mkdir(mode=0o700, exist_ok=True)  # a user may have removed it
-            ratios = (high, low, free_space_ratio, keep_ratio)
+            ratios = (high, low, free_space_ratio, pin_ratio)
             return cls(paths, identity, lock_fds, quota_bytes, ratios, medium, disk or Disk())
         except OSError as error:
             _close_all(lock_fds)

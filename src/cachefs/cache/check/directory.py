@@ -317,7 +317,7 @@ class _Check:
         """
         claims = self._claims[slab_id]
         counted = (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
-        return (*counted, row.kept_bitmap)
+        return (*counted, row.pinned_bitmap)
 
     # -- the content of the slabs ------------------------------------------------------------------
 
@@ -369,9 +369,9 @@ class _Check:
         states = bytearray(layout.slot_count)
         for block in blocks:
             states[block.slot] = 1
-        kept = bytearray(len(states))
+        pinned = bytearray(len(states))
         if old is not None and old[:2] == (layout.class_index, layout.slot_count):
-            kept = bytearray(map(and_, unpack_bitmap(old.kept_bitmap, len(states)), states))
+            pinned = bytearray(map(and_, unpack_bitmap(old.pinned_bitmap, len(states)), states))
         row = SlabRow(
             layout.class_index,
             layout.slot_count,
@@ -379,7 +379,7 @@ class _Check:
             old.tick if old is not None else 0,
             sum(block.length for block in blocks),
             pack_bitmap(states),
-            pack_bitmap(kept) if any(kept) else b"",
+            pack_bitmap(pinned) if any(pinned) else b"",
         )
         self._builder.put(SLABS_TABLE, key, encode_slab_row(row))
         recency = self._reader.get(RECENCY_TABLE, key) if self._reader is not None else None

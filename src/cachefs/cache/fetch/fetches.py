@@ -49,7 +49,7 @@ class Fetches:
         self.in_flight: dict[BlockKey, InFlightFetch] = {}
         self.memory = FetchMemory(buffer_bytes)
         self.nursery: trio.Nursery | None = None
-        self.settled_at = -math.inf
+        self.finished_at = -math.inf
         """When a block was last stored or given up, on trio's clock; set by the cache."""
         self._origin = origin
         self._history = history
@@ -94,7 +94,7 @@ class Fetches:
                 fetch.began_at, self._landed_at, origin.held_back_at, origin.progressed_at
             )
             if not fetch.has_room:
-                moved_at = max(moved_at, self.settled_at)
+                moved_at = max(moved_at, self.finished_at)
             if moved_at + self._patience_s <= trio.current_time():
                 raise OriginUnavailableError(
                     f"{fetch.ref.path} can't be read: nothing has come from the origin for "

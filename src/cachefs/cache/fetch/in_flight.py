@@ -73,7 +73,7 @@ class InFlightFetch:
         start = (block_index - self.first_block) * BLOCK_BYTES
         return self.data[start : start + self.ref.block_length(block_index)]
 
-    def settle_block(self) -> bool:
+    def finish_block(self) -> bool:
         """Record that one block is stored or given up. Returns True for the last block: the memory
         of the fetch can be released then."""
         self._open_blocks -= 1

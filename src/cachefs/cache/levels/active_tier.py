@@ -10,10 +10,10 @@ from cachefs.cache.levels.mover import Mover, Promoter
 from cachefs.cache.levels.placement import TierPlace, promotes
 from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.tier.admission import Admission
-from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.evictor import Evictor
-from cachefs.cache.tier.partial_checksums import Sums
+from cachefs.cache.tier.partial_checksums import PartialChecksums
 from cachefs.cache.tier.scrubber import Scrubber
 from cachefs.cache.tier.store import TierStore
 from cachefs.errors import CacheDirError
@@ -48,8 +48,8 @@ class Neighbours(Protocol):
     """What one tier can ask about the other tiers of the mount; `TierSet` implements it."""
 
     cooldown: Cooldown
-    intents: Intents
-    sums: Sums
+    admission_filter: AdmissionFilter
+    partial_checksums: PartialChecksums
 
     def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
         """Return the admission of the slower tier that takes the block on demotion, or None."""
@@ -74,9 +74,9 @@ class ActiveTier:
             options.policy,
             history,
             options.verify_full,
-            neighbours.intents,
+            neighbours.admission_filter,
             options.open_slabs,
-            neighbours.sums,
+            neighbours.partial_checksums,
         )
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, neighbours.cooldown)
@@ -122,18 +122,18 @@ class ActiveTier:
     def takes(self, key: BlockKey, length: int) -> bool:
         """Whether the tier would probably store the block, and pin it if users request that."""
         return self.admission.takes(length) and (
-            not self.store.intents.wants_kept(key) or self.store.may_keep(length)
+            not self.store.admission_filter.must_be_pinned(key) or self.store.may_pin(length)
         )
 
-    def refuse_to_lose_kept(self, quota_bytes: int) -> None:
+    def refuse_to_lose_pinned(self, quota_bytes: int) -> None:
         """Raises `CacheDirError` if the pinned blocks would not fit into `quota_bytes`."""
-        kept_bytes = self.tier.slabs.kept_charge_bytes
+        pinned_bytes = self.tier.slabs.pinned_charge_bytes
         if (
-            kept_bytes
+            pinned_bytes
             > quota_bytes // self.tier.identity.slab_bytes * self.tier.identity.slab_bytes
         ):
             raise CacheDirError(
-                f"{format_bytes(kept_bytes)} are pinned in {self.tier.paths.root}, more than "
+                f"{format_bytes(pinned_bytes)} are pinned in {self.tier.paths.root}, more than "
                 f"{format_bytes(quota_bytes)}: nothing was changed; unpin some first"
             )
 
@@ -162,7 +162,7 @@ class ActiveTier:
                     await self._commit_that_it_is_open()
                     for part in (self.admission, self.evictor, self._promoter, self._scrubber):
                         nursery.start_soon(part.run)
-                    nursery.start_soon(self._settle)
+                    nursery.start_soon(self._warm_and_reconcile)
                     nursery.start_soon(store.commit_loop)
                     nursery.start_soon(store.index.keep_warm)
         finally:
@@ -183,10 +183,10 @@ class ActiveTier:
             await trio.sleep(_COMMIT_RETRY_S)
         admission.closed = self.store.retired
 
-    async def _settle(self) -> None:
+    async def _warm_and_reconcile(self) -> None:
         """Do the start-up work that the first read does not need."""
         await self.store.warm()
-        await self.store.files.settle_all()
+        await self.store.files.reconcile_all()
 
     def retire(self) -> None:
         """Stop serving and storing blocks."""
@@ -211,7 +211,7 @@ class ActiveTier:
             # The last reader's task and this one became runnable together; let it finish first.
             await trio.lowlevel.checkpoint()
             if patience.cancelled_caught:
-                store.io.desert()
+                store.io.detach()
                 await self._stopped.wait()
                 log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
                 return  # the process keeps descriptors and lock until it ends

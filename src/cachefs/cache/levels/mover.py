@@ -4,7 +4,7 @@ A block is copied first. It is dropped from its old tier in the loop step in whi
 the index of the new tier. So it is always in one of the two tiers, and two moves of the same block
 cannot each rely on the other's copy. (The two indexes are committed one after the other. A crash
 may therefore leave the block in both, with the same bytes, or the copy may be adopted from its slot
-table.) Readers wait for none of these steps. A pinned block (the code says kept) is pinned in the
+table.) Readers wait for none of these steps. A pinned block is pinned in the
 new tier in the same step; it can move up, but never down. The move verifies the bytes, so it never
 copies a damaged block.
 
@@ -72,11 +72,11 @@ class _Delivery:
             return
         self._asked.add((move.key, admission))
         self._open += 1
-        settled = partial(self._settled, move, admission)
+        finished = partial(self._finished, move, admission)
         checksum = move.location.checksum
-        admission.offer(Candidate(move.key, data, settled, checksum=checksum, age=move.age))
+        admission.offer(Candidate(move.key, data, finished, checksum=checksum, age=move.age))
 
-    def _settled(
+    def _finished(
         self, move: _Move, admission: Admission, candidate: Candidate, stored: bool
     ) -> None:
         """Called in the loop step in which the copy enters the other index, or is given up."""
@@ -84,8 +84,8 @@ class _Delivery:
             return
         if stored:
             self.arrived[move.key] = admission
-            if move.slab.keeps(move.location.slot):
-                admission.store.keep_moved(move.key)
+            if move.slab.is_pinned(move.location.slot):
+                admission.store.pin_moved(move.key)
             if self._store.moved_away(move.key, move.slab, move.location):
                 self._store.put_row(move.slab)
         elif self._insist:
@@ -269,8 +269,8 @@ class Promoter:
         if slab is None or location is None or self._mover.must_stay(key):
             return None
         target = self._target
-        if slab.keeps(location.slot):
-            target = self._target_for_kept
+        if slab.is_pinned(location.slot):
+            target = self._target_for_pinned
         return self._mover.plan(key, slab, None, target)
 
     def _target(self, key: BlockKey, length: int) -> Admission | None:
@@ -280,9 +280,9 @@ class Promoter:
             return None
         return self._wanted(key, length)
 
-    def _target_for_kept(self, key: BlockKey, length: int) -> Admission | None:
+    def _target_for_pinned(self, key: BlockKey, length: int) -> Admission | None:
         target = self._target(key, length)
-        return target if target is not None and target.store.may_keep(length) else None
+        return target if target is not None and target.store.may_pin(length) else None
 
 
 def _batches(moves: Sequence[_Move]) -> Iterator[list[_Move]]:

@@ -14,9 +14,9 @@ from cachefs.cache.levels.active_tier import ActiveTier, CacheOptions
 from cachefs.cache.levels.placement import Placement
 from cachefs.cache.policies import History
 from cachefs.cache.tier.admission import Admission
-from cachefs.cache.tier.admission_filter import Intents
+from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.cooldown import Cooldown
-from cachefs.cache.tier.partial_checksums import Sums
+from cachefs.cache.tier.partial_checksums import PartialChecksums
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
@@ -32,13 +32,17 @@ class TierSet:
     `Neighbours`."""
 
     def __init__(
-        self, tiers: Sequence[Tier], options: CacheOptions, history: History, intents: Intents
+        self,
+        tiers: Sequence[Tier],
+        options: CacheOptions,
+        history: History,
+        admission_filter: AdmissionFilter,
     ) -> None:
         """Open the indexes of the tiers. If this raises `CacheDirError`, the caller still owns the
         tiers and must close them."""
         self.cooldown = Cooldown()
-        self.intents = intents
-        self.sums = Sums()
+        self.admission_filter = admission_filter
+        self.partial_checksums = PartialChecksums()
         self._options = options
         self._history = history
         self._tiers: list[ActiveTier] = []
@@ -99,10 +103,11 @@ class TierSet:
 
     # -- blocks --------------------------------------------------------------------------------
 
-    def proven(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
-        """Return the store and location of the first tier whose `TierStore.proven` finds it."""
+    def find_verified(self, key: BlockKey) -> tuple[TierStore, BlockLocation] | None:
+        """Return the store and location of the first tier whose `TierStore.find_verified` finds
+        it."""
         for active in self._tiers:
-            location = active.store.proven(key)
+            location = active.store.find_verified(key)
             if location is not None:
                 return active.store, location
         return None
@@ -158,7 +163,7 @@ class TierSet:
             key, usable, lambda number: tiers[number].takes(key, length), first_level
         )
         # To store a block unpinned is better than not to store it.
-        if number is None and self.intents.wants_kept(key):
+        if number is None and self.admission_filter.must_be_pinned(key):
             number = self._placement.entry(
                 key, usable, lambda number: tiers[number].admission.takes(length), first_level
             )
@@ -197,9 +202,9 @@ class TierSet:
 
     def resize(self, path: Path, quota_bytes: int) -> None:
         """Set the quota of a tier. Raises `CacheDirError` if there is no such tier, or if the
-        pinned (kept) blocks would not fit into the new quota."""
+        pinned blocks would not fit into the new quota."""
         active = self._find(path)
-        active.refuse_to_lose_kept(quota_bytes)
+        active.refuse_to_lose_pinned(quota_bytes)
         active.tier.resize(quota_bytes)
         self._arrange()
         active.evictor.wake()

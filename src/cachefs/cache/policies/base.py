@@ -89,17 +89,17 @@ class EvictionPolicy:
         return ages[rank_of(ages, fraction)] if ages else None
 
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
-        """Return the slots of [first, stop) whose blocks the plan evicts. Pinned (kept) blocks are
+        """Return the slots of [first, stop) whose blocks the plan evicts. Pinned blocks are
         never among them."""
-        slots = list(slab.loose_slots(first, stop))
+        slots = list(slab.evictable_slots(first, stop))
         ticks, now = slab.ticks, self._history.now
         return [slot for slot in slots if (now - ticks[slot]) & CLOCK_MASK >= plan]
 
     def worth(self, slab: Slab) -> float:
         """Return the loss from emptying the slab; the slab with the smallest loss is emptied
-        first. No unit: evictable (loose) blocks divided by their average age."""
+        first. No unit: evictable blocks divided by their average age."""
         ages = [self.age(slab, slot) for slot in self._sample_slab(slab, 16)]
-        return slab.loose_count / (1 + sum(ages) / len(ages)) if ages else 0.0
+        return slab.evictable_count / (1 + sum(ages) / len(ages)) if ages else 0.0
 
     def may_empty(self, slab: Slab) -> bool:
         """Return whether all blocks of the slab may be dropped to give it to another slot class."""
@@ -119,9 +119,9 @@ class EvictionPolicy:
     def _sample(self, slabs: Sequence[Slab], most: int = SAMPLE_BLOCKS) -> list[UsedSlot]:
         """Return all evictable slots if they are no more than `most`; otherwise `most` of them,
         all with about the same probability."""
-        counts = [slab.used_count - slab.kept_count for slab in slabs]
+        counts = [slab.used_count - slab.pinned_count for slab in slabs]
         if sum(counts) <= most:
-            return [(slab, slot) for slab in slabs for slot in slab.loose_slots()]
+            return [(slab, slot) for slab in slabs for slot in slab.evictable_slots()]
         sums = list(accumulate(counts))
         picks: dict[int, int] = {}
         for position in self._random.choices(range(len(slabs)), cum_weights=sums, k=most):
@@ -135,7 +135,7 @@ class EvictionPolicy:
     def _sample_slab(self, slab: Slab, count: int) -> list[int]:
         """Return `count` evictable slots; one may occur twice. Each is the first evictable slot at
         or after a random position."""
-        if slab.loose_count == 0:
+        if slab.evictable_count == 0:
             return []
         slab.hydrate()
         find, chance, slot_count = slab.state.find, self._random.random, slab.slot_count

@@ -149,7 +149,7 @@ class EpochPolicy(EvictionPolicy):
     def may_empty(self, slab: Slab) -> bool:
         expiry = self._history.expiry()
         if expiry is None:
-            return slab.loose_count == 0
+            return slab.evictable_count == 0
         slots = self._sample_slab(slab, 32)
         live = sum(self.age(slab, slot) < expiry for slot in slots) / max(1, len(slots))
-        return live * slab.loose_count <= _LIVE_SHARE * slab.slot_count
+        return live * slab.evictable_count <= _LIVE_SHARE * slab.slot_count

@@ -80,7 +80,7 @@ class SievePolicy(EvictionPolicy):
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
         ticks, hand = slab.ticks, self._hand
         chosen = []
-        for slot in slab.loose_slots(first, stop):
+        for slot in slab.evictable_slots(first, stop):
             tick = ticks[slot]
             if ((tick >> 1) - hand) & _ORDER_MASK > plan:
                 continue

@@ -17,12 +17,12 @@ class TwoRandomPolicy(EvictionPolicy):
     def plan(
         self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
     ) -> float | None:
-        total = sum(slab.loose_count for slab in slabs)
+        total = sum(slab.evictable_count for slab in slabs)
         return max(fraction, 1 / total) if total else None
 
     @override
     def victims(self, slab: Slab, plan: float, first: int, stop: int) -> list[int]:
-        slots = list(slab.loose_slots(first, stop))
+        slots = list(slab.evictable_slots(first, stop))
         wanted = len(slots) * plan
         count = int(wanted) + (self._random.random() < wanted % 1)
         chosen = set()

@@ -19,7 +19,7 @@ from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.disk_threads import Step
 from cachefs.cache.tier.evictor import Evictor
-from cachefs.cache.tier.partial_checksums import Sums
+from cachefs.cache.tier.partial_checksums import PartialChecksums
 from cachefs.cache.tier.store import TierStore
 from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
 from cachefs.tiers.disk import Disk
@@ -39,7 +39,7 @@ _STALL_S = 3.0
 
 
 class Candidate:
-    """A block that waits to be stored. The first `settle` calls `done(candidate, stored)`, so it
+    """A block that waits to be stored. The first `finish` calls `done(candidate, stored)`, so it
     is called exactly once.
 
     `checksum` is 0 if not computed yet. `age` is the block's age in the tier it comes from; 0 for
@@ -53,10 +53,10 @@ class Candidate:
         "checksum",
         "data",
         "fetch",
+        "finished",
         "key",
         "level",
-        "must_keep",
-        "settled",
+        "must_pin",
     )
 
     def __init__(
@@ -71,7 +71,7 @@ class Candidate:
         self.key = key
         self.data = data
         self._done = done
-        self.settled = False
+        self.finished = False
         self.fetch = fetch
         self.checksum = checksum
         self.age = age
@@ -79,14 +79,14 @@ class Candidate:
         """When its fetch began, or when it was read from another tier to be moved (trio clock)."""
         self.level = 0
         """Level of the tier that it was offered to."""
-        self.must_keep = False
-        """If users pinned it: refuse it unless this tier can pin (keep) it."""
+        self.must_pin = False
+        """If users pinned it: refuse it unless this tier can pin it."""
 
-    def settle(self, stored: bool) -> None:
+    def finish(self, stored: bool) -> None:
         """Report whether the block is stored. Only the first call has an effect: a write that was
         given up may still succeed later."""
-        if not self.settled:
-            self.settled = True
+        if not self.finished:
+            self.finished = True
             self._done(self, stored)
 
     def anew(self) -> "Candidate":
@@ -142,7 +142,7 @@ class Admission:
         )
 
     def offer(self, candidate: Candidate) -> None:
-        """Queue a block; returns at once. `candidate.settle` reports the outcome."""
+        """Queue a block; returns at once. `candidate.finish` reports the outcome."""
         self._queue.append(candidate)
         self._parked.unpark()
 
@@ -154,8 +154,8 @@ class Admission:
         batch, self._batch = self._batch, []
         queue, self._queue = self._queue, deque()
         for candidate in (*batch, *queue):
-            self._store.counters.rejected += not candidate.settled
-            candidate.settle(False)
+            self._store.counters.rejected += not candidate.finished
+            candidate.finish(False)
         self._idle_parked.unpark_all()
 
     async def watch(self) -> None:
@@ -215,22 +215,22 @@ class Admission:
         try:
             while waiting:
                 self._progress_s = time.monotonic()
-                if waiting[0].settled:  # `give_up` settled it meanwhile
+                if waiting[0].finished:  # `give_up` finished it meanwhile
                     waiting.popleft()
                     continue
                 allocation = await self._place(waiting[0], writes)
                 candidate = waiting.popleft()
                 if isinstance(allocation, bool):
-                    candidate.settle(allocation)
+                    candidate.finish(allocation)
                 else:
                     writes.append(_Write(candidate, *allocation))
             await self._flush(writes)
         except BaseException:  # cancelled while looking for room
             for write in writes:
                 self._store.slabs.abort(write.slab, write.slot)
-                write.candidate.settle(False)
+                write.candidate.finish(False)
             for candidate in waiting:
-                candidate.settle(False)
+                candidate.finish(False)
             raise
         if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
             self._evictor.wake()
@@ -255,11 +255,11 @@ class Admission:
     def _refuses(self, candidate: Candidate) -> bool:
         """Whether the block was evicted on its way, or can't be pinned although it must be."""
         store, key = self._store, candidate.key
-        if store.intents.is_unwanted(key, candidate.began_at):
+        if store.admission_filter.is_unwanted(key, candidate.began_at):
             return True
-        if not candidate.must_keep or not store.intents.wants_kept(key):
+        if not candidate.must_pin or not store.admission_filter.must_be_pinned(key):
             return False
-        return not store.may_keep(len(candidate.data))
+        return not store.may_pin(len(candidate.data))
 
     async def _allocate(self, candidate: Candidate) -> Allocation | None:
         slabs = self._store.slabs
@@ -272,9 +272,9 @@ class Admission:
                 slab = await self._evictor.make_room(class_index)
                 if slab is None:
                     return None
-            if slab.settled:
+            if slab.is_ready:
                 return Allocation(slab, slabs.allocate(slab))
-            if not await self._store.settle_slab(slab):
+            if not await self._store.reconcile(slab):
                 return None
 
     async def _flush(self, writes: list[_Write]) -> None:
@@ -285,9 +285,9 @@ class Admission:
         size_bytes = max(len(write.candidate.data) for write in writes)
         store = self._store
         self._progress_s = time.monotonic()
-        sums = store.sums if store.is_on_disk else None
+        partial_checksums = store.partial_checksums if store.is_on_disk else None
         results = await store.io.write_in_steps(
-            size_bytes, _write_all, store.tier.disk, writes, sums
+            size_bytes, _write_all, store.tier.disk, writes, partial_checksums
         )
         with trio.CancelScope(shield=True):
             for first in range(0, len(writes), _FINISH_BLOCKS):
@@ -317,7 +317,7 @@ class Admission:
                 self._failing = False
                 if self._cooldown is not None:
                     self._cooldown.begin(candidate.key, now_s)
-            candidate.settle(stored)
+            candidate.finish(stored)
         for slab in touched.values():
             store.put_row(slab)
 
@@ -331,7 +331,7 @@ class Admission:
 
 
 def _write_all(
-    step: Step, disk: Disk, writes: list[_Write], sums: Sums | None
+    step: Step, disk: Disk, writes: list[_Write], partial_checksums: PartialChecksums | None
 ) -> list[int | OSError]:
     """In the writer thread: checksum and write each block.
 
@@ -352,6 +352,6 @@ def _write_all(
         else:
             results.append(checksum)
             step(None)
-            if sums is not None:
-                sums.note(checksum, data)
+            if partial_checksums is not None:
+                partial_checksums.note(checksum, data)
     return results

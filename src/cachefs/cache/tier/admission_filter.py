@@ -1,4 +1,4 @@
-"""The admission filter: which blocks to pin (keep) or refuse when they enter a tier.
+"""The admission filter: which blocks to pin or refuse when they enter a tier.
 
 All tiers of a mount share one filter. It concerns blocks that are in no tier yet or move between
 tiers, and is evaluated in the loop step in which a block enters a tier (`store.py`). It is small:
@@ -19,32 +19,32 @@ _FORGET_EVICTED_S = 600.0
 """Longer than any block needs from its fetch to a tier."""
 
 
-class Intents:
+class AdmissionFilter:
     """See the module docstring. Every method is atomic on the loop."""
 
     def __init__(self) -> None:
-        self._keeping: Counter[bytes] = Counter()
+        self._pinning: Counter[bytes] = Counter()
         self._lost: set[BlockKey] = set()
         """Damaged blocks that were pinned: they are pinned again after a new fetch."""
         self._evicted: dict[bytes, float] = {}
         """Objects that had blocks under way when they were evicted -> time of that eviction."""
 
     @contextmanager
-    def keeping(self, refs: Iterable[ObjectRef]) -> Iterator[None]:
+    def pinning(self, refs: Iterable[ObjectRef]) -> Iterator[None]:
         """Pin all blocks of these object versions that enter a tier while the context is open."""
         object_ids = [ref.object_id for ref in refs]
-        self._keeping.update(object_ids)
+        self._pinning.update(object_ids)
         try:
             yield
         finally:
             for object_id in object_ids:
-                self._keeping[object_id] -= 1
-                if self._keeping[object_id] == 0:
-                    del self._keeping[object_id]
+                self._pinning[object_id] -= 1
+                if self._pinning[object_id] == 0:
+                    del self._pinning[object_id]
 
-    def wants_kept(self, key: BlockKey) -> bool:
+    def must_be_pinned(self, key: BlockKey) -> bool:
         """Whether the block must be pinned when it enters a tier."""
-        return bool(self._keeping and key[0] in self._keeping) or (
+        return bool(self._pinning and key[0] in self._pinning) or (
             bool(self._lost) and key in self._lost
         )
 
@@ -53,7 +53,7 @@ class Intents:
         if len(self._lost) < _MOST_LOST:
             self._lost.add(key)
 
-    def note_unkept(self, object_ids: Set[bytes]) -> None:
+    def note_unpinned(self, object_ids: Set[bytes]) -> None:
         """Record that blocks of these objects need not be pinned again after damage."""
         if self._lost:
             self._lost = {key for key in self._lost if key[0] not in object_ids}

@@ -33,7 +33,7 @@ class OverdueError(Exception):
     """The disk did not answer within `DiskHealth.patience_s`, the longest that a reader waits."""
 
 
-class TierIo:
+class DiskThreads:
     """The reader, writer and probe threads of one tier; its `TierStore` owns the object.
 
     It accepts calls between `start` and `stop`. It calls `on_change` when `health.usable` changes.
@@ -61,11 +61,11 @@ class TierIo:
         for workers in (self._readers, self._writer, self._prober):
             workers.stop()
 
-    def desert(self) -> None:
+    def detach(self) -> None:
         """Release cancelled callers although their threads hang. The tier is unusable afterwards,
         and its descriptors must stay open."""
         for workers in (self._readers, self._writer, self._prober):
-            workers.desert()
+            workers.detach()
 
     async def idle(self) -> None:
         """Wait until no thread uses a descriptor of the tier. After `stop` this stays true."""

@@ -36,8 +36,8 @@ _PLAN_S = 0.2
 _HASTY_SAMPLE_BLOCKS = 128
 _CANDIDATES = 16
 """Number of slabs drawn at random; the one of least worth to the policy is given up."""
-_KEPT_SHARE = 0.25
-"""A slab with a larger share of pinned (kept) slots is not given to another class."""
+_PINNED_SHARE = 0.25
+"""A slab with a larger share of pinned slots is not given to another class."""
 _ROOM_SLOTS = 16
 """Maximum number of free slots that one call of `make_room` tries to get."""
 
@@ -63,7 +63,7 @@ class Evictor:
         self._broken_before = 0.0
         self._failing = False
         self._told_full = False
-        self._kept_reported = False
+        self._pinned_reported = False
         self._debt_bytes = [0] * len(SLOT_CLASSES)
         """Per class: bytes of slots that it has borrowed since it last got a slab."""
         self._planned: float | None = None
@@ -177,13 +177,13 @@ class Evictor:
         can be evicted.
 
         The plan covers at least one block and at least the share `least`, even below the watermark.
-        The share refers to evictable blocks (loose); pinned blocks are not evicted.
+        The share refers to evictable blocks; pinned blocks are not evicted.
         """
         used = self._slabs.used_charge_bytes
-        loose = used - self._slabs.kept_charge_bytes
-        if loose <= 0:
+        evictable = used - self._slabs.pinned_charge_bytes
+        if evictable <= 0:
             return None
-        surplus = (used - self._store.tier.watermarks.low_bytes) / loose
+        surplus = (used - self._store.tier.watermarks.low_bytes) / evictable
         fraction = min(1.0, max(least, surplus))
         slabs = list(self._slabs.by_id.values())
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
@@ -275,7 +275,7 @@ class Evictor:
         self._failing = False
         slab = slabs.add(slab_id)
         slab.fd = fd
-        slab.was_opened = slab.agrees = True
+        slab.was_opened = slab.is_reconciled = True
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
         self._store.files.open_slabs.note(slab)
@@ -307,7 +307,7 @@ class Evictor:
             for slab in self._slabs.by_id.values()
             if slab.class_index not in (class_index, NO_CLASS)
             and slab.writing_count == 0
-            and slab.kept_count <= slab.slot_count * _KEPT_SHARE
+            and slab.pinned_count <= slab.slot_count * _PINNED_SHARE
         ]
         donor = self._least_worth(candidates)
         return donor if donor is not None and self._policy.may_empty(donor) else None
@@ -319,7 +319,7 @@ class Evictor:
     async def _reassign(self, slab: Slab, class_index: int) -> bool:
         """Give an empty slab another class. Returns whether it did."""
         store = self._store
-        if not await store.settle_slab(slab) or slab.fd < 0 or not slab.is_empty():
+        if not await store.reconcile(slab) or slab.fd < 0 or not slab.is_empty():
             return False
         self._slabs.drain(slab)
         try:
@@ -341,14 +341,14 @@ class Evictor:
         while self._slabs.by_id and await self._should_shrink():
             async with self._lock:
                 if not await self._delete_one():
-                    self._report_kept()
+                    self._report_pinned()
                     return
 
-    def _report_kept(self) -> None:
+    def _report_pinned(self) -> None:
         """Log once if pinned blocks in all slabs prevent the tier from shrinking."""
-        kept = sum(slab.kept_count > 0 for slab in self._slabs.by_id.values())
-        if kept and kept == len(self._slabs.by_id) and not self._kept_reported:
-            self._kept_reported = True
+        pinned = sum(slab.pinned_count > 0 for slab in self._slabs.by_id.values())
+        if pinned and pinned == len(self._slabs.by_id) and not self._pinned_reported:
+            self._pinned_reported = True
             log.warning(
                 "%s: uses more than it should, and can give nothing back: there are pinned blocks "
                 "in all of its slabs; unpin some",
@@ -365,9 +365,9 @@ class Evictor:
 
     async def _delete_one(self) -> bool:
         store, slabs = self._store, self._slabs
-        slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.kept_count])
+        slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.pinned_count])
         if slab is None:
-            slab = min(slabs.by_id.values(), key=lambda slab: slab.kept_count, default=None)
+            slab = min(slabs.by_id.values(), key=lambda slab: slab.pinned_count, default=None)
         if slab is None:
             return False
         if not slab.is_empty() and (

@@ -31,14 +31,14 @@ _TRY_AGAIN_AFTER = 64
 """While polling has stopped, one of so many reads polls."""
 
 
-class Arrivals:
+class PageInPolling:
     """The polling reads of one tier. `read_nowait` is `Disk.read_nowait`."""
 
     def __init__(self, read_nowait: Callable[[int, tuple[memoryview], int, int], int]) -> None:
         self._read_nowait = read_nowait
         self._credit = _CREDIT
-        self._unwatched = 0
-        self._watchers = 0
+        self._not_polled = 0
+        self._polling = 0
 
     async def read(self, fd: int, length: int, offset: int, flags: int | None) -> bytearray | None:
         """Return `length` bytes at `offset` of `fd` if the kernel reads them in soon, else None.
@@ -46,23 +46,23 @@ class Arrivals:
         A read with RWF_NOWAIT must have just failed for these bytes. `flags` must make the read
         non-blocking; with None nothing is read. The caller must prevent overwriting meanwhile.
         """
-        if flags is None or self._watchers >= _MOST or not self._worth_it():
+        if flags is None or self._polling >= _MOST or not self._worth_it():
             return None
-        self._watchers += 1
+        self._polling += 1
         try:
-            data = await self._watch(fd, length, offset, flags)
+            data = await self._poll(fd, length, offset, flags)
         finally:
-            self._watchers -= 1
+            self._polling -= 1
         self._credit = min(self._credit + 1, _CREDIT) if data else max(self._credit - 1, 0)
         return data
 
     def _worth_it(self) -> bool:
         if self._credit > 0:
             return True
-        self._unwatched = (self._unwatched + 1) % _TRY_AGAIN_AFTER
-        return self._unwatched == 0
+        self._not_polled = (self._not_polled + 1) % _TRY_AGAIN_AFTER
+        return self._not_polled == 0
 
-    async def _watch(self, fd: int, length: int, offset: int, flags: int) -> bytearray | None:
+    async def _poll(self, fd: int, length: int, offset: int, flags: int) -> bytearray | None:
         data = bytearray(length)
         buffers = (memoryview(data),)
         give_up_at = perf_counter() + _LOOK_FOR_S

@@ -32,7 +32,7 @@ class Table(Protocol):
     def sums_agree(self, checksum: int, offset: int, data: Bytes, /) -> bool: ...
 
 
-class Sums:
+class PartialChecksums:
     """The part checksums of a mount; all its tiers share them. Any thread may call any method."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Sums:
         if self._table is not None:
             self._table.note_sums(checksum, block)
         else:
-            self._known[checksum % _BLOCKS] = (checksum, _sums_of(block))
+            self._known[checksum % _BLOCKS] = (checksum, _checksums_of(block))
 
     def range_of(self, location: BlockLocation, offset: int, length: int) -> tuple[int, int]:
         """Return begin and end, within the block, of the bytes to read so that the requested range
@@ -68,10 +68,10 @@ class Sums:
             return checksum_of(data) == location.checksum
         if self._table is not None:
             return self._table.sums_agree(location.checksum, offset, data)
-        checksum, sums = self._known.get(location.checksum % _BLOCKS, (0, array("I")))
+        checksum, checksums = self._known.get(location.checksum % _BLOCKS, (0, array("I")))
         first = offset // PART_BYTES
-        found = _sums_of(data)
-        return checksum == location.checksum and sums[first : first + len(found)] == found
+        found = _checksums_of(data)
+        return checksum == location.checksum and checksums[first : first + len(found)] == found
 
     def _knows(self, location: BlockLocation) -> bool:
         if location.length <= PARTS_ABOVE:
@@ -81,9 +81,9 @@ class Sums:
         return self._known.get(location.checksum % _BLOCKS, (0,))[0] == location.checksum
 
 
-def _sums_of(data: Bytes) -> "array[int]":
+def _checksums_of(data: Bytes) -> "array[int]":
     view = memoryview(data)
-    sums = array("I")
+    checksums = array("I")
     for first in range(0, len(view), PART_BYTES):
-        sums.append(xxhash.xxh3_64_intdigest(view[first : first + PART_BYTES]) & 0xFFFFFFFF)
-    return sums
+        checksums.append(xxhash.xxh3_64_intdigest(view[first : first + PART_BYTES]) & 0xFFFFFFFF)
+    return checksums

@@ -1,9 +1,9 @@
-"""Move pinned (kept) blocks to other slabs of their tier, so that their slab can be reused.
+"""Move pinned blocks to other slabs of their tier, so that their slab can be reused.
 
 Otherwise a few pinned files, spread over all slabs, would prevent the tier from changing its mix
 of slot classes and from shrinking. A block is copied first. Then one atomic step enters the new
 slot in the index and frees the old one. A block that is unpinned or dropped during the copy is not
-moved. To make room, the relocator drops evictable (loose) blocks.
+moved. To make room, the relocator drops evictable blocks.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -48,14 +48,14 @@ class Relocator:
         self._drop = drop
 
     async def clear(self, slab: Slab) -> bool:
-        """Move all pinned blocks out of a slab. The slab must be settled and must allocate no
+        """Move all pinned blocks out of a slab. The slab must be reconciled and must allocate no
         slots. Return False if not all blocks could be moved."""
         layout = slab.layout
         moved = False
-        while slab.kept_count:
+        while slab.pinned_count:
             count = max(1, _BATCH_BYTES // slab.slot_bytes)
-            slots = list(slab.kept_slots(count))
-            before = slab.kept_count
+            slots = list(slab.pinned_slots(count))
+            before = slab.pinned_count
             targets = await self._targets(slab, len(slots))
             try:
                 if targets:
@@ -63,7 +63,7 @@ class Relocator:
             finally:
                 for target in targets:
                     self._slabs.abort(*target)
-            if slab.layout is not layout or self._store.retired or slab.kept_count >= before:
+            if slab.layout is not layout or self._store.retired or slab.pinned_count >= before:
                 return False
             moved = True
         if moved:
@@ -84,8 +84,8 @@ class Relocator:
             near = self._slabs.open_slab_near(class_index)
             if near is None:
                 break
-            if not near.settled:
-                if targets or not await self._store.settle_slab(near):
+            if not near.is_ready:
+                if targets or not await self._store.reconcile(near):
                     break
                 continue
             targets.append(Allocation(near, self._slabs.allocate(near)))
@@ -96,13 +96,13 @@ class Relocator:
         others = [
             other
             for other in self._slabs.slabs_of(slab.class_index)
-            if other is not slab and not other.draining and other.loose_count
+            if other is not slab and not other.draining and other.evictable_count
         ]
-        giver = max(others, key=lambda other: other.loose_count, default=None)
-        if giver is None or not await self._store.settle_slab(giver) or giver.fd < 0:
+        giver = max(others, key=lambda other: other.evictable_count, default=None)
+        if giver is None or not await self._store.reconcile(giver) or giver.fd < 0:
             return
         age = self._store.policy.age
-        oldest = sorted(giver.loose_slots(), key=lambda slot: age(giver, slot), reverse=True)
+        oldest = sorted(giver.evictable_slots(), key=lambda slot: age(giver, slot), reverse=True)
         await self._drop(giver, sorted(oldest[:count]))
 
     # -- moving --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Relocator:
         location = self._store.index.locate(source.entry.key)
         if location is None or location[:2] != (slab.slab_id, source.slot):
             return None
-        return location if slab.keeps(source.slot) else None
+        return location if slab.is_pinned(source.slot) else None
 
     def _is_right(self, slab: Slab, source: _Source) -> bool:
         location = self._location(slab, source)
@@ -161,7 +161,7 @@ class Relocator:
         tick = slab.ticks[source.slot]
         self._slabs.commit(to, slot, location.length, location.checksum)
         to.ticks[slot] = tick
-        self._slabs.keep(to, slot)
+        self._slabs.pin(to, slot)
         self._slabs.free(slab, source.slot, location.length)
         moved = location._replace(slab=to.slab_id, slot=slot)
         self._store.index.put(source.entry.key, moved)

@@ -58,11 +58,11 @@ class Scrubber:
             step.append(slot)
             size_bytes += slab.slot_bytes
             if size_bytes >= _STEP_BYTES:
-                await self._prove(slab, step, size_bytes)
+                await self._verify(slab, step, size_bytes)
                 step, size_bytes = [], 0
-        await self._prove(slab, step, size_bytes)
+        await self._verify(slab, step, size_bytes)
 
-    async def _prove(self, slab: Slab, slots: list[int], size_bytes: int) -> None:
+    async def _verify(self, slab: Slab, slots: list[int], size_bytes: int) -> None:
         store = self._store
         if store.slabs.by_id.get(slab.slab_id) is not slab or slab.fd < 0:
             return
@@ -90,7 +90,7 @@ class Scrubber:
         if entry is None or location is None or location[:2] != (slab.slab_id, slot):
             # Table and index name no block for this slot. The next read of its block verifies it.
             if slab.holds(slot):
-                slab.proof[slot] = 0
+                slab.verified[slot] = 0
             return
         store.counters.verified += 1
         if not _is_right(location, data):

@@ -1,8 +1,8 @@
 """The slab files of a tier: list them, open them, and reconcile them after a crash.
 
-The start opens no file. The first read of a slab opens it. A slab must be *settled* before its
-slots are allocated or freed: after a crash, settling reconciles slots, index and slot table.
-In a settled slab these invariants hold. Only damage can break them, because the daemon keeps index
+The start opens no file. The first read of a slab opens it. A slab must be *reconciled* before its
+slots are allocated or freed: after a crash, slots, index and slot table may disagree. In a
+reconciled slab these invariants hold. Only damage can break them, because the daemon keeps index
 row, slot and table entry consistent when it stores or drops a block:
 - the table entry of a used slot names the one block whose index row points back to the slot;
 - `used_bytes` is the sum of the lengths of those blocks.
@@ -23,7 +23,7 @@ from functools import partial
 import trio
 
 from cachefs.cache.counters import TierCounters
-from cachefs.cache.tier.disk_threads import OverdueError, TierIo
+from cachefs.cache.tier.disk_threads import DiskThreads, OverdueError
 from cachefs.cache.tier.index import Index
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import entry_at
@@ -51,7 +51,7 @@ class SlabFiles:
         self,
         tier: Tier,
         index: Index,
-        io: TierIo,
+        io: DiskThreads,
         counters: TierCounters,
         clock: Callable[[], int],
         open_slabs: OpenSlabs,
@@ -138,18 +138,18 @@ class SlabFiles:
         """
         return await self._one_at_a_time(slab, lambda: slab.fd >= 0, self._open)
 
-    async def settle(self, slab: Slab) -> bool:
+    async def reconcile(self, slab: Slab) -> bool:
         """Open the slab and, after a crash, reconcile it. Call this before slots are allocated or
         deliberately freed. It tries again if `open` takes too long on a usable disk. For the
         result, and for what may have changed, see `open`."""
-        if slab.settled:
+        if slab.is_ready:
             return True
         while not await self.open(slab):
             if slab.slab_id not in self._late or not self._io.health.usable:
                 return False
         if slab.fd < 0:
             return True
-        return await self._one_at_a_time(slab, lambda: slab.agrees, self._settle)
+        return await self._one_at_a_time(slab, lambda: slab.is_reconciled, self._reconcile)
 
     async def _one_at_a_time(
         self, slab: Slab, is_done: Callable[[], bool], do: Callable[[Slab], Awaitable[bool]]
@@ -202,7 +202,7 @@ class SlabFiles:
         self.open_slabs.note(slab)
         if not slab.was_opened:
             slab.was_opened = True
-            slab.agrees = not self.must_reconcile
+            slab.is_reconciled = not self.must_reconcile
         if opened.header is None:
             # A blank header in a slab without a class is no damage: it never held a block.
             if not opened.is_blank or slab.class_index != NO_CLASS:
@@ -211,22 +211,22 @@ class SlabFiles:
                 self.report(slab, text)
             self._slabs.reformat(slab, None, self._clock())
             self.put_row(slab)
-            slab.agrees = True
+            slab.is_reconciled = True
         elif opened.header.class_index != slab.class_index:
             self._slabs.reformat(slab, opened.header.class_index, self._clock())
             self.put_row(slab)
-            slab.agrees = False
+            slab.is_reconciled = False
         slab.hydrate()
 
     # -- after a crash -------------------------------------------------------------------------
 
-    async def _settle(self, slab: Slab) -> bool:
+    async def _reconcile(self, slab: Slab) -> bool:
         if slab.fd < 0:  # it was closed while this task waited for another one
             return False
         with slab.in_use():
-            return await self._reconcile(slab)
+            return await self._reconcile_open(slab)
 
-    async def _reconcile(self, slab: Slab) -> bool:
+    async def _reconcile_open(self, slab: Slab) -> bool:
         layout = slab.layout
         try:
             table = await self._io.read(layout.data_offset, self._tier.read_table, slab.fd, layout)
@@ -240,16 +240,16 @@ class SlabFiles:
             if slab.layout is not layout or not self._is_ours(slab):
                 return True
             for slot in range(first, min(first + _STEP_SLOTS, layout.slot_count)):
-                lengths[slot] = self._settle_slot(slab, slot, table)
+                lengths[slot] = self._reconcile_slot(slab, slot, table)
             self.put_row(slab)
             if first + _STEP_SLOTS < layout.slot_count:
                 await trio.lowlevel.checkpoint()
         used_bytes = sum(lengths[slot] for slot in slab.used_slots())
         self._slabs.set_used_bytes(slab, used_bytes)
-        slab.agrees = True
+        slab.is_reconciled = True
         return True
 
-    def _settle_slot(self, slab: Slab, slot: int, table: bytes) -> int:
+    def _reconcile_slot(self, slab: Slab, slot: int, table: bytes) -> int:
         """Reconcile one slot. Return the length of its block in bytes, 0 if it holds none.
 
         The slot keeps the block of its table entry if that block's index row points here. If the
@@ -274,7 +274,7 @@ class SlabFiles:
         self._counters.adopted += 1
         return entry.length
 
-    async def settle_all(self) -> None:
+    async def reconcile_all(self) -> None:
         """Settle the slabs without a row, and after a crash all slabs. This runs in the background
         while the cache already serves reads.
 
@@ -282,11 +282,11 @@ class SlabFiles:
         no index row leads a read to their blocks.
         """
         orphans = [slab for slab in self._by_id.values() if slab.class_index == NO_CLASS]
-        settled = [await self.settle(slab) for slab in orphans]
+        reconciled = [await self.reconcile(slab) for slab in orphans]
         for slab in list(self._by_id.values()) if self.must_reconcile else ():
-            if not await self.settle(slab):
-                return  # each other slab is settled when it is needed
-        self.must_reconcile = not all(settled)
+            if not await self.reconcile(slab):
+                return  # each other slab is reconciled when it is needed
+        self.must_reconcile = not all(reconciled)
 
     # -- files that can't be opened ------------------------------------------------------------
 

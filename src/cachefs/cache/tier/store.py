@@ -15,11 +15,11 @@ import trio
 
 from cachefs.cache.counters import TierCounters, TierStatus
 from cachefs.cache.policies import History, make_policy
-from cachefs.cache.tier.admission_filter import Intents
-from cachefs.cache.tier.disk_threads import OverdueError, TierIo
+from cachefs.cache.tier.admission_filter import AdmissionFilter
+from cachefs.cache.tier.disk_threads import DiskThreads, OverdueError
 from cachefs.cache.tier.index import Index
-from cachefs.cache.tier.page_in import Arrivals
-from cachefs.cache.tier.partial_checksums import Bytes, Sums
+from cachefs.cache.tier.page_in import PageInPolling
+from cachefs.cache.tier.partial_checksums import Bytes, PartialChecksums
 from cachefs.cache.tier.slab_files import SlabFiles
 from cachefs.format.slab import (
     SLOT_ENTRY,
@@ -78,21 +78,21 @@ class TierStore:
         policy_name: str,
         history: History,
         verify_full: bool,
-        intents: Intents,
+        admission_filter: AdmissionFilter,
         open_slabs: OpenSlabs,
-        sums: Sums,
+        partial_checksums: PartialChecksums,
     ) -> None:
         self.tier = tier
-        self.sums = sums
+        self.partial_checksums = partial_checksums
         self.is_on_disk = tier.medium is not Medium.MEM
         """Whether each read must be compared with a checksum. A disk can lose or change data, and
         the daemon cannot find out which pages of a slab the kernel has read from the disk since
         the last comparison."""
-        self.intents = intents
+        self.admission_filter = admission_filter
         self.slabs = tier.slabs
         self.index = index
         self.counters = TierCounters(bad_index=int(index.replaced_bad))
-        self.io = TierIo(tier)
+        self.io = DiskThreads(tier)
         self.policy = make_policy(policy_name, history)
         self.history = history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
@@ -105,14 +105,14 @@ class TierStore:
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
         self._read_nowait = tier.disk.read_nowait
-        self._arrivals = Arrivals(tier.disk.read_nowait)
+        self._page_in = PageInPolling(tier.disk.read_nowait)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(
             tier, index, self.io, self.counters, lambda: self.policy.now, open_slabs
         )
         self.open_slab = self.files.open
-        self.settle_slab = self.files.settle
+        self.reconcile = self.files.reconcile
         self.put_row = self.files.put_row
         self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
 
@@ -123,14 +123,19 @@ class TierStore:
         policy_name: str,
         history: History,
         verify_full: bool = False,
-        intents: Intents | None = None,
+        admission_filter: AdmissionFilter | None = None,
         open_slabs: OpenSlabs | None = None,
-        sums: Sums | None = None,
+        partial_checksums: PartialChecksums | None = None,
     ) -> "TierStore":
-        """Open the tier's index and return the store. `intents`, `open_slabs` and `sums` are the
-        objects that all tiers of the mount share. Raises `CacheDirError`."""
+        """Open the tier's index and return the store. `admission_filter`, `open_slabs` and
+        `partial_checksums` are the objects that all tiers of the mount share. Raises
+        `CacheDirError`."""
         index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        of_mount = (intents or Intents(), open_slabs or OpenSlabs(), sums or Sums())
+        of_mount = (
+            admission_filter or AdmissionFilter(),
+            open_slabs or OpenSlabs(),
+            partial_checksums or PartialChecksums(),
+        )
         return cls(tier, index, policy_name, history, verify_full, *of_mount)
 
     # -- reading ---------------------------------------------------------------------------
@@ -156,7 +161,7 @@ class TierStore:
         if self._verify_full:
             return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
         try:
-            if slab.proof[slot] != checksum or not checksum:  # a proof of 0 means "not verified"
+            if slab.verified[slot] != checksum or not checksum:  # 0 means "not verified"
                 if stored_length > _PROVE_NOW_BYTES:
                     return None
                 return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
@@ -193,7 +198,7 @@ class TierStore:
         if owner is None or owner.key != key:
             return None
         self.counters.verified += 1
-        slab.proof[location.slot] = location.checksum
+        slab.verified[location.slot] = location.checksum
         self._hit(key, slab, location.slot, length)
         buffer[:] = block[offset : offset + length]
         return buffer
@@ -204,13 +209,13 @@ class TierStore:
         """Return the part of a verified block, or None. All bytes that its checksum covers must be
         in memory and match. Raises `OSError`."""
         length = len(buffer)
-        first, end = self.sums.range_of(location, offset, length)
+        first, end = self.partial_checksums.range_of(location, offset, length)
         data = buffer if end - first == length else self._whole_block[: end - first]
         position = slab.layout.slot_offset(location.slot) + first
         flags = self.tier.read_flags or 0
         if self._read_nowait(slab.fd, (data,), position, flags) != end - first:
             return None
-        if not self.sums.agree(location, first, data):
+        if not self.partial_checksums.agree(location, first, data):
             return None  # `read_slot` finds the reason
         if data is not buffer:
             buffer[:] = data[offset - first : offset - first + length]
@@ -222,7 +227,7 @@ class TierStore:
         """Store the part checksums of a block that was read whole, so that the next read of a part
         needs only that part."""
         if self.is_on_disk and len(data) == location.length:
-            self.sums.note(location.checksum, data)
+            self.partial_checksums.note(location.checksum, data)
 
     def _hit(self, key: BlockKey, slab: Slab, slot: int, length: int) -> None:
         if self.on_lower_hit is not None:
@@ -233,7 +238,7 @@ class TierStore:
         counters.hits += 1
         counters.hit_bytes += length
 
-    def proven(self, key: BlockKey) -> BlockLocation | None:
+    def find_verified(self, key: BlockKey) -> BlockLocation | None:
         """Return the block's location if its bytes were verified since the start, else None."""
         location = self.index.locate(key)
         if location is None or self.retired or not self.io.health.usable:
@@ -241,7 +246,7 @@ class TierStore:
         slab = self._by_id.get(location.slab)
         if slab is None or slab.fd < 0 or not slab.holds(location.slot):
             return None
-        return location if slab.proof[location.slot] == location.checksum != 0 else None
+        return location if slab.verified[location.slot] == location.checksum != 0 else None
 
     def hit_elsewhere(self, slab: Slab, slot: int, key: BlockKey | None) -> None:
         """Note that the relay has read a used slot, once or more. `key` is the key of its block;
@@ -280,7 +285,7 @@ class TierStore:
         """Return the bytes; fewer than `length` if the file ends there. `drop_reference` is called
         once the slot is not read any more. Raises `OSError`, `OverdueError`."""
         try:
-            data = await self._arrivals.read(fd, length, position, self.tier.read_flags)
+            data = await self._page_in.read(fd, length, position, self.tier.read_flags)
         except BaseException:
             drop_reference()
             raise
@@ -304,23 +309,23 @@ class TierStore:
     ) -> Buffer | None:
         slot = location.slot
         first, end = 0, location.length
-        proven = slab.proof[slot] == location.checksum and not self._verify_full
-        if proven and self.is_on_disk:
-            first, end = self.sums.range_of(location, offset, length)
-        elif proven:
+        is_verified = slab.verified[slot] == location.checksum and not self._verify_full
+        if is_verified and self.is_on_disk:
+            first, end = self.partial_checksums.range_of(location, offset, length)
+        elif is_verified:
             first, end = offset, offset + length
         slab.add_reference(slot)
         drop_reference = partial(self.slabs.drop_reference, slab, slot)
         try:
-            if proven:
+            if is_verified:
                 position = slab.layout.slot_offset(slot) + first
                 data = await self._read_raw(drop_reference, slab.fd, end - first, position)
                 right = len(data) == end - first
                 if right and self.is_on_disk:
-                    right = self.sums.agree(location, first, data)
+                    right = self.partial_checksums.agree(location, first, data)
                 if not right:  # verify the whole block
                     if self.index.locate(key) == location and slab.holds(slot):
-                        slab.proof[slot] = 0
+                        slab.verified[slot] = 0
                     return await self.read_slot(key, offset, length)
                 checked = Checked(data, None)
             else:
@@ -339,7 +344,7 @@ class TierStore:
             self.drop_bad(key, slab, location, owner)
             return None
         if self.index.locate(key) == location and slab.holds(slot):  # it was not evicted meanwhile
-            slab.proof[slot] = location.checksum
+            slab.verified[slot] = location.checksum
             self._hit(key, slab, slot, length)
         if end - first == length:
             return checked.data
@@ -364,22 +369,22 @@ class TierStore:
             self.on_admitted(self, key, location)
         self.counters.admitted += 1
         self.counters.admitted_bytes += length
-        if self.intents.wants_kept(key):
-            self.intents.note_entered(key)
-            if self.may_keep(slab.charge_bytes):
-                self.slabs.keep(slab, slot)
+        if self.admission_filter.must_be_pinned(key):
+            self.admission_filter.note_entered(key)
+            if self.may_pin(slab.charge_bytes):
+                self.slabs.pin(slab, slot)
 
-    def may_keep(self, charge_bytes: int) -> bool:
-        """Return whether the tier's limit allows so many more bytes of pinned (kept) slots."""
-        return self.slabs.kept_charge_bytes + charge_bytes <= self.tier.keep_limit_bytes
+    def may_pin(self, charge_bytes: int) -> bool:
+        """Return whether the tier's limit allows so many more bytes of pinned slots."""
+        return self.slabs.pinned_charge_bytes + charge_bytes <= self.tier.pin_limit_bytes
 
-    def keep_moved(self, key: BlockKey) -> None:
-        """Pin (keep) a block that was pinned in the tier that it came from, regardless of the
+    def pin_moved(self, key: BlockKey) -> None:
+        """Pin a block that was pinned in the tier that it came from, regardless of the
         limit."""
         location = self.index.locate(key)
         slab = None if location is None else self._by_id.get(location.slab)
         if location is not None and slab is not None and slab.holds(location.slot):
-            self.slabs.keep(slab, location.slot)
+            self.slabs.pin(slab, location.slot)
             self.put_row(slab)
 
     def drop_bad(
@@ -398,8 +403,8 @@ class TierStore:
             return
         if self.belongs_to_other(key, slab, location, owner):
             return
-        if slab.keeps(location.slot):
-            self.intents.note_lost(key)
+        if slab.is_pinned(location.slot):
+            self.admission_filter.note_lost(key)
         self.slabs.free(slab, location.slot, location.length)
         self.put_row(slab)
 
@@ -463,8 +468,8 @@ class TierStore:
             low_bytes=self.tier.watermarks.low_bytes,
             cached_bytes=self.slabs.cached_bytes,
             cached_blocks=self.slabs.cached_blocks,
-            kept_bytes=self.slabs.kept_charge_bytes,
-            keep_limit_bytes=self.tier.keep_limit_bytes,
+            pinned_bytes=self.slabs.pinned_charge_bytes,
+            pin_limit_bytes=self.tier.pin_limit_bytes,
             counters=self.counters,
         )
 

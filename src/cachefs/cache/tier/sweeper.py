@@ -42,10 +42,10 @@ class Sweeper:
 
     async def evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         """Evict the blocks of the slab that the plan selects, until `enough` returns True."""
-        if slab.loose_count == 0:
+        if slab.evictable_count == 0:
             return
         # Open the slab first: after a crash its header may name another class than its row.
-        if not slab.settled and not await self._store.settle_slab(slab):
+        if not slab.is_ready and not await self._store.reconcile(slab):
             return
         with slab.in_use():
             await self._evict_from(slab, plan, enough)
@@ -53,7 +53,7 @@ class Sweeper:
     async def _evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         layout = slab.layout
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            if slab.loose_count == 0 or slab.fd < 0 or slab.layout is not layout:
+            if slab.evictable_count == 0 or slab.fd < 0 or slab.layout is not layout:
                 return
             victims = self._policy.victims(slab, plan, first, first + _STEP_SLOTS)
             if not victims:
@@ -79,7 +79,7 @@ class Sweeper:
         picks = [
             Pick(slot, tick, entry_at(table, slot - first))
             for slot, tick in zip(victims, chosen_at, strict=True)
-            if slab.is_loose(slot) and slab.ticks[slot] == tick
+            if slab.is_evictable(slot) and slab.ticks[slot] == tick
         ]
         count = _DROP_BLOCKS if self.demote is None else _MOVE_BLOCKS
         for start in range(0, len(picks), count):
@@ -113,11 +113,11 @@ class Sweeper:
         for slot, tick, entry in picks:
             if self._store.retired or (enough is not None and enough()):
                 break  # if retired, the tier is closing, and a slower tier may be closed already
-            if slab.is_loose(slot) and (enough is None or slab.ticks[slot] == tick):
+            if slab.is_evictable(slot) and (enough is None or slab.ticks[slot] == tick):
                 self._store.evict(slab, slot, entry)
         self._store.put_row(slab)
 
-    async def _clear_kept(self, slab: Slab) -> bool:
+    async def _clear_pinned(self, slab: Slab) -> bool:
         is_clear = False
         try:
             is_clear = await self._relocator.clear(slab)
@@ -127,7 +127,7 @@ class Sweeper:
         return is_clear
 
     async def _drop_slots(self, slab: Slab, slots: Sequence[int]) -> None:
-        """Evict the blocks of these slots, as far as they are evictable (loose)."""
+        """Evict the blocks of these slots, as far as they are evictable."""
         for first in range(0, slab.slot_count, _STEP_SLOTS):
             some = [slot for slot in slots if first <= slot < first + _STEP_SLOTS]
             if some and slab.fd >= 0:
@@ -148,24 +148,24 @@ class Sweeper:
             return b""
 
     async def empty(self, slab: Slab, must: bool = False) -> bool:
-        """Drop or demote every block of the slab, move its pinned (kept) blocks to other slabs, and
+        """Drop or demote every block of the slab, move its pinned blocks to other slabs, and
         let it allocate no slots. With `must`, drop what cannot be demoted yet.
 
         Return False, and leave the slab in use, if that is not possible, if a block is being
         written, or if a reader holds a slot longer than `_REFERENCE_PATIENCE_S`.
         """
-        if not await self._store.settle_slab(slab) or slab.fd < 0 or slab.writing_count:
+        if not await self._store.reconcile(slab) or slab.fd < 0 or slab.writing_count:
             return False
         with slab.in_use():
             return await self._empty(slab, must)
 
     async def _empty(self, slab: Slab, must: bool) -> bool:
         self._slabs.drain(slab)
-        if slab.kept_count and not await self._clear_kept(slab):
+        if slab.pinned_count and not await self._clear_pinned(slab):
             return False
         # No slot is being written or allocated, so the table on disk is current for every block.
         for first in range(0, slab.slot_count, _STEP_SLOTS):
-            slots = list(slab.loose_slots(first, first + _STEP_SLOTS))
+            slots = list(slab.evictable_slots(first, first + _STEP_SLOTS))
             if self.demote is not None:
                 await self._evict_slots(slab, slots, first, lambda: False)
                 if slab.used_count and not must and any(slab.holds(slot) for slot in slots):
@@ -177,14 +177,14 @@ class Sweeper:
                 return False
             picks = [
                 Pick(slot, slab.ticks[slot], entry_at(table, slot - first))
-                for slot in slab.loose_slots(first, first + _STEP_SLOTS)
+                for slot in slab.evictable_slots(first, first + _STEP_SLOTS)
             ]
             for start in range(0, len(picks), _DROP_BLOCKS):
                 self._drop(slab, picks[start : start + _DROP_BLOCKS])
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(_REFERENCE_PATIENCE_S):
             # A user may have pinned one of its blocks in the meantime.
-            while not slab.is_empty() and not slab.kept_count:  # noqa: ASYNC110 - no event there
+            while not slab.is_empty() and not slab.pinned_count:  # noqa: ASYNC110 - no event there
                 await trio.sleep(0.005)
         if not slab.is_empty():
             self._slabs.undrain(slab)

@@ -156,14 +156,14 @@ class CacheRoutes:
         objects = self._cache.objects
 
         async def act(refs: list[ObjectRef]) -> Dropped:
-            return await objects.evict(refs, kept_too=force, dry_run=dry_run)
+            return await objects.evict(refs, pinned_too=force, dry_run=dry_run)
 
         async for line in self._on_all(arguments, act):
             yield line
 
     async def unpin(self, arguments: dict[str, Any]) -> Lines:
         """Unpin the files: they can be evicted again. The last line has the sums."""
-        async for line in self._on_all(arguments, self._cache.objects.unkeep):
+        async for line in self._on_all(arguments, self._cache.objects.unpin):
             yield line
 
     async def _on_all(
@@ -182,7 +182,7 @@ class CacheRoutes:
                         sums.add(done)
             except CachefsError as error:
                 yield {"number": number, "failure": str(error)}
-        yield {"files": files, **_sizes(asdict(sums))}
+        yield {"files": files, **asdict(sums)}
 
     async def pin(self, arguments: dict[str, Any]) -> Lines:
         """Pin the cached blocks of the paths: they are not evicted. The last line has the sums.
@@ -205,11 +205,11 @@ class CacheRoutes:
                 batches = self._tree.refs(inode, list_unknown=True)
                 async with aclosing(batches):
                     async for refs in batches:
-                        kept = await self._cache.objects.keep(refs)
+                        pinned = await self._cache.objects.pin(refs)
                         sums["files"] += len(refs)
                         sums["size_bytes"] += sum(ref.meta.size_bytes for ref in refs)
-                        sums["pinned_bytes"] += kept.size_bytes
-                        sums["refused_bytes"] += kept.refused_bytes
+                        sums["pinned_bytes"] += pinned.size_bytes
+                        sums["refused_bytes"] += pinned.refused_bytes
             except CachefsError as error:
                 yield {"number": number, "failure": str(error)}
         yield sums
@@ -220,16 +220,17 @@ class CacheRoutes:
             batches = self._tree.refs(inode)
             async with aclosing(batches):
                 async for refs in batches:
-                    charges = await self._cache.objects.charge_to_keep(refs)
+                    charges = await self._cache.objects.charge_to_pin(refs)
                     for path, size_bytes in charges.items():
                         more_bytes[str(path)] = more_bytes.get(str(path), 0) + size_bytes
-        for room in self._cache.objects.keep_room():
+        for room in self._cache.objects.pin_room():
             wanted_bytes = more_bytes.get(str(room.path), 0)
-            if wanted_bytes > room.limit_bytes - room.kept_bytes:
+            if wanted_bytes > room.limit_bytes - room.pinned_bytes:
                 raise CacheDirError(
                     f"{format_bytes(wanted_bytes)} more would be pinned in {room.path}, where "
-                    f"{format_bytes(room.kept_bytes)} of at most {format_bytes(room.limit_bytes)} "
-                    "are: nothing was pinned; unpin something, or mount with a higher --pin-limit"
+                    f"{format_bytes(room.pinned_bytes)} of at most "
+                    f"{format_bytes(room.limit_bytes)} are: nothing was pinned; unpin something, "
+                    "or mount with a higher --pin-limit"
                 )
 
     async def refresh(self, arguments: dict[str, Any]) -> Lines:
@@ -247,11 +248,6 @@ class CacheRoutes:
         for number, failure in refresher.failures:
             yield {"number": number, "failure": failure}
         yield asdict(refresher.found)
-
-
-def _sizes(sums: Mapping[str, object]) -> dict[str, object]:
-    """Rename the fields for users: the code's "kept" is their "pinned"."""
-    return {name.replace("kept", "pinned"): value for name, value in sums.items()}
 
 
 def _paths(arguments: dict[str, Any]) -> list[str]:

@@ -191,6 +191,6 @@ class Refresher:
         batches = self._tree.refs(top)
         async with aclosing(batches):
             async for refs in batches:
-                dropped = await self._objects.evict(refs, kept_too=True)
+                dropped = await self._objects.evict(refs, pinned_too=True)
                 self.found.dropped_blocks += dropped.blocks
                 self.found.dropped_bytes += dropped.size_bytes

@@ -183,12 +183,12 @@ class CacheTree:
             sums.cached_files += where.size_bytes >= inode.size_bytes
             sums.cached_bytes += where.size_bytes
             sums.cached_blocks += where.blocks
-            sums.pinned_bytes += where.kept_bytes
+            sums.pinned_bytes += where.pinned_bytes
             for share in where.tiers:
                 tier = sums.tiers.setdefault(str(share.path), TierSums(share.medium.value))
                 tier.blocks += share.blocks
                 tier.size_bytes += share.size_bytes
-                tier.pinned_bytes += share.kept_bytes
+                tier.pinned_bytes += share.pinned_bytes
         return sums
 
     async def _list(self, ino: int) -> None:

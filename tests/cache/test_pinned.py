@@ -1,4 +1,4 @@
-"""Blocks that users keep from eviction, and object versions that they drop at once."""
+"""Blocks that users pin, and object versions that they drop at once."""
 
 from pathlib import Path
 
@@ -33,8 +33,8 @@ from tests.memory_origin import MemoryOrigin
 BLOCK = 100_000
 
 
-async def kept_bytes(cache: BlockCache, refs: list[ObjectRef]) -> int:
-    return sum([(await cache.objects.where(ref)).kept_bytes for ref in refs])
+async def pinned_bytes(cache: BlockCache, refs: list[ObjectRef]) -> int:
+    return sum([(await cache.objects.where(ref)).pinned_bytes for ref in refs])
 
 
 async def cached_bytes(cache: BlockCache, refs: list[ObjectRef]) -> int:
@@ -58,31 +58,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-async def test_kept_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: str) -> None:
+async def test_pinned_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: str) -> None:
     origin = MemoryOrigin()
-    kept = put_many(origin, 50, BLOCK, "kept")
+    pinned = put_many(origin, 50, BLOCK, "pinned")
     others = put_many(origin, 300, BLOCK, "other") + put_many(origin, 300, 7000, "small")
     async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name=policy) as cache:
-        await read_all(cache, origin, kept)
-        done = await cache.objects.keep(kept)
+        await read_all(cache, origin, pinned)
+        done = await cache.objects.pin(pinned)
         assert (done.blocks, done.size_bytes, done.refused_blocks) == (50, 50 * BLOCK, 0)
         for _ in range(3):
             await read_all(cache, origin, others)
         if policy in ("lru", "sieve", "2-random"):
             await until(lambda: below_high(cache))
-        assert await kept_bytes(cache, kept) == 50 * BLOCK
-        assert cache.status()[0].kept_bytes >= 50 * BLOCK
+        assert await pinned_bytes(cache, pinned) == 50 * BLOCK
+        assert cache.status()[0].pinned_bytes >= 50 * BLOCK
         before = origin.counters.gets
-        await read_all(cache, origin, kept)
+        await read_all(cache, origin, pinned)
         assert origin.counters.gets == before
         recount(cache)
 
-        done = await cache.objects.unkeep(kept)
+        done = await cache.objects.unpin(pinned)
         assert (done.blocks, done.size_bytes) == (50, 50 * BLOCK)
-        assert cache.status()[0].kept_bytes == 0
+        assert cache.status()[0].pinned_bytes == 0
         if policy == "lru":
             with trio.fail_after(PATIENCE_S):  # what can't be stored at once is not stored
-                while await cached_bytes(cache, kept) > 10 * BLOCK:
+                while await cached_bytes(cache, pinned) > 10 * BLOCK:
                     await read_all(cache, origin, others)
 
 
@@ -92,14 +92,14 @@ async def test_the_mark_outlives_the_daemon(tmp_path: Path, crash: bool) -> None
     refs = put_many(origin, 60, BLOCK)
     async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs[:20])
+        await cache.objects.pin(refs[:20])
         await stores(cache)[0].index.commit()
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
-        assert await kept_bytes(cache, refs) == 20 * BLOCK
+        assert await pinned_bytes(cache, refs) == 20 * BLOCK
         if crash:
             await until(lambda: not stores(cache)[0].files.must_reconcile)
         await read_all(cache, origin, put_many(origin, 300, BLOCK, "other"))
-        assert await kept_bytes(cache, refs[:20]) == 20 * BLOCK
+        assert await pinned_bytes(cache, refs[:20]) == 20 * BLOCK
         recount(cache)
     report = check_directory(tmp_path)
     assert not report.counts
@@ -110,7 +110,7 @@ async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
     refs = put_many(origin, 60, BLOCK)
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs[:20])
+        await cache.objects.pin(refs[:20])
         store = stores(cache)[0]
         location = store.index.locate(key_of(refs[3]))
         assert location is not None
@@ -119,11 +119,11 @@ async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         gone = 60 * BLOCK - await cached_bytes(cache, refs)
         assert gone == BLOCK
-        assert 19 * BLOCK <= await kept_bytes(cache, refs[:20]) <= 20 * BLOCK
-        assert await kept_bytes(cache, refs[20:]) == 0
+        assert 19 * BLOCK <= await pinned_bytes(cache, refs[:20]) <= 20 * BLOCK
+        assert await pinned_bytes(cache, refs[20:]) == 0
 
 
-async def test_nothing_else_is_stored_when_all_is_kept(
+async def test_nothing_else_is_stored_when_all_is_pinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody looks for victims again and again."""
@@ -131,14 +131,14 @@ async def test_nothing_else_is_stored_when_all_is_kept(
     refs = put_many(origin, 200, BLOCK)
     others = put_many(origin, 100, BLOCK, "other")
     tier = open_tier(tmp_path, 16 * MIB, high=0.5, low=0.4)
-    tier.keep_ratio = 1.0
+    tier.pin_ratio = 1.0
     async with serving(origin, tier) as cache:
         for ref in refs:
-            with cache.intents.keeping([ref]):
+            with cache.admission_filter.pinning([ref]):
                 await read_whole(cache, ref)
                 await cache.drain()
         store = stores(cache)[0]
-        assert store.slabs.kept_charge_bytes == store.slabs.used_charge_bytes
+        assert store.slabs.pinned_charge_bytes == store.slabs.used_charge_bytes
         assert store.slabs.used_charge_bytes > tier.watermarks.high_bytes
         slots = 0
         policy_sample = store.policy._sample_slab
@@ -158,7 +158,7 @@ async def test_nothing_else_is_stored_when_all_is_kept(
         await read_all(cache, origin, refs[:100])
 
 
-async def test_kept_between_being_chosen_and_being_evicted(tmp_path: Path) -> None:
+async def test_pinned_between_being_chosen_and_being_evicted(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 140, BLOCK)
     with FaultyDisk() as disk:
@@ -170,15 +170,15 @@ async def test_kept_between_being_chosen_and_being_evicted(tmp_path: Path) -> No
             disk.hang("read")
             cache._tiers[0].evictor.wake()
             await until(lambda: disk.hanging)
-            assert (await cache.objects.keep(refs[:100])).blocks == 100
+            assert (await cache.objects.pin(refs[:100])).blocks == 100
             disk.heal()
             await trio.sleep(0.2)
             assert store.counters.evicted == 0
-            assert await kept_bytes(cache, refs) == 100 * BLOCK
+            assert await pinned_bytes(cache, refs) == 100 * BLOCK
             recount(cache)
 
 
-async def test_kept_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
+async def test_pinned_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 100, BLOCK)
     with FaultyDisk() as disk:
@@ -188,44 +188,44 @@ async def test_kept_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
             disk.hang("read")
             await cache.resize_tier(tmp_path, 8 * MIB)  # one of the three slabs must go
             await until(lambda: disk.hanging)
-            assert (await cache.objects.keep(refs)).refused_blocks > 0
-            kept = [ref for ref in refs if await kept_bytes(cache, [ref])]
+            assert (await cache.objects.pin(refs)).refused_blocks > 0
+            pinned = [ref for ref in refs if await pinned_bytes(cache, [ref])]
             disk.heal()
             await trio.sleep(0.3)
-            assert len(kept) > 50
-            assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+            assert len(pinned) > 50
+            assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
             recount(cache)
             assert len(store.slabs.by_id) <= 3
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_a_tier_shrinks_although_there_are_kept_blocks_everywhere(
+async def test_a_tier_shrinks_although_there_are_pinned_blocks_everywhere(
     tmp_path: Path, crash: bool
 ) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 150, BLOCK)
-    kept = refs[::5]
+    pinned = refs[::5]
     async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
         slabs = stores(cache)[0].slabs.by_id
         await read_all(cache, origin, refs)
-        await cache.objects.keep(kept)
-        assert all(slab.kept_count for slab in slabs.values())
+        await cache.objects.pin(pinned)
+        assert all(slab.pinned_count for slab in slabs.values())
         assert len(slabs) == 4
         await cache.resize_tier(tmp_path, 8 * MIB)
         await until(lambda: len(slabs) == 2)
-        assert await kept_bytes(cache, refs) == len(kept) * BLOCK
+        assert await pinned_bytes(cache, refs) == len(pinned) * BLOCK
         gets = origin.counters.gets
-        await read_all(cache, origin, kept)
+        await read_all(cache, origin, pinned)
         assert origin.counters.gets == gets
         recount(cache)
     assert len(list((tmp_path / "slabs").iterdir())) == 2
     async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
-        assert await kept_bytes(cache, refs) == len(kept) * BLOCK
-        await read_all(cache, origin, kept)
+        assert await pinned_bytes(cache, refs) == len(pinned) * BLOCK
+        await read_all(cache, origin, pinned)
         assert origin.counters.gets == gets
 
 
-async def test_other_sizes_find_room_although_there_are_kept_blocks_everywhere(
+async def test_other_sizes_find_room_although_there_are_pinned_blocks_everywhere(
     tmp_path: Path,
 ) -> None:
     origin = MemoryOrigin()
@@ -233,15 +233,15 @@ async def test_other_sizes_find_room_although_there_are_kept_blocks_everywhere(
     others = put_many(origin, 12, MIB, "other")
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs[::10])
-        assert all(slab.kept_count for slab in stores(cache)[0].slabs.by_id.values())
+        await cache.objects.pin(refs[::10])
+        assert all(slab.pinned_count for slab in stores(cache)[0].slabs.by_id.values())
         for _ in range(3):
             for ref in others:
                 await read_all(cache, origin, [ref])
                 await trio.sleep(0.06)  # a class that got no room is not tried again at once
         assert await cached_bytes(cache, others) >= 6 * MIB
         assert stores(cache)[0].counters.reassigned >= 2
-        assert await kept_bytes(cache, refs) == 14 * BLOCK
+        assert await pinned_bytes(cache, refs) == 14 * BLOCK
         gets = origin.counters.gets
         await read_all(cache, origin, refs[::10])
         assert origin.counters.gets == gets
@@ -251,65 +251,65 @@ async def test_other_sizes_find_room_although_there_are_kept_blocks_everywhere(
 async def test_dropped_and_unpinned_while_they_move_to_other_slabs(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 150, BLOCK)
-    kept = refs[::5]
+    pinned = refs[::5]
     with FaultyDisk() as disk:
         async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
             slabs = stores(cache)[0].slabs.by_id
             await read_all(cache, origin, refs)
-            await cache.objects.keep(kept)
+            await cache.objects.pin(pinned)
             disk.hang("write")
             await cache.resize_tier(tmp_path, 12 * MIB)
             await until(lambda: disk.hanging)
-            await cache.objects.evict(kept[::3], kept_too=True)
-            await cache.objects.unkeep(kept[1::3])
+            await cache.objects.evict(pinned[::3], pinned_too=True)
+            await cache.objects.unpin(pinned[1::3])
             disk.heal()
             await until(lambda: len(slabs) == 3)
-            assert await cached_bytes(cache, kept[::3]) == 0
-            assert await kept_bytes(cache, kept[1::3]) == 0
-            assert await kept_bytes(cache, kept[2::3]) == len(kept[2::3]) * BLOCK
+            assert await cached_bytes(cache, pinned[::3]) == 0
+            assert await pinned_bytes(cache, pinned[1::3]) == 0
+            assert await pinned_bytes(cache, pinned[2::3]) == len(pinned[2::3]) * BLOCK
             recount(cache)
             await assert_right(cache, origin, refs)
 
 
-async def test_no_more_than_the_limit_is_kept(tmp_path: Path) -> None:
+async def test_no_more_than_the_limit_is_pinned(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 100, BLOCK)
     tier = open_tier(tmp_path, 16 * MIB)
-    tier.keep_ratio = 0.25
+    tier.pin_ratio = 0.25
     async with serving(origin, tier) as cache:
         await read_all(cache, origin, refs)
-        (charge,) = (await cache.objects.charge_to_keep(refs)).values()
-        (room,) = cache.objects.keep_room()
-        assert room.kept_bytes == 0
+        (charge,) = (await cache.objects.charge_to_pin(refs)).values()
+        (room,) = cache.objects.pin_room()
+        assert room.pinned_bytes == 0
         assert charge > room.limit_bytes == 4 * MIB
-        done = await cache.objects.keep(refs)
+        done = await cache.objects.pin(refs)
         assert 30 < done.blocks < 42
         assert done.refused_blocks == 100 - done.blocks
-        assert cache.status()[0].kept_bytes <= 4 * MIB
-        again = await cache.objects.keep(refs[: done.blocks])
+        assert cache.status()[0].pinned_bytes <= 4 * MIB
+        again = await cache.objects.pin(refs[: done.blocks])
         assert (again.blocks, again.refused_blocks) == (done.blocks, 0)
         with pytest.raises(CacheDirError, match=r"pinned in .*: nothing was changed; unpin"):
             await cache.resize_tier(tmp_path, 1 * MIB)
 
 
-async def test_blocks_are_kept_as_they_come(tmp_path: Path) -> None:
+async def test_blocks_are_pinned_as_they_come(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     wanted, other = put(origin, "wanted", 5 * MIB + 7), put(origin, "other", 3 * MIB)
     async with serving(origin, open_tier(tmp_path)) as cache:
-        with cache.intents.keeping([wanted]):
+        with cache.admission_filter.pinning([wanted]):
             await read_all(cache, origin, [wanted, other])
-        assert await kept_bytes(cache, [wanted]) == 5 * MIB + 7
-        assert await kept_bytes(cache, [other]) == 0
+        assert await pinned_bytes(cache, [wanted]) == 5 * MIB + 7
+        assert await pinned_bytes(cache, [other]) == 0
 
 
 @pytest.mark.expect_log("not what was stored")
-async def test_a_damaged_block_is_kept_again_when_it_was_fetched_again(tmp_path: Path) -> None:
+async def test_a_damaged_block_is_pinned_again_when_it_was_fetched_again(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 10, BLOCK)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs)
-        await until(lambda: cache.is_settled)  # closed cleanly: nothing is adopted later
+        await cache.objects.pin(refs)
+        await until(lambda: cache.is_reconciled)  # closed cleanly: nothing is adopted later
     async with serving(origin, open_tier(tmp_path)) as cache:
         store = stores(cache)[0]
         location = store.index.locate(key_of(refs[0]))
@@ -319,24 +319,24 @@ async def test_a_damaged_block_is_kept_again_when_it_was_fetched_again(tmp_path:
         store._disk.write(slab.fd, b"damage", slab.layout.slot_offset(location.slot))
         await read_all(cache, origin, refs)
         assert store.counters.bad_blocks == 1
-        assert await kept_bytes(cache, refs) == 10 * BLOCK
+        assert await pinned_bytes(cache, refs) == 10 * BLOCK
 
 
 @pytest.mark.expect_log("not what was stored")
-async def test_a_damaged_block_that_was_unpinned_is_not_kept_again(tmp_path: Path) -> None:
+async def test_a_damaged_block_that_was_unpinned_is_not_pinned_again(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 2, BLOCK)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs)
+        await cache.objects.pin(refs)
         store = stores(cache)[0]
         for ref in refs:
             location = store.index.locate(key_of(ref))
             assert location is not None
             store.drop_bad(key_of(ref), store.slabs.by_id[location.slab], location, None)
-        await cache.objects.unkeep(refs[:1])
+        await cache.objects.unpin(refs[:1])
         await read_all(cache, origin, refs)
-        assert [await kept_bytes(cache, [ref]) for ref in refs] == [0, BLOCK]
+        assert [await pinned_bytes(cache, [ref]) for ref in refs] == [0, BLOCK]
 
 
 # -- several tiers -------------------------------------------------------------------------------
@@ -349,12 +349,12 @@ def two_tiers(root: Path) -> tuple[Tier, Tier]:
     )
 
 
-async def test_what_is_kept_stays_in_its_tier_and_moves_up_with_its_mark(tmp_path: Path) -> None:
+async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 30, BLOCK)
     async with serving(origin, open_tier(tmp_path / "ssd", 32 * MIB)) as cache:
         await read_all(cache, origin, refs)
-        await cache.objects.keep(refs)
+        await cache.objects.pin(refs)
         await cache.add_tier(open_tier(tmp_path / "mem", 8 * MIB, medium=Medium.MEM))
         for _ in range(3):
             await read_all(cache, origin, refs)
@@ -362,28 +362,30 @@ async def test_what_is_kept_stays_in_its_tier_and_moves_up_with_its_mark(tmp_pat
         mem = stores(cache)[0]
         await until(lambda: not any(active.mover.moving for active in cache._tiers))
         assert mem.counters.promoted > 10
-        assert await kept_bytes(cache, refs) == 30 * BLOCK
-        up = mem.slabs.kept_charge_bytes
+        assert await pinned_bytes(cache, refs) == 30 * BLOCK
+        up = mem.slabs.pinned_charge_bytes
         assert up > 10 * BLOCK
         await read_all(cache, origin, put_many(origin, 200, BLOCK, "other"))
         await until(lambda: below_high(cache))
-        assert mem.slabs.kept_charge_bytes >= up
-        assert await kept_bytes(cache, refs) == 30 * BLOCK
+        assert mem.slabs.pinned_charge_bytes >= up
+        assert await pinned_bytes(cache, refs) == 30 * BLOCK
         recount(cache)
 
 
-async def test_where_it_is_not_kept_in_the_fastest_tier_it_goes_to_the_next(tmp_path: Path) -> None:
+async def test_where_it_is_not_pinned_in_the_fastest_tier_it_goes_to_the_next(
+    tmp_path: Path,
+) -> None:
     origin = MemoryOrigin()
     refs = put_many(origin, 60, BLOCK)
     mem, ssd = two_tiers(tmp_path)
-    mem.keep_ratio = 0.25
+    mem.pin_ratio = 0.25
     async with serving(origin, mem, ssd) as cache:
-        with cache.intents.keeping(refs):
+        with cache.admission_filter.pinning(refs):
             await read_all(cache, origin, refs)
-        assert await kept_bytes(cache, refs) == 60 * BLOCK
+        assert await pinned_bytes(cache, refs) == 60 * BLOCK
         share = [
             sum(
-                b.kept_bytes
+                b.pinned_bytes
                 for w in [await cache.objects.where(r) for r in refs]
                 for b in w.tiers[number : number + 1]
             )
@@ -393,33 +395,33 @@ async def test_where_it_is_not_kept_in_the_fastest_tier_it_goes_to_the_next(tmp_
         assert share[1] == 60 * BLOCK - share[0]
 
 
-async def test_kept_while_it_moves(tmp_path: Path) -> None:
-    """Blocks go up and down all the time; whatever is kept at any moment stays kept."""
+async def test_pinned_while_it_moves(tmp_path: Path) -> None:
+    """Blocks go up and down all the time; whatever is pinned at any moment stays pinned."""
     origin = MemoryOrigin()
     refs = put_many(origin, 150, BLOCK)
     async with serving(origin, *two_tiers(tmp_path)) as cache:
-        kept: list[ObjectRef] = []
+        pinned: list[ObjectRef] = []
 
         async def read_on() -> None:
             for _ in range(4):
                 await read_all(cache, origin, refs)
 
-        async def keep_on() -> None:
+        async def pin_on() -> None:
             for first in range(0, 60, 5):
                 some = refs[first : first + 5]
                 await trio.sleep(0.01)
                 await read_all(cache, origin, some)
-                done = await cache.objects.keep(some)
+                done = await cache.objects.pin(some)
                 if done.blocks >= 5 and not done.refused_blocks:
-                    kept.extend(some)
+                    pinned.extend(some)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_on)
-            nursery.start_soon(keep_on)
-        assert len(kept) > 20
-        assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+            nursery.start_soon(pin_on)
+        assert len(pinned) > 20
+        assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
         await until(lambda: not any(active.mover.moving for active in cache._tiers))
-        assert await kept_bytes(cache, kept) == len(kept) * BLOCK
+        assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
 
 
 async def test_dropped_while_it_moves(tmp_path: Path) -> None:
@@ -450,15 +452,15 @@ async def test_dropped_at_once_and_fetched_again(tmp_path: Path) -> None:
         told = await cache.objects.evict(refs, dry_run=True)
         assert (told.blocks, told.size_bytes) == (61, size_bytes)
         assert await cached_bytes(cache, refs) == size_bytes
-        await cache.objects.keep(refs[1:5])
+        await cache.objects.pin(refs[1:5])
         done = await cache.objects.evict(refs)
         assert (done.blocks, done.size_bytes) == (57, size_bytes - 4 * BLOCK)
-        assert (done.kept_blocks, done.kept_bytes) == (4, 4 * BLOCK)
+        assert (done.pinned_blocks, done.pinned_bytes) == (4, 4 * BLOCK)
         assert await cached_bytes(cache, refs) == 4 * BLOCK
-        done = await cache.objects.evict(refs, kept_too=True)
-        assert (done.blocks, done.kept_blocks) == (4, 0)
+        done = await cache.objects.evict(refs, pinned_too=True)
+        assert (done.blocks, done.pinned_blocks) == (4, 0)
         status = cache.status()[0]
-        assert status.used_bytes == status.kept_bytes == status.cached_bytes == 0
+        assert status.used_bytes == status.pinned_bytes == status.cached_bytes == 0
         before = origin.counters.gets
         await read_all(cache, origin, refs)
         assert origin.counters.gets > before

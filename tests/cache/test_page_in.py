@@ -5,8 +5,8 @@ import errno
 import pytest
 import trio
 
-from cachefs.cache.tier import page_in as arrivals
-from cachefs.cache.tier.page_in import Arrivals
+from cachefs.cache.tier import page_in
+from cachefs.cache.tier.page_in import PageInPolling
 
 FLAGS = 8
 
@@ -30,24 +30,24 @@ class Disk:
 
 async def test_bytes_that_come_soon_are_seen() -> None:
     disk = Disk(2)
-    assert await Arrivals(disk.read_nowait).read(3, 10, 0, FLAGS) == bytes(10)
+    assert await PageInPolling(disk.read_nowait).read(3, 10, 0, FLAGS) == bytes(10)
     assert disk.looks == 3
 
 
 async def test_a_part_is_not_enough() -> None:
     answers = [4, 10]
-    watched = Arrivals(lambda *_: answers.pop(0))
+    watched = PageInPolling(lambda *_: answers.pop(0))
     assert len(await watched.read(3, 10, 0, FLAGS) or b"") == 10
     assert answers == []
 
 
 async def test_slow_bytes_are_left_to_a_thread() -> None:
-    assert await Arrivals(Disk(None).read_nowait).read(3, 10, 0, FLAGS) is None
+    assert await PageInPolling(Disk(None).read_nowait).read(3, 10, 0, FLAGS) is None
 
 
 async def test_without_a_way_to_look_nobody_looks() -> None:
     disk = Disk(0)
-    assert await Arrivals(disk.read_nowait).read(3, 10, 0, None) is None
+    assert await PageInPolling(disk.read_nowait).read(3, 10, 0, None) is None
     assert disk.looks == 0
 
 
@@ -55,22 +55,22 @@ async def test_a_failing_disk_is_left_to_a_thread() -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "broken")
 
-    assert await Arrivals(fail).read(3, 10, 0, FLAGS) is None
+    assert await PageInPolling(fail).read(3, 10, 0, FLAGS) is None
 
 
 async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
+    monkeypatch.setattr(page_in, "_LOOK_FOR_S", 0.0)
     disk = Disk(None)
-    watched = Arrivals(disk.read_nowait)
+    watched = PageInPolling(disk.read_nowait)
     for _ in range(1000):
         assert await watched.read(3, 10, 0, FLAGS) is None
     assert disk.looks < 30
 
 
 async def test_a_disk_that_became_fast_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "_LOOK_FOR_S", 0.0)
+    monkeypatch.setattr(page_in, "_LOOK_FOR_S", 0.0)
     disk = Disk(None)
-    watched = Arrivals(disk.read_nowait)
+    watched = PageInPolling(disk.read_nowait)
     for _ in range(100):
         await watched.read(3, 10, 0, FLAGS)
     disk.left = 0
@@ -85,7 +85,7 @@ async def test_only_so_many_are_watched_at_once() -> None:
         looked_at.add(fd)
         raise BlockingIOError(errno.EAGAIN, "not there")
 
-    watched = Arrivals(look)
+    watched = PageInPolling(look)
     async with trio.open_nursery() as nursery:
         for fd in range(100):
             nursery.start_soon(watched.read, fd, 10, 0, FLAGS)
