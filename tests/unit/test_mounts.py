@@ -1,11 +1,13 @@
 import errno
 import fcntl
+import importlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from cachefs import mounts
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import prepare, runtime, table
 from cachefs.mounts.table import MountEntry, MountHealth
+
+unmount_module = importlib.import_module("cachefs.mounts.unmount")  # not the function
 
 MOUNTINFO = """\
 22 28 0:21 / /proc rw,nosuid,nodev,noexec,relatime shared:13 - proc proc rw
@@ -150,6 +154,40 @@ class TestPrepare:
         monkeypatch.setattr(prepare, "unmount", lambda path, lazy: stack.pop())
         mounts.prepare_mountpoint(tmp_path)
         assert not stack
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "-l", tmp_path], check=False, capture_output=True)
+
+
+@pytest.mark.root
+def test_another_process_frees_what_was_unmounted(
+    tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmpfs.stat().st_dev
+    close = unmount_module._close_in_another_process
+    closed: list[tuple[int, object]] = []
+
+    def record(descriptor: int) -> None:
+        closed.append((os.fstat(descriptor).st_dev, mounts.find_mount(tmpfs)))
+        close(descriptor)
+
+    monkeypatch.setattr(unmount_module, "_close_in_another_process", record)
+    mounts.unmount(tmpfs)
+    assert closed == [(device, None)]
+
+
+@pytest.mark.root
+def test_the_copy_of_a_mount_does_not_make_it_busy_and_its_users_do(tmpfs: Path) -> None:
+    with (tmpfs / "f").open("w"):
+        with pytest.raises(OSError) as caught:
+            mounts.unmount(tmpfs)
+        assert caught.value.errno == errno.EBUSY
+    mounts.unmount(tmpfs)
+    assert mounts.find_mount(tmpfs) is None
 
 
 def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:

@@ -225,8 +225,8 @@ class MetadataReader:
 
     def _empty(self, paths: list[str]) -> Iterator[tuple[Piece, int]]:
         """Yield a piece for each directory in `paths`, all known to be empty: no row of the file
-        names an entry of them. Clears `paths`."""
-        for path in paths:
+        names an entry of them. Clears `paths`, which has a directory twice if the file has."""
+        for path in dict.fromkeys(paths):
             listed_at_ns, _ = self._listed.pop(path)
             yield {**_piece(path, "", listed_at_ns), "is_last": True}, 200 + 6 * len(path)
         paths.clear()
