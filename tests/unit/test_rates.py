@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cachefs.cli.views import top as top_view
-from cachefs.cli.views.rates import Sample, difference, quantile
+from cachefs.cli.views.rates import Sample, quantile, rates_between
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.cli.views.top import MountView, Section, fit, screen
 from cachefs.metrics import BOUNDS_S, Histogram
@@ -108,7 +108,7 @@ def test_what_happened_between_two_looks() -> None:
         cpu_s=4.0,
         rss_bytes=99,
     )  # fmt: skip
-    rates = difference(before, after)
+    rates = rates_between(before, after)
     assert rates.seconds == 2.0
     assert rates.reads_per_s == 50
     assert rates.read_bytes_per_s == 2100
@@ -134,7 +134,7 @@ def test_what_happened_between_two_looks() -> None:
 
 def test_nothing_happened() -> None:
     sample = Sample(1000.0, status(), requests())
-    rates = difference(sample, replace(sample, at_s=1001.0))
+    rates = rates_between(sample, replace(sample, at_s=1001.0))
     assert rates.reads_per_s == rates.lookups_per_s == rates.read_bytes_per_s == 0
     assert rates.hit_ratio is rates.read_p50_s is rates.read_p99_s is rates.cpu_ratio is None
 
@@ -143,7 +143,7 @@ def test_a_new_daemon_counts_from_its_start() -> None:
     before = Sample(1000.0, status(reads={"hits": 500, "misses": 0}), requests(u1=10**9), 50.0)
     new = status(pid=8, started_at=1008.0, reads={"hits": 10, "misses": 10})
     after = Sample(1010.0, new, requests(histogram(*[1000] * 20), u1=200), 1.0)
-    rates = difference(before, after)
+    rates = rates_between(before, after)
     assert rates.seconds == 2.0
     assert (rates.reads_per_s, rates.read_bytes_per_s, rates.cpu_ratio) == (10, 100, 0.5)
 
@@ -151,7 +151,7 @@ def test_a_new_daemon_counts_from_its_start() -> None:
 def test_a_tier_that_was_removed_and_added_again() -> None:
     before = Sample(0.0, status(tiers=[tier("/s", "SSD", 500)]), requests())
     after = Sample(1.0, status(tiers=[tier("/s", "SSD", 3)]), requests())
-    assert difference(before, after).tiers[0].reads_per_s == 3
+    assert rates_between(before, after).tiers[0].reads_per_s == 3
 
 
 def test_quantiles() -> None:
@@ -223,7 +223,7 @@ def mount(place: str = "/mnt/data", tiers: int = 2, users: int = 2, jobs: int = 
     directories = [tier(f"/disk{number}", "SSD", 100 * number) for number in range(tiers)]
     row = status(mountpoint=place, tiers=directories)
     sample = Sample(10.0, row, requests(**{f"u{1000 + n}": n << 30 for n in range(users)}))
-    view = MountView(row, sample, difference(replace(sample, at_s=8.0), sample))
+    view = MountView(row, sample, rates_between(replace(sample, at_s=8.0), sample))
     for _ in range(30):
         view.rates = replace(view.rates, origin_bytes_per_s=dice.random() * 1e9)  # type: ignore[type-var]
         view.remember()

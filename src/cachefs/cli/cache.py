@@ -49,19 +49,16 @@ def show(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _print(caches: list[CacheInfo]) -> None:
-    from cachefs.cli.views import tier_table
+    from cachefs.cli.views.tables import plain_table, stdout_console
 
-    table = tier_table.table()
-    for title in ("PATH", "SOURCE"):
-        table.add_column(title, overflow="fold")
-    for title in ("SIZE", "LAST USED", "BY"):
-        table.add_column(title, justify="right", no_wrap=True)
+    folded = ("PATH", "SOURCE")
+    table = plain_table(*folded, ">SIZE", ">LAST USED", ">BY", folded=folded)
     for cache in caches:
         age = format_duration(max(0.0, time.time() - cache.used_at))
         user = "-" if not cache.in_use else f"process {cache.pid}" if cache.pid else "a process"
         last = "now" if cache.in_use else f"{age} ago"
         table.add_row(str(cache.path), cache.source, format_bytes(cache.size_bytes), last, user)
-    tier_table.console().print(table)
+    stdout_console().print(table)
 
 
 @command.command("rm", short_help="Remove cache directories that no mount uses.")

@@ -1,7 +1,6 @@
 """`cachefs du` shows how much of each directory is cached."""
 
 import json
-import sys
 from typing import Any
 
 import click
@@ -32,7 +31,7 @@ def command(
     summarize: bool,
     in_bytes: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Show for each directory at or below the PATHs how much of it is cached: cached bytes, all
     bytes, completely cached files, all files.
 
@@ -58,7 +57,7 @@ def command(
                     f"cachefs: {place}: {keys} can't be shown as files; the log has examples",
                     err=True,
                 )
-    sys.exit(1 if request.failed else 0)
+    return int(request.failed)
 
 
 def _cells(line: dict[str, Any], in_bytes: bool) -> tuple[str, ...]:

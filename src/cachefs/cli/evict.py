@@ -1,7 +1,6 @@
 """`cachefs evict` drops files from the cache at once."""
 
 import json
-import sys
 
 import click
 
@@ -20,7 +19,7 @@ def command(
     force: bool,
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Drop files, and all files below directories, from all tiers of the cache.
 
     The files stay visible, and a read fetches them again. The kernel keeps its cached pages of
@@ -44,4 +43,4 @@ def command(
             click.echo(
                 f"{sums['stuck_blocks']} blocks stay on a disk that does not answer", err=True
             )
-    sys.exit(1 if request.failed or sums.get("stuck_blocks") else 0)
+    return int(bool(request.failed or sums.get("stuck_blocks")))

@@ -1,7 +1,6 @@
 """`cachefs info` shows what a path is, and how much of it is cached in which tier."""
 
 import json
-import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -15,7 +14,7 @@ from cachefs.units import format_bytes, format_duration
 
 @click.command("info")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> int:
     """Show source, version, size and age of files, and how much of them is cached in which tier.
 
     For a directory the command shows the sums over all files below it; the mount lists directories
@@ -34,7 +33,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> No
         if "problem" in line:
             request.failed = True
             click.echo(f"cachefs: incomplete: {line['problem']}", err=True)
-    sys.exit(1 if request.failed else 0)
+    return int(request.failed)
 
 
 def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from cachefs.cli import debug_option, json_option
-from cachefs.cli.load import TIMEOUT_S, follow
 from cachefs.cli.mounts.one_mount import live_mounts, the_mount
-from cachefs.cli.views import load as load_view
+from cachefs.cli.views.load import JOB_TIMEOUT_S, follow, summary
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
@@ -41,7 +40,7 @@ def list_jobs(mountpoint: str | None, as_json: bool) -> None:
 
 
 def _job_command(name: str, help_text: str) -> Callable[..., Any]:
-    def decorate(function: Callable[..., None]) -> Any:
+    def decorate(function: Callable[..., int | None]) -> Any:
         return command.command(name, help=help_text)(click.argument("job_id", metavar="ID")(
             json_option(debug_option(function))
         ))  # fmt: skip
@@ -60,31 +59,31 @@ def show(job_id: str, as_json: bool) -> None:
     spec = report["spec"]
     paths = [path or "/" for path in spec["paths"]] + ["a list"] * spec["has_list"]
     click.echo(f"  of {', '.join(paths)} ({spec['mode']}{', pinned' if spec['pin'] else ''})")
-    for line in load_view.summary(report):
+    for line in summary(report):
         click.echo(f"  {line}")
 
 
 @_job_command("attach", "Follow a job to its end; Ctrl-C leaves it to the daemon.")
-def attach(job_id: str, as_json: bool) -> None:
+def attach(job_id: str, as_json: bool) -> int:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
-    raise SystemExit(follow(place, job_id, as_json, cancel=False))
+    return follow(place, job_id, as_json, cancel=False)
 
 
 @_job_command("cancel", "Stop a job; what it has loaded stays.")
 def cancel(job_id: str, as_json: bool) -> None:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
-    report = ask(socket_path(place), api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
+    report = ask(socket_path(place), api.JOB_CANCEL, {"id": job_id}, JOB_TIMEOUT_S)
     click.echo(json.dumps(report) if as_json else f"load job {job_id}: {report['state']}")
 
 
 @_job_command("resume", "Carry a job on that has ended, and follow it to its end.")
-def resume(job_id: str, as_json: bool) -> None:
+def resume(job_id: str, as_json: bool) -> int:
     """Run the command; `_job_command` above has its help text."""
     place, _ = _find(job_id)
-    ask(socket_path(place), api.JOB_RESUME, {"id": job_id}, TIMEOUT_S)
-    raise SystemExit(follow(place, job_id, as_json, cancel=False))
+    ask(socket_path(place), api.JOB_RESUME, {"id": job_id}, JOB_TIMEOUT_S)
+    return follow(place, job_id, as_json, cancel=False)
 
 
 @_job_command("failures", "Print what a job could not load, as a list for load -f.")
@@ -108,7 +107,7 @@ def _reports(place: Path) -> list[dict[str, Any]]:
     """Return the reports of all jobs. For a mount that doesn't answer, print why and return an
     empty list."""
     try:
-        reports: list[dict[str, Any]] = ask(socket_path(place), api.JOBS, {}, TIMEOUT_S)["jobs"]
+        reports: list[dict[str, Any]] = ask(socket_path(place), api.JOBS, {}, JOB_TIMEOUT_S)["jobs"]
     except CachefsError as error:
         click.echo(f"cachefs: {place}: {error}", err=True)
         return []
@@ -124,9 +123,9 @@ def _print_list(mountpoint: str | None, as_json: bool) -> None:
     if not found:
         click.echo("no load jobs")
         return
-    from cachefs.cli.views import tier_table
+    from cachefs.cli.views.tables import plain_table, stdout_console
 
-    table = tier_table.table()
+    table = plain_table()
     for title in ("JOB", "MOUNT", "STATE", "AGE", "FILES", "CACHED", "FAILED"):
         table.add_column(title)
     for place, report in found:
@@ -141,7 +140,7 @@ def _print_list(mountpoint: str | None, as_json: bool) -> None:
             f"{format_bytes(cached)} of {format_bytes(progress['bytes'])}",
             f"{progress['failed_files']:,}",
         )
-    tier_table.console().print(table)
+    stdout_console().print(table)
 
 
 def _age(report: dict[str, Any]) -> str:

@@ -4,23 +4,30 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import click
 
 from cachefs.cli import debug_option
-from cachefs.cli.views import load as load_view
+from cachefs.cli.views.load import JOB_TIMEOUT_S, follow
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, UsageError
 from cachefs.mounts import locate, socket_path
 
 _PIECE_BYTES = 256 << 10
-TIMEOUT_S = 30.0
 _FIELDS = ("include", "exclude", "pin", "jobs")
 _MODES = {"metadata": "--metadata", "check": "--check", "dry-run": "--dry-run"}
+
+
+class _Wanted(NamedTuple):
+    """What a load job loads, and where. `fields` are the other fields of a `load.spec.LoadSpec`."""
+
+    mountpoint: str | None
+    paths: tuple[str, ...]
+    list_file: str | None
+    fields: dict[str, Any]
 
 
 @click.command("load")
@@ -77,7 +84,7 @@ def command(
     jobs: int | None,
     detach: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Load files, and all files below directories, into the cache.
 
     A PATH lies in a mount, or is relative to the only mount (or to --mount). The job asks the
@@ -97,32 +104,23 @@ def command(
     fields: dict[str, Any] = {"include": include, "exclude": exclude, "pin": pin, "jobs": jobs}
     fields["mode"] = chosen[0] if chosen else None
     fields = {name: value for name, value in fields.items() if value}
+    wanted = _Wanted(mountpoint, paths, list_file, fields)
     if config_file is not None:
-        mountpoint, paths, list_file, fields = _configured(
-            config_file, mountpoint, paths, list_file, fields
-        )
-    if not paths and list_file is None:
+        wanted = _with_file(wanted, config_file)
+    if not wanted.paths and wanted.list_file is None:
         raise UsageError("nothing to load is named; give paths, or a list with -f")
-    place, inner = locate(paths, mountpoint)
-    fields |= {"paths": inner, "has_list": list_file is not None}
-    job = _submit(socket_path(place), fields, list_file)
+    place, inner = locate(wanted.paths, wanted.mountpoint)
+    spec = {**wanted.fields, "paths": inner, "has_list": wanted.list_file is not None}
+    job = _submit(socket_path(place), spec, wanted.list_file)
     if detach:
         click.echo(json.dumps(job) if as_json else job["id"])
-        return
-    sys.exit(follow(place, job["id"], as_json))
+        return 0
+    return follow(place, job["id"], as_json)
 
 
-def _configured(
-    file: Path,
-    mountpoint: str | None,
-    paths: tuple[str, ...],
-    list_file: str | None,
-    fields: dict[str, Any],
-) -> tuple[str, tuple[str, ...], str | None, dict[str, Any]]:
-    """Return mountpoint, paths, list file and fields: from the command line, else from `file`.
-
-    Raises `UsageError`.
-    """
+def _with_file(asked: _Wanted, file: Path) -> _Wanted:
+    """Add the parts of [load] in `file` that the command line does not give. Raises
+    `UsageError`."""
     from cachefs.config import load_table_in, mountpoint_in, nearest
 
     table = load_table_in(file)
@@ -130,29 +128,30 @@ def _configured(
     if unknown := sorted(set(table) - known):
         fix = nearest(unknown[0], known, f"known are {', '.join(sorted(known))}")
         raise UsageError(f'{file}: load: unknown key "{unknown[0]}"; {fix}')
-    place = mountpoint or str(mountpoint_in(file))
+    place = asked.mountpoint or str(mountpoint_in(file))
+    paths, list_file = asked.paths, asked.list_file
     if not paths and list_file is None:
         paths, list_file = tuple(table.get("paths", ())), table.get("list")
         if not paths and list_file is None:
             raise UsageError(f"{file}: [load] names neither paths nor a list")
+    fields = {name: value for name, value in table.items() if name in _FIELDS}
     if table.get("metadata"):
-        fields.setdefault("mode", "metadata")
-    given = {name: value for name, value in table.items() if name in _FIELDS}
-    return place, paths, list_file, {**given, **fields}
+        fields["mode"] = "metadata"
+    return _Wanted(place, paths, list_file, fields | asked.fields)
 
 
 def _submit(socket: Path, fields: dict[str, Any], list_file: str | None) -> dict[str, Any]:
     if list_file is None:
-        job = ask(socket, api.JOB_CREATE, fields, TIMEOUT_S)
+        job = ask(socket, api.JOB_CREATE, fields, JOB_TIMEOUT_S)
     else:
         try:
             with _opened(list_file) as lines:
-                job = ask(socket, api.JOB_CREATE, fields, TIMEOUT_S)
+                job = ask(socket, api.JOB_CREATE, fields, JOB_TIMEOUT_S)
                 for piece in _pieces(lines):
-                    ask(socket, api.JOB_LIST, {"id": job["id"], "lines": piece}, TIMEOUT_S)
+                    ask(socket, api.JOB_LIST, {"id": job["id"], "lines": piece}, JOB_TIMEOUT_S)
         except OSError as error:
             raise CachefsError(f"can't read the list {list_file}: {error.strerror}") from error
-    return ask(socket, api.JOB_START, {"id": job["id"]}, TIMEOUT_S)
+    return ask(socket, api.JOB_START, {"id": job["id"]}, JOB_TIMEOUT_S)
 
 
 def _opened(list_file: str) -> IO[bytes]:
@@ -165,34 +164,3 @@ def _pieces(lines: IO[bytes]) -> Iterator[list[str]]:
     """Yield all lines of the list, in pieces of about `_PIECE_BYTES`."""
     while piece := lines.readlines(_PIECE_BYTES):
         yield [os.fsdecode(line.rstrip(b"\n")) for line in piece]
-
-
-def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True) -> int:
-    """Show the job's progress until the job has ended, and return the exit code.
-
-    Ctrl-C cancels the job if `cancel`; otherwise it only ends the display. Raises `CachefsError`.
-    """
-    socket = socket_path(mountpoint)
-    try:
-        report = load_view.show_progress(socket, job_id)
-    except KeyboardInterrupt:
-        if not cancel:
-            click.echo(f"load job {job_id} goes on; see cachefs jobs", err=True)
-            return 130
-        with suppress(CachefsError):
-            ask(socket, api.JOB_CANCEL, {"id": job_id}, TIMEOUT_S)
-        click.echo(
-            f"load job {job_id} is cancelled; what it loaded stays, and cachefs jobs resume "
-            f"{job_id} goes on from there",
-            err=True,
-        )
-        return 130
-    except CachefsError as error:
-        raise CachefsError(
-            f"{error}; load job {job_id} goes on when {mountpoint} is mounted again"
-        ) from error
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        load_view.print_summary(socket, report, mountpoint)
-    return 0 if report["state"] == "done" else 1

@@ -47,7 +47,7 @@ def export(mountpoint: str, file: str) -> None:
     place = the_mount(mountpoint)
     began = time.monotonic()
     lines = stream(socket_path(place), api.METADATA_EXPORT)
-    with closing(lines):  # type: ignore[type-var]
+    with closing(lines):
         head = next(iter(lines))
         with (
             MetadataWriter.open(Path(file), head) as writer,

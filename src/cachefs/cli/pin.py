@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 
 import click
 
@@ -15,7 +14,7 @@ _SHOWN_PATHS = 3
 
 @click.command("pin")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> int:
     """Keep files, and all files below directories, from being evicted, until unpin.
 
     The command pins only data that is cached now; cachefs load --pin fetches the rest. Pins
@@ -46,4 +45,4 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> No
             "(--pin-limit)",
             err=True,
         )
-    sys.exit(1 if request.failed or refused_bytes else 0)
+    return int(bool(request.failed or refused_bytes))

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
+from cachefs.cli.views.progress import waiting
 from cachefs.cli.views.short_numbers import short_bytes, short_time
 from cachefs.control import api
 from cachefs.control.client import stream
@@ -52,7 +52,7 @@ def command(mountpoint: str | None, window_s: float, top: int, as_json: bool) ->
     """
     place = the_mount(mountpoint)
     arguments: dict[str, object] = {"seconds": window_s, "top": top}
-    with _patience(window_s):
+    with waiting(f"watching for {window_s:g} s"):
         report = _asked(place, arguments)
     if as_json:
         click.echo(json.dumps({"mountpoint": str(place), **report}))
@@ -63,7 +63,7 @@ def command(mountpoint: str | None, window_s: float, top: int, as_json: bool) ->
 def _asked(place: Path, arguments: dict[str, object]) -> dict[str, Any]:
     lines = stream(socket_path(place), api.PROFILE, arguments)
     try:
-        with contextlib.closing(lines):  # type: ignore[type-var] # a generator
+        with contextlib.closing(lines):
             return next(lines)
     except StopIteration:
         raise MountError(f"{place}: the mount has ended") from None
@@ -71,32 +71,23 @@ def _asked(place: Path, arguments: dict[str, object]) -> dict[str, Any]:
         raise why_silent(place, error) from error
 
 
-@contextlib.contextmanager
-def _patience(window_s: float) -> Iterator[None]:
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True, highlight=False).status(f"watching for {window_s:g} s"):
-        yield
-
-
 def _print(place: str, report: dict[str, Any]) -> None:
-    from cachefs.cli.views import tier_table
+    from cachefs.cli.views.tables import plain_table, stdout_console
 
-    out = tier_table.console()
+    out = stdout_console()
     for line in _summary(place, report):
         out.print(line, soft_wrap=True)
     if not report["requests"]:
         return
-    operations = _table("OPERATION", "OUTCOME", ">COUNT", ">TOTAL", ">MEAN", ">P99", ">MAX")
+    operations = plain_table("OPERATION", "OUTCOME", ">COUNT", ">TOTAL", ">MEAN", ">P99", ">MAX")
     for row in report["operations"]:
         times = (row["seconds"], row["seconds"] / row["count"], row["p99_s"], row["max_s"])
         operations.add_row(
             row["operation"], row["outcome"], f"{row['count']:,}", *map(short_time, times)
         )
-    slowest = _table(">SLOWEST", "OPERATION", "OUTCOME", ">UID", ">PID", "PATH")
+    slowest = plain_table(
+        ">SLOWEST", "OPERATION", "OUTCOME", ">UID", ">PID", "PATH", folded=("PATH",)
+    )
     for row in report["slowest"]:
         who = ("-" if row[name] is None else str(row[name]) for name in ("uid", "pid"))
         slowest.add_row(
@@ -130,24 +121,11 @@ def _summary(place: str, report: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _table(*titles: str) -> Any:
-    """Make a table. Columns whose title begins with ">" contain numbers, aligned right."""
-    from cachefs.cli.views import tier_table
-
-    table = tier_table.table()
-    for title in titles:
-        is_path = title == titles[-1]
-        table.add_column(
-            title.removeprefix(">"),
-            justify="right" if title.startswith(">") else "left",
-            no_wrap=not is_path,
-            overflow="fold",
-        )
-    return table
-
-
 def _hottest(title: str, rows: list[dict[str, Any]]) -> Any:
-    table = _table(">REQUESTS", ">BYTES", ">TIME", f"PATHS WITH {title}")
+    from cachefs.cli.views.tables import plain_table
+
+    paths = f"PATHS WITH {title}"
+    table = plain_table(">REQUESTS", ">BYTES", ">TIME", paths, folded=(paths,))
     for row in rows:
         table.add_row(
             f"{row['requests']:,}",

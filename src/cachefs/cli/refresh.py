@@ -1,7 +1,6 @@
 """`cachefs refresh` asks the origin now whether files have changed."""
 
 import json
-import sys
 
 import click
 
@@ -13,7 +12,7 @@ from cachefs.units import format_bytes
 @click.command("refresh")
 @path_options
 @click.option("--wait", is_flag=True, help="Wait for an origin that does not answer.")
-def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool) -> int:
     """Ask the origin now about files, and about all known names below directories.
 
     Changes become visible at once, without waiting for a TTL to end. The cache drops the data of
@@ -32,4 +31,4 @@ def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json:
             f"{sums['changed']} changed, {sums['new']} new, {sums['gone']} gone, of "
             f"{sums['checked'] + sums['gone']} names{dropped}"
         )
-    sys.exit(1 if request.failed else 0)
+    return int(request.failed)

@@ -14,7 +14,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
-from cachefs.cli.views.rates import Rates, difference, look
+from cachefs.cli.views.rates import Rates, rates_between, take_sample
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.errors import CachefsError
 
@@ -101,7 +101,7 @@ def command(mountpoint: str | None, interval_s: float, count: int | None, as_jso
 
 
 def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
-    before = look(place)
+    before = take_sample(place)
     due = time.monotonic()
     while True:
         due += interval_s
@@ -109,10 +109,10 @@ def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
             due = time.monotonic() + interval_s
         time.sleep(max(0.0, due - time.monotonic()))
         try:
-            after = look(place)
+            after = take_sample(place)
         except CachefsError as error:
             raise why_silent(place, error) from error
-        yield difference(before, after)
+        yield rates_between(before, after)
         before = after
 
 

@@ -51,9 +51,10 @@ def command() -> None:
 def list_tiers(mountpoint: str) -> None:
     """Show the tiers of MOUNTPOINT: quota, health, and activity since the mount began."""
     report = _ask(mountpoint, api.STATUS, {}, TIMEOUT_S)
-    from cachefs.cli.views import tier_table
+    from cachefs.cli.views.tables import stdout_console
+    from cachefs.cli.views.tiers import print_tiers
 
-    tier_table.print_tiers(tier_table.console(), report)
+    print_tiers(stdout_console(), report)
 
 
 @command.command("resize", short_help="Change the quota of a tier.")

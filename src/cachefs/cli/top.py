@@ -21,7 +21,7 @@ from rich.text import Text
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.all_mounts import SERVING, collect
 from cachefs.cli.views import top as top_view
-from cachefs.cli.views.rates import difference, look_closer
+from cachefs.cli.views.rates import complete_sample, rates_between
 from cachefs.cli.views.top import MountView
 from cachefs.control import api
 from cachefs.control.client import ask
@@ -63,7 +63,7 @@ def command(mountpoint: str | None, interval_s: float) -> None:
         raise UsageError("top needs a terminal; cachefs stats prints a line per interval anywhere")
     place = None if mountpoint is None else served_on(checked_mountpoint(mountpoint))
     watch = _Watch(place)
-    watch.look()
+    watch.sample_all()
     if place is not None and not watch.views:
         raise not_mounted(place)
     with contextlib.suppress(KeyboardInterrupt), _keys() as keys, _looking(watch, interval_s, keys):
@@ -108,13 +108,13 @@ class _Watch:
         self.views: list[MountView] = []
         self.failure: Exception | None = None
 
-    def look(self) -> None:
+    def sample_all(self) -> None:
         """Sample all mounts. May take some seconds if a mount doesn't answer."""
         known = {view.place: view for view in self.views}
         rows = [row for row in collect() if self._place in (None, row["mountpoint"])]
         if self._place is not None and not rows and known:
             rows = [_ended(known[self._place].row)]
-        self.views = [_look(row, known.get(row["mountpoint"])) for row in rows]
+        self.views = [_sample(row, known.get(row["mountpoint"])) for row in rows]
 
 
 def _ended(row: dict[str, Any]) -> dict[str, Any]:
@@ -127,21 +127,21 @@ def _ended(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _look(row: dict[str, Any], known: MountView | None) -> MountView:
+def _sample(row: dict[str, Any], known: MountView | None) -> MountView:
     history = {} if known is None else known.history
     view = MountView(row, history=history)
     if row["state"] != SERVING:
         return view
     place = Path(row["mountpoint"])
     try:
-        view.sample = look_closer(place, row, _TIMEOUT_S)
+        view.sample = complete_sample(place, row, _TIMEOUT_S)
         view.jobs = ask(socket_path(place), api.JOBS, None, _TIMEOUT_S)["jobs"]
     except CachefsError as error:
         view.row = {**_ended(row), "state": "not answering", "problem": str(error)}
         return view
     before = None if known is None else known.sample
     if before is not None and known is not None:
-        view.rates = difference(before, view.sample)
+        view.rates = rates_between(before, view.sample)
         view.job_rates = _job_rates(known.jobs, view.jobs, view.rates.seconds)
         view.remember()
     return view
@@ -170,7 +170,7 @@ def _looking(watch: _Watch, interval_s: float, keys: "_Keys") -> Iterator[None]:
         while not stopped.wait(max(0.0, due + pause_s - time.monotonic())):
             due, pause_s = time.monotonic(), interval_s
             try:
-                watch.look()
+                watch.sample_all()
             except Exception as error:
                 watch.failure = error
                 stopped.set()

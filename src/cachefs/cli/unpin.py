@@ -1,7 +1,6 @@
 """`cachefs unpin` makes pinned data evictable again."""
 
 import json
-import sys
 
 import click
 
@@ -12,7 +11,7 @@ from cachefs.units import format_bytes
 
 @click.command("unpin")
 @path_options
-def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> None:
+def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> int:
     """Let the cache evict files, and all files below directories, like all others again."""
     request = PathRequest(paths, mountpoint)
     sums = request.sums(api.CACHE_UNPIN)
@@ -26,4 +25,4 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> No
         click.echo(
             f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True
         )
-    sys.exit(1 if request.failed or sums.get("stuck_blocks") else 0)
+    return int(bool(request.failed or sums.get("stuck_blocks")))

@@ -2,10 +2,7 @@
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured, the_mount
+from cachefs.cli.views.progress import waiting
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError
 from cachefs.mounts import find_entry, socket_path
@@ -45,7 +43,7 @@ def command(mountpoint: str | None, config_file: str | None) -> None:
     """
     place = the_mount(mountpoint_or_configured(mountpoint, config_file))
     before = _ask_to_be_replaced(place)
-    with _progress(f"waiting for another daemon on {place}"):
+    with waiting(f"waiting for another daemon on {place}"):
         after = _await_another(place, before)
     was, is_ = before["version"], after["version"]
     change = f"cachefs {is_}" if was == is_ else f"cachefs {was} -> {is_}"
@@ -103,15 +101,3 @@ def _await_another(place: Path, before: dict[str, Any]) -> dict[str, Any]:
     raise MountError(
         f"{place}: no other daemon answered within {_TIMEOUT_S:.0f} s; its log shows why"
     )
-
-
-@contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Show `text` while waiting, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True, highlight=False).status(text):
-        yield

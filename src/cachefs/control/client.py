@@ -8,7 +8,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def stream(
     route: Route,
     arguments: Mapping[str, object] | None = None,
     silence_s: float = SILENCE_S,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Yield the answer to a route that answers with a stream, object by object. Closing the
     iterator ends the daemon's work for it.
 

@@ -49,7 +49,7 @@ class PathRequest:
         if it is about all). Prints failures. Raises `CachefsError`."""
         for first, inner in _pieces(self._inner):
             lines = stream(self._socket, route, {"paths": inner, **arguments})
-            with closing(lines):  # type: ignore[type-var]
+            with closing(lines):
                 for line in lines:
                     number = line.pop("number", None)
                     path = "" if number is None else self.paths[first + number]

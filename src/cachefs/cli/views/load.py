@@ -1,6 +1,7 @@
-"""Print the progress and the result of load jobs, on a terminal or in the output of a service."""
+"""Follow load jobs. Print their progress and result on a terminal or in the output of a service."""
 
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,13 @@ from typing import Any
 import click
 
 from cachefs.control import api
-from cachefs.control.client import stream
+from cachefs.control.client import ask, stream
+from cachefs.errors import CachefsError
+from cachefs.mounts import socket_path
 from cachefs.units import format_bytes, format_duration
+
+JOB_TIMEOUT_S = 30.0
+"""The limit for the answer to a request about a job."""
 
 _SHOWN_FAILURES = 10
 _RATE_OF_S = 5.0
@@ -19,11 +25,42 @@ _RATE_OF_S = 5.0
 Report = dict[str, Any]
 
 
-def show_progress(socket: Path, job_id: str) -> Report:
+def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True) -> int:
+    """Show the job's progress until the job has ended, and return the exit code.
+
+    Ctrl-C cancels the job if `cancel`; otherwise it only ends the display. Raises `CachefsError`.
+    """
+    socket = socket_path(mountpoint)
+    try:
+        report = _show_progress(socket, job_id)
+    except KeyboardInterrupt:
+        if not cancel:
+            click.echo(f"load job {job_id} goes on; see cachefs jobs", err=True)
+            return 130
+        with contextlib.suppress(CachefsError):
+            ask(socket, api.JOB_CANCEL, {"id": job_id}, JOB_TIMEOUT_S)
+        click.echo(
+            f"load job {job_id} is cancelled; what it loaded stays, and cachefs jobs resume "
+            f"{job_id} goes on from there",
+            err=True,
+        )
+        return 130
+    except CachefsError as error:
+        raise CachefsError(
+            f"{error}; load job {job_id} goes on when {mountpoint} is mounted again"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        _print_summary(socket, report, mountpoint)
+    return 0 if report["state"] == "done" else 1
+
+
+def _show_progress(socket: Path, job_id: str) -> Report:
     """Follow the job to its end, with a bar on a terminal. Return its last report."""
     report: Report = {}
     reports = stream(socket, api.JOB_WATCH, {"id": job_id})
-    with contextlib.closing(reports), _bar() as show:  # type: ignore[type-var]
+    with contextlib.closing(reports), _bar() as show:
         for report in reports:
             show(report)
     return report
@@ -81,7 +118,7 @@ def _counts(report: Report, speed: float | None) -> str:
     return f"{progress['fetched_files']:,} of {wanted:,} files{rate}"
 
 
-def print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
+def _print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
     """Print the summary of a finished job to stdout, and its failures to stderr."""
     for line in summary(report):
         click.echo(line)

@@ -1,4 +1,4 @@
-"""Show a line with a running count on a terminal."""
+"""Show on a terminal that a command is at work, in a line that is removed at the end."""
 
 import sys
 import time
@@ -6,6 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _INTERVAL_S = 0.2
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show `text`, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status(text):
+        yield
 
 
 @contextmanager

@@ -27,13 +27,13 @@ class Sample:
     rss_bytes: int | None = None
 
 
-def look(place: Path, timeout_s: float = TIMEOUT_S) -> Sample:
+def take_sample(place: Path, timeout_s: float = TIMEOUT_S) -> Sample:
     """Sample the mount on `place` (a canonical path). Raises `CachefsError`."""
     status = ask(socket_path(place), api.STATUS, None, timeout_s)
-    return look_closer(place, status, timeout_s)
+    return complete_sample(place, status, timeout_s)
 
 
-def look_closer(place: Path, status: dict[str, Any], timeout_s: float = TIMEOUT_S) -> Sample:
+def complete_sample(place: Path, status: dict[str, Any], timeout_s: float = TIMEOUT_S) -> Sample:
     """Sample a mount, given its `status`. Raises `CachefsError`."""
     requests = ask(socket_path(place), api.REQUESTS, None, timeout_s)
     return Sample(time.time(), status, requests, *_process(status["pid"]))
@@ -107,7 +107,7 @@ class Rates:
         return sum(tier.bytes_per_s for tier in self.tiers if tier.medium == medium)
 
 
-def difference(before: Sample, after: Sample) -> Rates:
+def rates_between(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples. If a new daemon has started in between, the rates
     count from its start."""
     was, is_ = before.status, after.status

@@ -5,7 +5,8 @@ from typing import Any
 
 from cachefs.cli.mounts.all_mounts import SERVING
 from cachefs.cli.mounts.path_request import counted
-from cachefs.cli.views import tier_table
+from cachefs.cli.views.tables import plain_table, stdout_console
+from cachefs.cli.views.tiers import notices, print_tiers
 from cachefs.units import format_bytes, format_duration
 
 _LONG = ("MOUNTPOINT", "SOURCE", "STATE")
@@ -17,27 +18,23 @@ _WIDE_COLUMNS = 110
 
 def print_all(rows: list[dict[str, Any]]) -> None:
     """Print a table of all mounts, with fewer columns in a narrow terminal."""
-    console = tier_table.console()
+    console = stdout_console()
     shown = [title for title in _TITLES if console.width >= _WIDE_COLUMNS or title in _ESSENTIAL]
-    table = tier_table.table()
-    for title in shown:
-        if title in _LONG:
-            table.add_column(title, overflow="fold")
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
+    titles = (title if title in _LONG else f">{title}" for title in shown)
+    table = plain_table(*titles, folded=_LONG)
     for row in rows:
         cells = dict(zip(_TITLES, _cells(row), strict=True))
         table.add_row(*(cells[title] for title in shown))
     console.print(table)
     for row in rows:
-        lines = tier_table.notices(row) if row["state"] == SERVING else [row["problem"]]
+        lines = notices(row) if row["state"] == SERVING else [row["problem"]]
         for line in filter(None, lines):
             console.print(f"{row['mountpoint']}: {line}", soft_wrap=True)
 
 
 def print_one(row: dict[str, Any]) -> None:
     """Print all columns of the table, one per line, and the tiers."""
-    console = tier_table.console()
+    console = stdout_console()
     for title, cell in zip(_TITLES, _cells(row), strict=True):
         console.print(f"{title:<14} {cell}", soft_wrap=True)
     if row["state"] == SERVING:
@@ -54,7 +51,7 @@ def print_one(row: dict[str, Any]) -> None:
         for title, line in _origin_lines(row):
             console.print(f"{title:<14} {line}", soft_wrap=True)
         console.print()
-        tier_table.print_tiers(console, row)
+        print_tiers(console, row)
     elif row["problem"]:
         console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
 

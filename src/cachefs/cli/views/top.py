@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from cachefs.cli.mounts.all_mounts import SERVING
-from cachefs.cli.views import tier_table
 from cachefs.cli.views.rates import Rates, Sample
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
+from cachefs.cli.views.tiers import HEALTHY, notices, short_names
 from cachefs.units import format_bytes, format_duration
 
 ORIGIN = "origin"
@@ -125,16 +125,16 @@ def _mounts(views: Sequence[MountView], chosen: int, most: int, width: int) -> l
     first = max(0, min(chosen - most // 2, len(views) - most))
     for number, view in enumerate(views[first : first + most], first):
         rates = view.rates
-        figures = ["-"] * 4
+        cells = ["-"] * 4
         if rates is not None:
-            figures = [
+            cells = [
                 short_count(rates.reads_per_s),
                 short_bytes(rates.read_bytes_per_s),
                 short_bytes(rates.origin_bytes_per_s),
                 short_share(rates.hit_ratio),
             ]
         mark = ">" if number == chosen else " "
-        text = Text(f"{mark} {' '.join(f'{figure:>4}' for figure in figures)}  ")
+        text = Text(f"{mark} {' '.join(f'{cell:>4}' for cell in cells)}  ")
         state = _state(view)
         text.append(f"{state:<14}", style=_STATES.get(state, "bold red"))
         text.append(f" {tail(plain(view.place), width - len(text) - 1)}")
@@ -146,9 +146,9 @@ def _details(view: MountView, width: int, glyphs: Glyphs) -> list[Section]:
     head = Section(_head(view, width), 2)
     if view.sample is None or view.rates is None:
         return [head]
-    figures = _figures(view.rates, width)
+    activity = _activity(view.rates, width)
     sources = _sources(view, view.rates, width, glyphs)
-    sections = [head, Section(figures, len(figures)), Section(sources, len(sources))]
+    sections = [head, Section(activity, len(activity)), Section(sources, len(sources))]
     jobs, users = _jobs(view, width, glyphs), _users(view, view.sample, view.rates)
     sections.append(Section(jobs, min(3, len(jobs))))
     sections.append(Section(users, min(3, len(users))))
@@ -175,11 +175,12 @@ def _head(view: MountView, width: int) -> list[Text]:
         lasts = format_duration(max(0.0, time.time() - row["started_at"]))
         text.append(f", up {lasts}, pid {row['pid']}", style="not bold")
     text.append(f"  {plain(str(row['source']))}", style="dim not bold")
-    lines = tier_table.notices(row) if row["state"] == SERVING else [row["problem"]]
+    lines = notices(row) if row["state"] == SERVING else [row["problem"]]
     return [text, *(Text(plain(line), style="bold red") for line in lines if line)]
 
 
-def _figures(rates: Rates, width: int) -> list[Text]:
+def _activity(rates: Rates, width: int) -> list[Text]:
+    """Return lines about reads, names and requests to the origin."""
     rss = "-" if rates.rss_bytes is None else short_bytes(rates.rss_bytes)
     reads = [
         ("reads", f"{short_count(rates.reads_per_s)}/s"),
@@ -234,9 +235,8 @@ def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[
     titles = f"{'FROM':<6}  B/s REQ/s  {'LATELY':<{curve_width}}  USED"
     lines = [_heading(titles)]
     known = {tier.path: tier for tier in rates.tiers}
-    for label, tier in zip(
-        tier_table.short_names(view.row["tiers"]), view.row["tiers"], strict=True
-    ):
+    tiers = view.row["tiers"]
+    for label, tier in zip(short_names(tiers), tiers, strict=True):
         seen = known.get(tier["path"])
         curve = _curve(view, tier["path"], curve_width, glyphs)
         line = _source(
@@ -276,7 +276,7 @@ def bar(share: float, width: int, glyphs: Glyphs) -> str:
 
 def _room(tier: dict[str, Any], width: int, glyphs: Glyphs) -> Text:
     share = tier["used_bytes"] / max(1, tier["quota_bytes"])
-    is_well = tier["health"] == tier_table.HEALTHY
+    is_well = tier["health"] == HEALTHY
     text = Text(bar(share, width, glyphs), style="green" if is_well else "red")
     text.append(f" {share:>4.0%} of {format_bytes(tier['quota_bytes'])}", style="default")
     if not is_well:

@@ -3,7 +3,6 @@
 There are two tables, so that each fits 80 columns with a path of usual length.
 """
 
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -12,28 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cachefs.cli.views.tables import plain_table
 from cachefs.units import format_bytes, format_duration
 
 HEALTHY = "normal"
 
-_PIPE_COLUMNS = 250
 _STYLES = {HEALTHY: "", "unstable": "bold yellow", "down": "bold red"}
 _NOTICES = {
     "unstable": "it gets no blocks, and reads go around it, until it has recovered",
     "down": "it is not used until it answers again",
 }
 _COUNTERS = ("hits", "evicted", "demoted", "promoted", "rejected", "verified")
-
-
-def console() -> Console:
-    """Make a console of the terminal's width, or of `_PIPE_COLUMNS` if stdout is no terminal."""
-    wide = None if sys.stdout.isatty() else _PIPE_COLUMNS
-    return Console(width=wide, markup=False, highlight=False, emoji=False)
-
-
-def table() -> Table:
-    """Make a table without borders, like the output of the other commands."""
-    return Table(box=None, pad_edge=False, header_style="bold")
 
 
 def print_tiers(out: Console, report: dict[str, Any]) -> None:
@@ -87,11 +75,7 @@ def short_names(tiers: list[dict[str, Any]]) -> list[str]:
 
 
 def _places(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
-    places = table()
-    places.add_column("TIER", no_wrap=True)
-    places.add_column("PATH", overflow="fold")
-    for title in ("HEALTH", "USED", "HIGH/LOW"):
-        places.add_column(title, no_wrap=True, justify="left" if title == "HEALTH" else "right")
+    places = plain_table("TIER", "PATH", "HEALTH", ">USED", ">HIGH/LOW", folded=("PATH",))
     for label, tier in zip(labels, tiers, strict=True):
         health = tier["health"]
         shown = health if health == HEALTHY else health.upper()
@@ -106,10 +90,8 @@ def _places(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
 
 
 def _activity(tiers: list[dict[str, Any]], labels: list[str]) -> Table:
-    activity = table()
-    activity.add_column("TIER", no_wrap=True)
-    for title in (*_COUNTERS, "bad", "errors"):
-        activity.add_column(title.upper(), justify="right", no_wrap=True)
+    titles = (f">{title.upper()}" for title in (*_COUNTERS, "bad", "errors"))
+    activity = plain_table("TIER", *titles)
     for label, tier in zip(labels, tiers, strict=True):
         counts = [_count(tier[name]) for name in _COUNTERS]
         errors = tier["read_errors"] + tier["write_errors"]
