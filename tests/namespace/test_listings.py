@@ -335,7 +335,7 @@ async def test_a_bug_while_listing_costs_an_error_and_not_the_mount(
 async def test_a_reader_goes_on_where_it_was_after_its_snapshot_was_evicted(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.listings._KEPT_NAMES", 60)
+    monkeypatch.setattr("cachefs.namespace.kept_snapshots._KEPT_NAMES", 60)
     fill(origin, 30, "a/")
     fill(origin, 50, "b/")
     first, second = [await tree.find(name) for name in "ab"]
@@ -371,7 +371,7 @@ async def test_a_reader_keeps_its_snapshot_while_the_directory_is_listed_again(
 async def test_a_long_directory_is_read_back_in_pieces_in_order(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.listings._FILL_CHUNK", 7)
+    monkeypatch.setattr("cachefs.namespace.lister._FILL_CHUNK", 7)
     names = fill(origin, 49)
     await tree.names()
     await tree.restart()
@@ -442,8 +442,8 @@ async def test_probing_a_huge_directory_is_given_up_in_time(
     assert pages == 16 + 1
 
 
-async def paused_probe(tree: Tree, origin: ScriptedOrigin) -> list[str]:
-    """50 names of which a probe has seen a page."""
+async def pause_a_bounded_listing(tree: Tree, origin: ScriptedOrigin) -> list[str]:
+    """50 names of which a bounded listing has seen a page."""
     names = fill(origin, 50)
     for name in reversed(names[-8:]):
         await tree.find(name)
@@ -452,11 +452,11 @@ async def paused_probe(tree: Tree, origin: ScriptedOrigin) -> list[str]:
     return names
 
 
-async def test_a_listing_goes_on_where_a_probe_has_paused(
+async def test_a_listing_goes_on_where_a_bounded_listing_has_paused(
     tree: Tree, origin: ScriptedOrigin
 ) -> None:
-    names = await paused_probe(tree, origin)
-    origin.delete(names[0])  # it is seen for as long as what the probe has found is good
+    names = await pause_a_bounded_listing(tree, origin)
+    origin.delete(names[0])  # it is seen for as long as what the bounded listing has found is good
     assert await tree.names() == names
     assert origin.take_requests() == []
     for name in names[:-9]:
@@ -464,11 +464,11 @@ async def test_a_listing_goes_on_where_a_probe_has_paused(
     assert origin.take_requests() == [], "all is known now"
 
 
-async def test_what_a_look_up_finds_while_a_probe_is_paused(
+async def test_what_a_look_up_finds_while_a_bounded_listing_is_paused(
     tree: Tree, origin: ScriptedOrigin
 ) -> None:
     """Its listing is right for the moment when it began; the name is not lost with its end."""
-    names = await paused_probe(tree, origin)
+    names = await pause_a_bounded_listing(tree, origin)
     origin.put("000", b"new")
     await tree.find("000")
     await tree.names()
@@ -476,10 +476,10 @@ async def test_what_a_look_up_finds_while_a_probe_is_paused(
     assert await tree.names() == ["000", *names]
 
 
-async def test_what_is_gone_does_not_come_back_with_a_paused_probe(
+async def test_what_is_gone_does_not_come_back_with_a_pause_a_bounded_listing(
     tree: Tree, origin: ScriptedOrigin
 ) -> None:
-    names = await paused_probe(tree, origin)
+    names = await pause_a_bounded_listing(tree, origin)
     origin.delete(names[20])  # stands on the page that has come and was not taken in
     with pytest.raises(NotFoundError):
         await tree.find(names[20])
@@ -488,10 +488,10 @@ async def test_what_is_gone_does_not_come_back_with_a_paused_probe(
         await tree.find(names[20])
 
 
-async def test_a_probe_that_paused_long_ago_is_not_gone_on_with(
+async def test_a_listing_that_paused_long_ago_is_not_gone_on_with(
     tree: Tree, origin: ScriptedOrigin, clock: WallClock
 ) -> None:
-    names = await paused_probe(tree, origin)
+    names = await pause_a_bounded_listing(tree, origin)
     origin.delete(names[0])
     clock.advance(31)
     assert await tree.names() == names[1:]
@@ -501,7 +501,7 @@ async def test_a_probe_that_paused_long_ago_is_not_gone_on_with(
 async def test_who_wants_a_new_listing_does_not_get_a_paused_one(
     tree: Tree, origin: ScriptedOrigin, clock: WallClock
 ) -> None:
-    names = await paused_probe(tree, origin)
+    names = await pause_a_bounded_listing(tree, origin)
     origin.delete(names[0])
     clock.advance(1)
     snapshot = await tree.namespace.listed_since(ROOT_INO, tree.namespace.now_ns())
@@ -509,7 +509,7 @@ async def test_who_wants_a_new_listing_does_not_get_a_paused_one(
     assert origin.take_requests() == [("list", "")]
 
 
-async def test_many_paused_probes(tree: Tree, origin: ScriptedOrigin) -> None:
+async def test_many_paused_listings(tree: Tree, origin: ScriptedOrigin) -> None:
     """Only the latest are kept."""
     for directory in range(20):
         names = fill(origin, 50, f"d{directory}/")
@@ -526,7 +526,7 @@ async def test_many_paused_probes(tree: Tree, origin: ScriptedOrigin) -> None:
     assert lists == [f"d{directory}" for directory in range(5)], "the root's is one of 16, too"
 
 
-async def test_a_reader_who_joins_a_probe_gets_all_of_it(
+async def test_a_reader_who_joins_a_bounded_listing_gets_all_of_it(
     tree: Tree, origin: ScriptedOrigin
 ) -> None:
     go_on = trio.Event()

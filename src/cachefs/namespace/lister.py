@@ -29,20 +29,16 @@ _BIND_CHUNK = 50
 """Entries of a page that are bound between two checkpoints: some 1 ms."""
 _SWEEP_CHUNK = 500
 """Names that are checked after a listing between two checkpoints: some 1 ms."""
-
-
 _PAGES_AGAIN = 100
 """After so many successive pages without a new name, the listing would never end: it fails."""
+_FILL_CHUNK = 2_000
+"""Entries read from the table between two checkpoints: about 2 ms."""
 _BEHIND_S = 0.05
 """How often background listings check whether the database has caught up."""
 
 
-class TooLongError(Exception):
-    """A probe has reached its `max_pages`. The listing can continue from there."""
-
-
 @dataclass(slots=True)
-class Begun:
+class ListingProgress:
     """The progress of one listing, and the state of the table when it began.
 
     `was_known`: the directory had a complete listing. `knew_names`: it had names. The other
@@ -91,7 +87,7 @@ class Lister:
 
     def begin(
         self, directory: Inode, snapshot: DirectorySnapshot, seen: PrefetchedListing | None = None
-    ) -> Begun:
+    ) -> ListingProgress:
         """Return a listing that is ready to run. This sends no request. If `seen` is given, all
         entries come from it, and `run` sends no LIST either."""
         table, ino = self._table, directory.ino
@@ -103,7 +99,7 @@ class Lister:
             pages = self._origin.list_dir(path, below)
         else:
             pages = Pages(partial(_pop, [seen.entries]))
-        return Begun(
+        return ListingProgress(
             snapshot,
             aiter(pages),
             below,
@@ -111,22 +107,23 @@ class Lister:
             knew_names=next(table.dirents(ino), None) is not None,
             found_before=table.found_count,
             unbound_before=table.unbound_count,
-            mtime_before_ns=self.mtime_ns(ino),
+            mtime_before_ns=self._mtime_ns(ino),
         )
 
-    async def run(self, ino: int, listing: Begun) -> None:
-        """Run the listing, or the rest of it. Raises `OriginError`, and `TooLongError` when it
-        reaches the snapshot's `max_pages`."""
+    async def run(self, ino: int, listing: ListingProgress) -> bool:
+        """Run the listing, or the rest of it. Return False if it has reached the snapshot's
+        `max_pages`: it can continue from there. Raises `OriginError`."""
         snapshot = listing.snapshot
         if ino == ROOT_INO and not listing.page_count:
             await self.observe_root()
         try:
-            await self._take_pages(ino, listing)
+            if not await self._take_pages(ino, listing):
+                return False
             # After the first listing of a large directory no sweep is needed: the table has no
             # other names.
             if listing.knew_names or self._table.found_count != listing.found_before:
                 listing.changed |= await self._sweep(ino, snapshot.as_of_ns, listing.seen)
-            is_whole = self.mtime_ns(ino) == listing.mtime_before_ns
+            is_whole = self._mtime_ns(ino) == listing.mtime_before_ns
             self._validators.renew(ino)
             self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
         finally:
@@ -136,18 +133,21 @@ class Lister:
             if listing.changed and was_shown:
                 self._validators.touch(ino)
         if is_whole:
-            snapshot.mtime_ns = self.mtime_ns(ino)
+            snapshot.mtime_ns = self._mtime_ns(ino)
+        return True
 
-    async def _take_pages(self, ino: int, listing: Begun) -> None:
+    async def _take_pages(self, ino: int, listing: ListingProgress) -> bool:
+        """Bind and show the pages. Return False if the snapshot's `max_pages` are reached before
+        the last one."""
         snapshot = listing.snapshot
         while True:
             page = listing.page or await self._next_page(ino, listing.pages)
             if page is None:
-                return
+                return True
             most = snapshot.max_pages  # read it now: a reader may have joined during the await
             listing.page = page
             if most is not None and listing.page_count >= most:
-                raise TooLongError
+                return False
             names_before = len(listing.seen)
             for first in range(0, len(page), _BIND_CHUNK):
                 self._bind(ino, page[first : first + _BIND_CHUNK], listing)
@@ -161,6 +161,27 @@ class Lister:
                 raise BadDataError("a listing has shown nothing but the same names for long")
             snapshot.wake()
 
+    async def fill(self, ino: int, snapshot: DirectorySnapshot) -> None:
+        """Append the table's names in order, except those that the snapshot already has. Each
+        chunk continues after the last name, so changes between two chunks neither repeat nor skip
+        an entry."""
+        snapshot.mtime_ns = None if len(snapshot) else self._mtime_ns(ino)
+        had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
+        after: bytes | None = None
+        while True:
+            count = 0
+            for name, dirent in self._table.dirents(ino, after):
+                if name not in had:
+                    snapshot.append(name, dirent.ino)
+                after = name
+                count += 1
+                if count == _FILL_CHUNK:
+                    break
+            if count < _FILL_CHUNK:
+                return
+            snapshot.wake()
+            await trio.lowlevel.checkpoint()
+
     async def _let_others(self, snapshot: DirectorySnapshot) -> None:
         """Let other tasks run between two pieces of work. While commits are behind, jobs wait here
         so that their changes don't fill the memory; requests of the kernel don't wait."""
@@ -168,7 +189,7 @@ class Lister:
         while self._table.is_behind and not snapshot.is_awaited:  # noqa: ASYNC110 - no event
             await trio.sleep(_BEHIND_S)
 
-    def mtime_ns(self, ino: int) -> int:
+    def _mtime_ns(self, ino: int) -> int:
         """Return the directory's mtime, or 0 if its inode doesn't exist."""
         stat = self._table.stat(ino)
         return 0 if stat is None else stat[2]
@@ -189,7 +210,7 @@ class Lister:
                     raise
                 return None
 
-    def _bind(self, ino: int, entries: list[Entry], listing: Begun) -> None:
+    def _bind(self, ino: int, entries: list[Entry], listing: ListingProgress) -> None:
         snapshot = listing.snapshot
         for text, meta in entries:
             name = text.encode("utf-8", "surrogateescape")

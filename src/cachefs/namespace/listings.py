@@ -10,7 +10,6 @@ A listing that fails in an outage continues with the known names that it has not
 
 import logging
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -24,30 +23,19 @@ from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import InodeTable
-from cachefs.namespace.lister import Begun, Lister, TooLongError
+from cachefs.namespace.kept_snapshots import KeptSnapshots
+from cachefs.namespace.lister import Lister, ListingProgress
 from cachefs.namespace.outage import NS, Outage
+from cachefs.namespace.paused_listings import PausedListings
 from cachefs.namespace.prefetched_listings import PrefetchedListing, PrefetchedListings
 from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 
 log = logging.getLogger(__name__)
 
-_KEPT_NAMES = 500_000
-"""The most names kept in finished snapshots, about 25 MB. The least recently read are dropped
-first."""
-_KEPT_OF_ONE = 8
-"""The most snapshots kept of one directory, for readers that are in the middle of an older one."""
-_SNAPSHOT_COST = 16
-"""What a snapshot counts for in `_KEPT_NAMES`, besides its own names."""
-_FILL_CHUNK = 2_000
-"""Entries read from the table between two checkpoints: about 2 ms."""
 _GENERATION_BITS = 30
 """Bits of a generation. A position in a directory has 31 bits for it, because the kernel treats
 positions as signed."""
-_PAUSED = 16
-"""The most paused probes kept."""
-_PAUSED_NS = 30 * NS
-"""How long after its beginning a paused probe may continue: its first names are that old."""
 _PREFETCHED_NS = 60 * NS
 """How long a directory may be listed from what a listing above it has shown. Such a listing counts
 as begun when the one above began, and its TTL runs from then."""
@@ -84,13 +72,9 @@ class Listings:
         self._stale: dict[int, DirectorySnapshot] = {}
         """Snapshots that are being filled from the table during an outage. A listing of the same
         directory may run at the same time."""
-        self._paused: OrderedDict[int, Begun] = OrderedDict()
-        """Probes that reached their `max_pages`. They continue if more pages are needed soon."""
+        self._paused = PausedListings(clock, list_ttl_ns)
         self._prefetched = PrefetchedListings(clock, min(_PREFETCHED_NS, list_ttl_ns))
-        self._kept: OrderedDict[tuple[int, int], DirectorySnapshot] = OrderedDict()
-        self._generations: dict[int, list[int]] = {}
-        """The generations of each directory's kept snapshots, the newest last."""
-        self._kept_names = 0
+        self._kept = KeptSnapshots()
         # Random, as a reader may continue at a position that it got from the previous daemon.
         self._next_generation = random.getrandbits(_GENERATION_BITS)
 
@@ -98,6 +82,7 @@ class Listings:
         """Change the TTL, also of what is kept."""
         self._list_ttl_ns = list_ttl_ns
         self._prefetched.for_ns = min(_PREFETCHED_NS, list_ttl_ns)
+        self._paused.list_ttl_ns = list_ttl_ns
 
     def remaining_ns(self, ino: int) -> float | None:
         """Return the nanoseconds until the directory's complete listing expires: <= 0 if it has
@@ -112,12 +97,12 @@ class Listings:
         ino = directory.ino
         listing = self._table.listing(ino)
         if listing is not None and self._outage.is_on and self._may_show(ino, listing):
-            return self._kept_of(directory, listing) or self._begin_stale(directory, listing)
+            return self._kept.current(directory, listing) or self._begin_stale(directory, listing)
         if ino in self._running:
             return self._running[ino].joined()
         fresh = (self.remaining_ns(ino) or 0) > 0
         if listing is not None and fresh:
-            kept = self._kept_of(directory, listing)
+            kept = self._kept.current(directory, listing)
             if kept is not None:
                 return kept
         return self._begin(directory, listing if fresh else None).joined()
@@ -135,7 +120,7 @@ class Listings:
             await self._has_left(ino, running)
         listing = self._table.listing(ino)
         if listing is not None and listing.listed_at_ns >= since_ns:
-            kept = self._kept_of(directory, listing)
+            kept = self._kept.current(directory, listing)
             return kept or self._begin(directory, listing).joined_by_job()
         return self._begin(directory, None, since_ns).joined_by_job()
 
@@ -147,9 +132,9 @@ class Listings:
             self._validators.touch(ino)
 
     def note_absence(self, ino: int) -> None:
-        """Note that a look-up found a name absent. A probe or a listing above may have seen the
-        name before, so their results are dropped."""
-        self._paused.pop(ino, None)
+        """Note that a look-up found a name absent. A bounded listing or a listing above may have
+        seen the name before, so their results are dropped."""
+        self._paused.drop(ino)
         directory = self._table.get(ino) if self._prefetched else None
         if directory is not None:
             self._prefetched.drop(self._table.path(directory))
@@ -166,19 +151,6 @@ class Listings:
         self._validators.invalidate(ino)
         return True
 
-    def _kept_of(self, directory: Inode, listing: Listing) -> DirectorySnapshot | None:
-        """Return the finished snapshot of this listing; None if it isn't kept, or if look-ups have
-        changed names since."""
-        generations = self._generations.get(directory.ino, [0])
-        key = (directory.ino, generations[-1])
-        kept = self._kept.get(key)
-        if kept is None or kept.as_of_ns != listing.listed_at_ns:
-            return None
-        if kept.mtime_ns != directory.mtime_ns:
-            return None
-        self._kept.move_to_end(key)
-        return kept
-
     def resume(self, directory: Inode, generation: int) -> DirectorySnapshot:
         """Return the snapshot with this generation, with which a reader began. If it is no longer
         kept (dozens of larger directories were read since), return the current one: the reader
@@ -187,22 +159,22 @@ class Listings:
             snapshot = under_way.get(directory.ino)
             if snapshot is not None and snapshot.generation == generation:
                 return snapshot
-        kept = self._kept.get((directory.ino, generation))
-        if kept is None:
-            # This reader may miss a name, so the kernel must not cache the result.
-            self._validators.not_to_be_kept(directory.ino)
-            return self.open(self._table.get(directory.ino) or directory)
-        self._kept.move_to_end((directory.ino, generation))
-        return kept
+        kept = self._kept.get(directory.ino, generation)
+        if kept is not None:
+            return kept
+        # This reader may miss a name, so the kernel must not cache the result.
+        self._validators.not_to_be_kept(directory.ino)
+        return self.open(self._table.get(directory.ino) or directory)
 
     def refresh(self, directory: Inode) -> None:
         """List the directory again in the background, unless a listing is running."""
         if directory.ino not in self._running:
             self._begin(directory, None)
 
-    def probe(self, directory: Inode, max_pages: int) -> None:
+    def list_bounded(self, directory: Inode, max_pages: int) -> None:
         """List the directory in the background, but pause after `max_pages` pages unless a reader
-        has joined. Pages of an earlier probe count. The names on these pages are bound."""
+        has joined. Pages of an earlier bounded listing count. The names on these pages are
+        bound."""
         if directory.ino not in self._running:
             self._begin(directory, None).max_pages = max_pages
 
@@ -210,23 +182,23 @@ class Listings:
         """See `Lister.observe_root`."""
         await self._lister.observe_root()
 
-    async def end_of_probe(self, ino: int, patience_s: float) -> bool:
-        """Wait at most `patience_s` for a one-page probe, if one is running. If the listing is
-        prefetched, begin such a probe. Return False if there is none."""
+    async def wait_for_first_page(self, ino: int, most_s: float) -> bool:
+        """Wait at most `most_s` for a bounded listing of one page, if one is running. If the
+        listing is prefetched, begin one. Return False if there is none."""
         if self._prefetched and ino not in self._running:
             directory = self._table.get(ino)
             if directory is not None and self._prefetched.knows(self._table.path(directory)):
-                self.probe(directory, 1)
+                self.list_bounded(directory, 1)
         snapshot = self._running.get(ino)
         if snapshot is None or snapshot.max_pages != 1:
             return False
         snapshot.is_awaited = True
-        with trio.move_on_after(patience_s):
+        with trio.move_on_after(most_s):
             await self._has_left(ino, snapshot)
         return True
 
     async def _has_left(self, ino: int, snapshot: DirectorySnapshot) -> None:
-        """Wait until the snapshot is no longer running: it has ended, or its probe has paused."""
+        """Wait until the snapshot is no longer running: it has ended or paused."""
         while self._running.get(ino) is snapshot:
             await snapshot.progress()
 
@@ -235,22 +207,22 @@ class Listings:
     ) -> DirectorySnapshot:
         """Begin a snapshot: from the table if a `fresh` listing is given, else from the origin.
 
-        From the origin it may continue a paused probe or use a prefetched listing, if these began
+        From the origin it may continue a paused listing or use a prefetched listing, if these began
         at `since_ns` or later.
         """
         ino = directory.ino
-        begun = self._paused.pop(ino, None)
+        progress = self._paused.take(ino, since_ns)
         if fresh is not None:
-            begun, snapshot = None, self._new_snapshot(fresh.listed_at_ns)
-        elif begun is not None and self._may_go_on(begun, since_ns):
-            snapshot = begun.snapshot
+            progress, snapshot = None, self._new_snapshot(fresh.listed_at_ns)
+        elif progress is not None:
+            snapshot = progress.snapshot
         else:
             seen = self._seen(directory, since_ns)
             snapshot = self._new_snapshot(seen.as_of_ns if seen else self._clock.now_ns())
-            begun = self._lister.begin(directory, snapshot, seen)
+            progress = self._lister.begin(directory, snapshot, seen)
         self._running[ino] = snapshot
         self._validators.begin(ino, snapshot.as_of_ns)
-        self._nursery.start_soon(self._run, ino, snapshot, self._running, begun)
+        self._nursery.start_soon(self._run, ino, snapshot, self._running, progress)
         return snapshot
 
     def _seen(self, directory: Inode, since_ns: int) -> PrefetchedListing | None:
@@ -259,11 +231,6 @@ class Listings:
         if listing is not None:
             since_ns = max(since_ns, listing.listed_at_ns + 1)
         return self._prefetched.take(self._table.path(directory), since_ns)
-
-    def _may_go_on(self, paused: Begun, since_ns: int) -> bool:
-        as_of_ns = paused.snapshot.as_of_ns
-        for_ns = min(_PAUSED_NS, self._list_ttl_ns)
-        return as_of_ns >= since_ns and self._clock.remaining_ns(as_of_ns, for_ns) > 0
 
     def _begin_stale(self, directory: Inode, listing: Listing) -> DirectorySnapshot:
         if directory.ino not in self._stale:
@@ -282,20 +249,19 @@ class Listings:
         ino: int,
         snapshot: DirectorySnapshot,
         under_way: dict[int, DirectorySnapshot],
-        begun: Begun | None,
+        progress: ListingProgress | None,
     ) -> None:
-        """Fill the snapshot, from the origin if `begun` is given, else from the table. When this
-        ends, it removes the snapshot from `under_way`."""
+        """Fill the snapshot, from the origin if `progress` is given, else from the table. When this
+        ends or pauses, it removes the snapshot from `under_way`."""
+        has_paused = False
         try:
-            if begun is None:
-                await self._fill(ino, snapshot)
+            if progress is None:
+                await self._lister.fill(ino, snapshot)
             else:
-                await self._list_or_show_stale(ino, begun)
-            snapshot.end()
-            self._keep(ino, snapshot)
-        except TooLongError:
-            assert begun is not None
-            self._pause(ino, begun)
+                has_paused = not await self._list_or_show_stale(ino, progress)
+            if not has_paused:
+                snapshot.end()
+                self._kept.add(ino, snapshot)
         except CachefsError as error:
             snapshot.end(error)
         except Exception:
@@ -303,20 +269,23 @@ class Listings:
             log.exception("bug while listing inode %d", ino)
             snapshot.end(OriginError("internal error; see the log"))
         finally:
-            if begun is not None:
-                self._prefetched.add(begun.below, snapshot.as_of_ns)
+            if progress is not None:
+                self._prefetched.add(progress.below, snapshot.as_of_ns)
             del under_way[ino]
             if under_way is self._running:
                 self._validators.end(ino)
-            if ino in self._paused:
+            if has_paused and progress is not None:
+                self._paused.add(ino, progress)
                 snapshot.wake()
             elif not snapshot.ended:
                 snapshot.end(OriginError("the mount is shutting down"))
 
-    async def _list_or_show_stale(self, ino: int, begun: Begun) -> None:
-        snapshot = begun.snapshot
+    async def _list_or_show_stale(self, ino: int, progress: ListingProgress) -> bool:
+        """Run the listing. Return False if it has paused. If it fails in an outage, append the
+        known names that it has not shown."""
+        snapshot = progress.snapshot
         try:
-            await self._lister.run(ino, begun)
+            return await self._lister.run(ino, progress)
         except OriginUnavailableError:
             listing = self._table.listing(ino)
             if listing is None or not snapshot.has_readers:
@@ -325,47 +294,5 @@ class Listings:
                 raise
             self._validators.not_to_be_kept(ino)
             snapshot.as_of_ns = listing.listed_at_ns
-            await self._fill(ino, snapshot)
-
-    async def _fill(self, ino: int, snapshot: DirectorySnapshot) -> None:
-        """Append the table's names in order, except those that the snapshot already has. Each
-        chunk continues after the last name, so changes between two chunks neither repeat nor skip
-        an entry."""
-        snapshot.mtime_ns = None if len(snapshot) else self._lister.mtime_ns(ino)
-        had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
-        after: bytes | None = None
-        while True:
-            count = 0
-            for name, dirent in self._table.dirents(ino, after):
-                if name not in had:
-                    snapshot.append(name, dirent.ino)
-                after = name
-                count += 1
-                if count == _FILL_CHUNK:
-                    break
-            if count < _FILL_CHUNK:
-                return
-            snapshot.wake()
-            await trio.lowlevel.checkpoint()
-
-    def _pause(self, ino: int, begun: Begun) -> None:
-        self._paused[ino] = begun
-        if len(self._paused) > _PAUSED:
-            self._paused.popitem(last=False)
-
-    def _keep(self, ino: int, snapshot: DirectorySnapshot) -> None:
-        self._kept[(ino, snapshot.generation)] = snapshot
-        self._kept_names += len(snapshot) + _SNAPSHOT_COST
-        generations = self._generations.setdefault(ino, [])
-        generations.append(snapshot.generation)
-        if len(generations) > _KEPT_OF_ONE:
-            self._drop(ino, generations[0])
-        while self._kept_names > _KEPT_NAMES and len(self._kept) > 1:
-            self._drop(*next(iter(self._kept)))
-
-    def _drop(self, ino: int, generation: int) -> None:
-        self._kept_names -= len(self._kept.pop((ino, generation))) + _SNAPSHOT_COST
-        generations = self._generations[ino]
-        generations.remove(generation)
-        if not generations:
-            del self._generations[ino]
+            await self._lister.fill(ino, snapshot)
+            return True

@@ -46,7 +46,7 @@ _HEADS_PER_LIST = 8
 """The number of HEADs after which a LIST of one page is worth its price. S3 charges 12.5 times as
 much for a LIST as for a HEAD; one page answers up to 1,000 HEADs."""
 _HEAD_COUNTS = 100_000
-_PROBE_S = 0.5
+_FIRST_PAGE_WAIT_S = 0.5
 """How many seconds a look-up waits for a page that may answer it. A HEAD takes some 0.05 s."""
 
 
@@ -243,7 +243,7 @@ class Namespace:
         known = self._known(parent, name)
         if known is None and self._outage.is_on:
             known = self._stale(parent, name)
-        if known is None and await self._listings.end_of_probe(parent, _PROBE_S):
+        if known is None and await self._listings.wait_for_first_page(parent, _FIRST_PAGE_WAIT_S):
             known = self._known(parent, name)
         if known is not None:
             return known
@@ -489,7 +489,7 @@ class Namespace:
                 del self._heads_since_listing[ino]
                 self._listings.refresh(directory)
         elif asked % _HEADS_PER_LIST == 0 and _is_power_of_four(asked // _HEADS_PER_LIST):
-            self._listings.probe(directory, asked // _HEADS_PER_LIST)
+            self._listings.list_bounded(directory, asked // _HEADS_PER_LIST)
 
     def _list_if_absent(self, directory: Inode) -> None:
         """List one page of the directory after the first absent name in it.
@@ -504,7 +504,7 @@ class Namespace:
             return
         if self.table.listing(ino) is None:
             self._heads_since_listing[ino] = _HEADS_PER_LIST
-            self._listings.probe(directory, 1)
+            self._listings.list_bounded(directory, 1)
 
     # -- directories ---------------------------------------------------------------------------
 
