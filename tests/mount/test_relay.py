@@ -218,6 +218,18 @@ def test_who_watches_sees_all_reads(mounted: Site, tmp_path: Path) -> None:
     assert counters(mounted)["hits"] >= before["hits"] + FILES
 
 
+def test_the_next_daemon_sees_all_reads_too(mounted: Site, tmp_path: Path) -> None:
+    mounted.cli("set", mounted.mountpoint, f"access-log={tmp_path}/access.log")
+    os.kill(mounted.status()["pid"], signal.SIGKILL)
+    mounted.expected_trouble = (" was killed by SIGKILL",)
+    read_all(mounted)
+    eventually(lambda: restarts(mounted) == 1)
+    before = counters(mounted)
+    for _ in range(5):
+        read_all(mounted)
+    assert counters(mounted)["hits"] == before["hits"]
+
+
 def test_a_limited_user_is_the_daemon_s_business(mounted: Site) -> None:
     have_it_served(mounted)
     before = counters(mounted)

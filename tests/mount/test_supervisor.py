@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.config import LIVE
 from cachefs.fuse import relay
 from tests.mount.harness import (
     CLI,
@@ -449,6 +450,30 @@ def test_what_was_changed_while_mounted_outlives_the_daemon(
     ]
     assert (site.mountpoint / "large").read_bytes() == content["large"]
     eventually(lambda: "/large" in log.read_text())
+
+
+def another(name: str, value: object, log: Path) -> str:
+    """A value of a live option that differs from the present one, as `cachefs set` takes it."""
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if isinstance(value, int | float):
+        return str(int(value * 2) or 1 << 30)
+    return {"limit_uid": "77=1MiB", "access_log": str(log), "stale_if_error": "1h"}[name]
+
+
+def test_every_live_option_reaches_the_next_daemon(relayed: Site, tmp_path: Path) -> None:
+    relayed.expected_trouble = ("what is cached is served on",)
+    log = tmp_path / "access"
+    before = relayed.status()["limits"]
+    assert before.keys() == {*LIVE, "access_log"}
+    changes = {name: another(name, value, log) for name, value in before.items()}
+    settings = [f"{name.replace('_', '-')}={value}" for name, value in changes.items()]
+    relayed.cli("set", relayed.mountpoint, *settings)
+    changed = relayed.status()["limits"]
+    assert [name for name in before if before[name] == changed[name]] == []
+    kill_daemon(relayed)
+    serving(relayed)
+    assert relayed.status()["limits"] == changed
 
 
 def test_umount_while_the_daemon_is_stopped(relayed: Site) -> None:

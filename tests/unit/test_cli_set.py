@@ -1,6 +1,9 @@
 """`cachefs set` before a daemon that only takes notes, and the daemon's side of it."""
 
+import logging
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,14 +11,15 @@ from click.testing import CliRunner, Result
 
 from cachefs.cli import main
 from cachefs.cli import set as set_module
-from cachefs.config import load_mount_config
+from cachefs.config import LIVE, load_mount_config
 from cachefs.control import api
 from cachefs.control.api import Route
-from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.set import LiveOption, SetRoutes, live_options
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.mounts import RuntimeEntry
+from cachefs.namespace.namespace import Ttls
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.memory_origin import MemoryOrigin
 
@@ -124,10 +128,31 @@ def test_limits_as_options(tmp_path: Path) -> None:
         load_mount_config("s3://b", str(tmp_path), {"read_timeout": "0"})
 
 
+def options(origin: ResilientOrigin, limits: UidLimits) -> dict[str, LiveOption]:
+    namespace: Any = SimpleNamespace(ttls=Ttls(1.0, 2.0, 3.0, 4.0, math.inf))
+    readers: Any = SimpleNamespace(readahead=MIB)
+    return live_options(origin, limits, namespace, readers)
+
+
+async def test_every_live_option_has_a_function_that_applies_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """tests/mount/test_supervisor.py shows that the next daemon gets each of them, too."""
+    caplog.set_level(logging.INFO, logger="cachefs")  # restores the level that `debug` changes
+    found = options(ResilientOrigin(MemoryOrigin(), Resilience()), UidLimits({}))
+    assert found.keys() == set(LIVE)
+    for option in found.values():
+        before = option.get()
+        option.put(before)
+        assert option.get() == before
+
+
 async def test_the_daemon() -> None:
     origin = ResilientOrigin(MemoryOrigin(), Resilience())
     limits = UidLimits({7: MIB})
-    verb = SetVerb(origin, limits, AccessLog(), Path("/mnt"))
+    present = options(origin, limits)
+    of_origin = ("max_downloads", "download_limit", "limit_uid", "hedge")
+    verb = SetRoutes({name: present[name] for name in of_origin}, AccessLog(), Path("/mnt"))
     reply = await verb.set({"max_downloads": 3, "limit_uid": {"8": 2 * MIB}})
     assert reply == {
         "before": {

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,11 +22,13 @@ from cachefs.control.exporter import Exporter
 from cachefs.control.http import MAX_CONNECTIONS
 from cachefs.control.metrics_server import application, serve_metrics
 from cachefs.control.mount_state import MountState
-from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.set import SetRoutes
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
-from cachefs.metrics import BOUNDS_S, METRICS, Histogram
+from cachefs.metrics import BOUNDS_S, METRICS, Histogram, Requests
+from cachefs.namespace.namespace import Ttls
+from cachefs.namespace.outage import StaleState
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import DataPath, DataPathName, Medium
 from tests.memory_origin import MemoryOrigin
@@ -44,6 +47,12 @@ class FakeCache:
         return [TierStatus('/a "b"\\c\n', Medium.SSD, "normal", *range(1, 8), self.tier)]
 
 
+class FakeNamespace:
+    def __init__(self, stale_if_error_s: float) -> None:
+        self.ttls = Ttls(1.0, 1.0, 1.0, 1.0, stale_if_error_s)
+        self.stale_state = StaleState(is_stale=True, since_ns=None, answer_count=3)
+
+
 class House:
     """The state of a mount that nobody mounts."""
 
@@ -53,9 +62,18 @@ class House:
         self.limits = UidLimits({})
         self.cache: Any = FakeCache()
         self.origin = origin
-        verb = SetVerb(origin, self.limits, AccessLog(), config.mountpoint)
-        path = DataPath(DataPathName.PYTHON)
-        self.state = MountState(config, origin, self.cache, self.limits, verb, path)
+        self.state = MountState(
+            config,
+            origin,
+            self.cache,
+            self.limits,
+            SetRoutes({}, AccessLog(), config.mountpoint),
+            DataPath(DataPathName.PYTHON),
+            Requests(),
+            FakeNamespace(config.stale_if_error),  # type: ignore[arg-type]
+            SimpleNamespace(running_count=0),  # type: ignore[arg-type]
+            None,
+        )
 
     def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
         """By name and values of the labels."""
@@ -131,17 +149,11 @@ def test_the_dashboard_uses_only_metrics_that_exist() -> None:
 def test_everything_in_the_table_is_exported_and_nothing_else(house: House) -> None:
     house.state.requests.histogram("read", "hit").note(1)
     house.limits.read_bytes[house.limits.handle(1, 7) >> INO_BITS] = 5
-    house.state.namespace = type("Namespace", (), {"stale_state": _Stale})()  # type: ignore[assignment]
     assert {name for name, _ in house.samples()} == exported_names()
     text, kind = Exporter(house.state).render("")
     assert kind.startswith("text/plain")
     types = {f.name: f.type for f in text_string_to_metric_families(text.decode())}
     assert types == {m.name.removesuffix("_total"): m.kind for m in METRICS}
-
-
-class _Stale:
-    is_stale = True
-    answer_count = 3
 
 
 def test_openmetrics_when_asked_for(house: House) -> None:
@@ -220,7 +232,7 @@ async def test_an_origin_that_is_down(
 ) -> None:
     house = House(stale_if_error=stale_if_error)
     house.state.mounted = True
-    monkeypatch.setattr(house.origin, "_down_since", house.state.started_at - down_s)
+    monkeypatch.setattr(house.origin._prober, "down_since", house.state.started_at - down_s)
     monkeypatch.setattr(house.origin._breaker, "opened_at", 1.0)
     found, text = await answer(house, "/readyz")
     assert found == code

@@ -1,7 +1,7 @@
 """All options of a mount: names, defaults, checks, help, and the merge of file and command line."""
 
 from cachefs.config.address import OFF, join_address, split_address
-from cachefs.config.changes import LIVE, load_changes
+from cachefs.config.cache_options import TIER_RATIOS, TIER_SHORTHANDS
 from cachefs.config.fields import (
     Flag,
     Group,
@@ -12,6 +12,7 @@ from cachefs.config.fields import (
 )
 from cachefs.config.load import load_mount_config, load_table_in, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig, flags
+from cachefs.config.set_request import LIVE, load_changes
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.config.transport import from_json, to_json
 
@@ -19,6 +20,8 @@ __all__ = [
     "LIVE",
     "MIN_CACHE_DIR_BYTES",
     "OFF",
+    "TIER_RATIOS",
+    "TIER_SHORTHANDS",
     "Flag",
     "Group",
     "MountConfig",

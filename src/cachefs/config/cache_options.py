@@ -24,12 +24,12 @@ from cachefs.config.options import Section
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.types import Medium
 
-SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
+TIER_SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
 """Options that describe the tiers if there is no `[[tier]]` table."""
 
 _HIGH, _LOW = 0.97, 0.92
 
-_RATIOS = {
+TIER_RATIOS = {
     "high": "cache_high",
     "low": "cache_low",
     "free_space_ratio": "free_space_ratio",
@@ -116,7 +116,7 @@ class CacheSection(Section):
         """Fill in the mount's ratios in each table that lacks them."""
         if not isinstance(tables, list | tuple) or not tables:
             raise ValueError("write [[tier]], with two brackets, once for each medium")
-        ratios = {key: info.data.get(field) for key, field in _RATIOS.items()}
+        ratios = {key: info.data.get(field) for key, field in TIER_RATIOS.items()}
         return [_filled_in(table, ratios) for table in tables]
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class CacheSection(Section):
         return self
 
     def _check_shorthands(self) -> None:
-        given = [name for name in SHORTHANDS if name in self.model_fields_set]
+        given = [name for name in TIER_SHORTHANDS if name in self.model_fields_set]
         if self.tier_tables:
             if given:
                 option = given[0].replace("cache_dirs", "cache_dir")
@@ -169,7 +169,7 @@ class CacheSection(Section):
     def tier_from(self, table: Mapping[str, object]) -> TierConfig:
         """Return the tier that a `[[tier]]` table describes. Raises pydantic's
         `ValidationError`."""
-        ratios = {key: getattr(self, field) for key, field in _RATIOS.items()}
+        ratios = {key: getattr(self, field) for key, field in TIER_RATIOS.items()}
         return TierConfig.model_validate(_filled_in(table, ratios))
 
 

@@ -137,7 +137,7 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     yield "cachefs_cache_blocks_fetching", state.cache.fetching_count
     yield "cachefs_cache_blocks_storing", state.cache.storing_count
     yield "cachefs_cache_buffer_bytes", state.cache.held_bytes
-    yield "cachefs_load_jobs", 0 if state.jobs is None else state.jobs.running_count
+    yield "cachefs_load_jobs", state.jobs.running_count
     origin = state.origin.counters
     yield "cachefs_origin_received_bytes_total", origin.get_bytes
     yield "cachefs_origin_errors_total", origin.errors
@@ -151,10 +151,9 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     yield "cachefs_origin_requests_in_flight", health["in_flight"]
     yield "cachefs_origin_requests_queued", health["queued"]
     yield "cachefs_origin_request_limit", health["limit"]
-    if state.namespace is not None:
-        stale = state.namespace.stale_state
-        yield "cachefs_stale", stale.is_stale
-        yield "cachefs_stale_answers_total", stale.answer_count
+    stale = state.namespace.stale_state
+    yield "cachefs_stale", stale.is_stale
+    yield "cachefs_stale_answers_total", stale.answer_count
     usage = resource.getrusage(resource.RUSAGE_SELF)
     yield "process_start_time_seconds", state.started_at
     yield "process_cpu_seconds_total", usage.ru_utime + usage.ru_stime

@@ -16,7 +16,7 @@ from cachefs.control.report import (
     relay_report,
     tier_report,
 )
-from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.set import SetRoutes
 from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.load.jobs import Jobs
@@ -27,8 +27,7 @@ from cachefs.types import DataPath
 
 
 class MountState:
-    """The parts of one mount, from which status and metrics are read. The daemon sets `namespace`,
-    `jobs`, `mounted`, `metrics_address` and `relay` when they become available."""
+    """The parts of one mount, from which status and metrics are read."""
 
     def __init__(
         self,
@@ -36,22 +35,27 @@ class MountState:
         origin: ResilientOrigin,
         cache: BlockCache,
         limits: UidLimits,
-        settings: SetVerb,
+        settings: SetRoutes,
         data_path: DataPath,
+        requests: Requests,
+        namespace: Namespace,
+        jobs: Jobs,
+        relay: RelayStats | None,
     ) -> None:
         self.data_path = data_path
         self.config = config
         self.origin = origin
         self.cache = cache
         self.limits = limits
-        self.requests = Requests()
+        self.requests = requests
+        self.namespace = namespace
+        self.jobs = jobs
+        self.relay = relay
         self.started_at = time.time()
-        self.namespace: Namespace | None = None
-        self.jobs: Jobs | None = None
         self.mounted = False
         """Whether the kernel has received an answer from this mount."""
         self.metrics_address: str | None = None
-        self.relay: RelayStats | None = None
+        """Where the metrics are; None if nobody serves them."""
         self._settings = settings
 
     def handlers(self) -> dict[Route, Handler]:
@@ -94,8 +98,7 @@ class MountState:
             self.relay.update()
         tiers = self.cache.status()
         reads, origin = self.cache.counters, self.origin.counters
-        stale = None if self.namespace is None else self.namespace.stale_state
-        since_ns = None if stale is None else stale.since_ns
+        stale = self.namespace.stale_state
         return {
             "version": __version__,
             "mountpoint": str(self.config.mountpoint),
@@ -108,8 +111,8 @@ class MountState:
             "started_at": self.started_at,
             "policy": self.config.cache_eviction,
             "metrics": self.metrics_address,
-            "stale": stale is not None and stale.is_stale,
-            "stale_since": None if since_ns is None else since_ns / 1e9,
+            "stale": stale.is_stale,
+            "stale_since": None if stale.since_ns is None else stale.since_ns / 1e9,
             "unshown_keys": sum(origin.unshown_in_dir.values()),
             "cache": cache_report(tiers),
             "tiers": [tier_report(tier) for tier in tiers],
@@ -138,8 +141,7 @@ class MountState:
         if not self.mounted:
             return "not mounted yet"
         down_since = self.origin.state()["down_since"]
-        ttls = None if self.namespace is None else self.namespace.ttls
-        patience_s = self.config.stale_if_error if ttls is None else ttls.stale_if_error_s
+        patience_s = self.namespace.ttls.stale_if_error_s
         if down_since is None or time.time() - down_since < patience_s:
             return None
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(down_since))

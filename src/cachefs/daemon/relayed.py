@@ -12,7 +12,7 @@ from cachefs.types import BlockKey
 
 
 class Relayed:
-    """The daemon's side of the relay's table; the `Mount` owns it.
+    """The daemon's side of the relay's table; the mount owns it.
 
     It must be created before anything is written to a slab: this invalidates all blocks that the
     previous daemon published to the relay.

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import trio
 
 from cachefs.config import MountConfig
-from cachefs.daemon.mount import Mount
+from cachefs.daemon.mount import RunningMount
+from cachefs.daemon.parts import Opened
 from cachefs.daemon.process import bound_malloc_arenas, calm_garbage_collector, single_error
 from cachefs.daemon.settings import origin_options, resilience
 from cachefs.daemon.tiers import (
@@ -100,8 +101,8 @@ async def _serve(
                     await trio.to_thread.run_sync(warn_of_sizes, config)
                 if view is not None:
                     await trio.to_thread.run_sync(view.build, home.manifests, origin.tells_owners)
-                mount = Mount(config, origin, tiers, home, manager, failure, view, data_path, link)
-                await mount.serve(on_ready)
+                opened = Opened(config, origin, tiers, home, failure, view, data_path, link)
+                await RunningMount(opened, manager).serve(on_ready)
             finally:
                 close_all(tiers)
         finally:

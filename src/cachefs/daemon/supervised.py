@@ -17,7 +17,7 @@ from cachefs import __version__
 from cachefs.config import from_json
 from cachefs.daemon.log_setup import set_up_log
 from cachefs.errors import CachefsError, RelayUnusableError, UsageError
-from cachefs.log import collected_warnings
+from cachefs.log import collected_warnings, set_debugging
 from cachefs.supervisor.channel import Channel
 from cachefs.supervisor.link import Link
 
@@ -56,9 +56,9 @@ def main() -> NoReturn:
 def _serve(link: Link) -> None:
     from cachefs.fuse.relay import _relay  # must load before pyfuse3 loads libfuse
 
-    from cachefs.daemon.changes import with_changes  # isort: skip
+    from cachefs.daemon.live_changes import with_changes  # isort: skip
+    from cachefs.daemon.crash_check import check_files
     from cachefs.daemon.run import run
-    from cachefs.daemon.suspects import check_files
 
     start = link.hello(__version__, _relay.FORMAT)
     with collected_warnings(_MOST_WARNINGS) as warnings:
@@ -68,6 +68,7 @@ def _serve(link: Link) -> None:
             config = with_changes(config, start.changes)
         except UsageError as error:
             _logger.warning("what was changed while mounted is not so any more: %s", error)
+        set_debugging(config.debug)
         if start.suspect:
             check_files(config, link.alive)
         run(config, lambda: link.ready(warnings), data_path=start.data_path(), link=link)

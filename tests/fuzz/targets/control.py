@@ -19,7 +19,7 @@ from cachefs.control.routes.cache import CacheRoutes
 from cachefs.control.routes.load import LoadRoutes
 from cachefs.control.routes.metadata import MetadataRoutes
 from cachefs.control.routes.profile import ProfileRoutes
-from cachefs.control.routes.set import SetVerb
+from cachefs.control.routes.set import SetRoutes, live_options
 from cachefs.control.routes.tier import TierRoutes
 from cachefs.control.server import application
 from cachefs.errors import CacheDirError
@@ -30,6 +30,8 @@ from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
 from cachefs.load.paths import PathReader
+from cachefs.log import is_debugging, set_debugging
+from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.tiers.tier import Tier
 from tests.fuzz.targets._namespace import running_tree
@@ -59,14 +61,17 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
         JobContext(namespace, block_cache, origin, JobFiles(place / "jobs"), paths, 1 << 20)
     )
     observers = RequestObservers()
+    readers = Readers(namespace, block_cache, 0)
+    options = live_options(origin, UidLimits({}), namespace, readers)
     all_routes = (
         CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
         MetadataRoutes(namespace, tree.db, tree.origin, None),
         LoadRoutes(jobs),
-        SetVerb(origin, UidLimits({}), AccessLog(observers), Path("/mnt/m")),
+        SetRoutes(options, AccessLog(observers), Path("/mnt/m")),
         TierRoutes(block_cache, _config(), _no_tier, [tier], tier),
         ProfileRoutes(namespace, origin, observers),
     )
+    was_debugging = is_debugging()
     async with trio.open_nursery() as nursery:
         await nursery.start(block_cache.run)
         await nursery.start(jobs.run)
@@ -74,6 +79,7 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
             route: handler for routes in all_routes for route, handler in routes.handlers().items()
         }
         nursery.cancel_scope.cancel()
+    set_debugging(was_debugging)
     block_cache.abandon()
 
 

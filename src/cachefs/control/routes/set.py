@@ -3,18 +3,21 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cachefs.config import load_changes
-from cachefs.config.changes import OFF
+from cachefs.config import OFF, load_changes
 from cachefs.config.model import refuse_below_mountpoint
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.errors import UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
+from cachefs.log import is_debugging, set_debugging
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
 
 INDEFINITE = "indefinite"
@@ -22,37 +25,71 @@ INDEFINITE = "indefinite"
 log = logging.getLogger(__name__)
 
 
-class SetVerb:
-    """The settings of one mount that can change while it runs.
+class LiveOption(NamedTuple):
+    """How one option is read and changed while mounted."""
 
-    A change lasts until the mount ends: `daemon.changes` passes it to the mount's next daemon.
-    `add` registers further settings when their owners exist.
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+def live_options(
+    origin: ResilientOrigin, limits: UidLimits, namespace: Namespace, readers: Readers
+) -> dict[str, LiveOption]:
+    """Return how each option of `config.LIVE` is applied, by field name."""
+
+    def ttl(name: str) -> LiveOption:
+        def put(value: float) -> None:
+            namespace.ttls = replace(namespace.ttls, **{name: value})
+
+        return LiveOption(lambda: getattr(namespace.ttls, name), put)
+
+    return {
+        "max_downloads": _attribute(origin, "max_downloads"),
+        "download_limit": LiveOption(
+            lambda: int(origin.download_limit or 0),
+            lambda bytes_per_s: setattr(origin, "download_limit", bytes_per_s or None),
+        ),
+        "limit_uid": LiveOption(partial(_uid_limits, limits), partial(_set_uid_limits, limits)),
+        "hedge": _attribute(origin, "hedge"),
+        "attr_ttl": ttl("attr_s"),
+        "entry_ttl": ttl("entry_s"),
+        "negative_ttl": ttl("negative_s"),
+        "list_ttl": ttl("list_s"),
+        "stale_if_error": ttl("stale_if_error_s"),
+        "readahead": _attribute(readers, "readahead"),
+        "debug": LiveOption(is_debugging, set_debugging),
+    }
+
+
+def _attribute(owner: object, name: str) -> LiveOption:
+    return LiveOption(partial(getattr, owner, name), partial(setattr, owner, name))
+
+
+def _uid_limits(limits: UidLimits) -> dict[str, int]:
+    found = limits.by_uid()
+    return {str(uid): found[uid] for uid in sorted(found)}
+
+
+def _set_uid_limits(limits: UidLimits, changed: Mapping[int, int]) -> None:
+    try:
+        for uid, bytes_per_s in changed.items():
+            limits.set(uid, bytes_per_s)
+    except ValueError as error:
+        raise UsageError(f"limit-uid: {error}") from error
+
+
+class SetRoutes:
+    """The settings of one mount that can change while it runs: the live options and the access log.
+
+    A change lasts until the mount ends: `daemon.live_changes` passes it to the mount's next daemon.
     """
 
     def __init__(
-        self, origin: ResilientOrigin, limits: UidLimits, access_log: AccessLog, mountpoint: Path
+        self, options: Mapping[str, LiveOption], access_log: AccessLog, mountpoint: Path
     ) -> None:
-        self._limits = limits
+        self._options = options
         self._access_log = access_log
         self._mountpoint = mountpoint
-        self._live: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
-        self.add_attribute("max_downloads", origin)
-        self.add(
-            "download_limit",
-            lambda: int(origin.download_limit or 0),
-            lambda bytes_per_s: setattr(origin, "download_limit", bytes_per_s or None),
-        )
-        self.add("limit_uid", self._uid_limits, self._set_uid_limits)
-        self.add_attribute("hedge", origin)
-
-    def add(self, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
-        """Register a field of `config.LIVE`: `get` returns its value, and `put` changes it."""
-        self._live[name] = get, put
-
-    def add_attribute(self, name: str, owner: object, attribute: str = "") -> None:
-        """Do the same as `add` for an attribute of `owner`, by default with the same name."""
-        place = attribute or name
-        self.add(name, partial(getattr, owner, place), partial(setattr, owner, place))
 
     def handlers(self) -> dict[Route, Handler]:
         """Return the handlers by route. They raise `CachefsError`s."""
@@ -71,7 +108,7 @@ class SetVerb:
         if access_log is not None:
             await self._access_log.switch(self._access_file(access_log))
         for name, value in changes.items():
-            self._live[name][1](value)
+            self._options[name].put(value)
         after = self.settings()
         log.info("settings were changed: %s", after)
         return {"before": before, "after": after}
@@ -79,21 +116,10 @@ class SetVerb:
     def settings(self) -> dict[str, Any]:
         """Return all settings and their present values. Rates are in bytes per second, 0 for no
         limit. Times are in seconds, or "indefinite". `access_log` is a path or "off"."""
-        now = {name: get() for name, (get, _) in self._live.items()}
+        now = {name: option.get() for name, option in self._options.items()}
         plain = {name: INDEFINITE if value == math.inf else value for name, value in now.items()}
         file = self._access_log.file
         return {**plain, "access_log": OFF if file is None else str(file)}
-
-    def _uid_limits(self) -> dict[str, int]:
-        limits = self._limits.by_uid()
-        return {str(uid): limits[uid] for uid in sorted(limits)}
-
-    def _set_uid_limits(self, limits: dict[int, int]) -> None:
-        try:
-            for uid, bytes_per_s in limits.items():
-                self._limits.set(uid, bytes_per_s)
-        except ValueError as error:
-            raise UsageError(f"limit-uid: {error}") from error
 
     def _access_file(self, wanted: str) -> Path | None:
         if wanted == OFF:

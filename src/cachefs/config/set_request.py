@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
 
+from cachefs.config.address import OFF
 from cachefs.config.fields import absolute_path, nearest
 from cachefs.config.load import explain
 from cachefs.config.model import MountConfig, flags
 from cachefs.errors import UsageError
 
-OFF = "off"
 LIVE = tuple(name for name, flag in flags().items() if flag.live)
 """Options that can be changed on a running mount, by field name."""
 
@@ -26,8 +26,8 @@ def _like_the_option(name: str) -> Any:
     return Annotated[field.annotation, *field.metadata], None
 
 
-_Changes: type[BaseModel] = create_model(
-    "Changes",
+_SetRequest: type[BaseModel] = create_model(
+    "SetRequest",
     __config__=ConfigDict(frozen=True, extra="forbid"),
     access_log=(Annotated[str, BeforeValidator(_check_access_log)], None),
     **{name: _like_the_option(name) for name in LIVE},
@@ -37,13 +37,13 @@ _Changes: type[BaseModel] = create_model(
 def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the checked values by field name. Raises `UsageError`, one line that names setting,
     value and fix."""
-    known = sorted(_Changes.model_fields)
+    known = sorted(_SetRequest.model_fields)
     for name in values:
         if name not in known:
             fix = nearest(name, known, f"these can be changed: {', '.join(map(_option, known))}")
             raise UsageError(f'"{_option(name)}" can\'t be changed while mounted; {fix}')
     try:
-        return _Changes.model_validate(values).model_dump(exclude_unset=True)
+        return _SetRequest.model_validate(values).model_dump(exclude_unset=True)
     except ValidationError as error:
         names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error

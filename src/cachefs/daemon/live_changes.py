@@ -8,15 +8,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cachefs.config import LIVE, MountConfig, TierConfig, from_json, load_tier, to_json
+from cachefs.config import (
+    LIVE,
+    OFF,
+    TIER_RATIOS,
+    TIER_SHORTHANDS,
+    MountConfig,
+    TierConfig,
+    from_json,
+    load_tier,
+    to_json,
+)
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.supervisor.link import Link
 
-_SHORTHANDS = ("cache_dirs", "cache_size", "mem_size", "mem_dir")
 
-
-class Changes:
+class LiveChanges:
     """Records every change at run time, and sends all of them to the supervisor after each one."""
 
     def __init__(self, config: MountConfig, link: Link) -> None:
@@ -28,22 +36,20 @@ class Changes:
             for tier in config.tiers
             for path, quota_bytes in zip(tier.paths, tier.quotas, strict=True)
         }
-        self._settings: Mapping[str, object] = link.changes.get("settings") or {}
+        self._settings = _settings_in(link.changes)
 
-    def heard_in(self, handlers: Mapping[Route, Handler]) -> dict[Route, Handler]:
+    def recorded(self, handlers: Mapping[Route, Handler]) -> dict[Route, Handler]:
         """Return `handlers`, with those that change something wrapped so that they record it."""
-        listeners = {
+        notes = {
             api.SET: self._note_settings,
             api.TIER_ADD: self._note_added,
             api.TIER_RESIZE: self._note_resized,
             api.TIER_REMOVE: self._note_removed,
         }
-        heard = dict(handlers)
-        for route, listener in listeners.items():
-            heard[route] = self._heard(handlers[route], listener)
-        return heard
+        recorded = {route: self._recorded(handlers[route], note) for route, note in notes.items()}
+        return {**handlers, **recorded}
 
-    def _heard(
+    def _recorded(
         self, handler: Handler, note: Callable[[dict[str, Any], Mapping[str, Any]], None]
     ) -> Handler:
         async def answer(arguments: dict[str, Any]) -> Mapping[str, object]:
@@ -62,7 +68,7 @@ class Changes:
 
     def _note_added(self, arguments: dict[str, Any], result: Mapping[str, Any]) -> None:
         after = result["after"]
-        ratios = {key: arguments[key] for key in _RATIOS if key in arguments}
+        ratios = {key: arguments[key] for key in TIER_RATIOS if key in arguments}
         table = {"medium": after["medium"], "path": [after["path"]], "quota": after["quota_bytes"]}
         tier = load_tier(self._config, {**ratios, **table})
         self._tiers[after["path"]] = _table(tier, tier.paths[0], tier.quotas[0])
@@ -75,23 +81,20 @@ class Changes:
         del self._tiers[result["before"]["path"]]
 
 
-_RATIOS = ("high", "low", "free_space_ratio", "pin_limit")
-
-
 def _table(tier: TierConfig, path: Path, quota_bytes: int) -> dict[str, Any]:
     """Return one directory as a `[[tier]]` table. Path and quota are lists, so that a comma in the
     path does not split it."""
-    ratios = {key: getattr(tier, key) for key in _RATIOS}
+    ratios = {key: getattr(tier, key) for key in TIER_RATIOS}
     return {"medium": tier.medium.value, "path": [str(path)], "quota": [quota_bytes], **ratios}
 
 
 def with_changes(config: MountConfig, changes: Mapping[str, Any]) -> MountConfig:
     """Return the configuration with the changes of earlier daemons. Raises `UsageError`."""
     values = json.loads(to_json(config))
-    settings = changes.get("settings") or {}
+    settings = _settings_in(changes)
     values |= {name: settings[name] for name in LIVE if name in settings}
     if changes.get("tiers"):
-        for name in _SHORTHANDS:
+        for name in TIER_SHORTHANDS:
             values.pop(name, None)
         values["tier_tables"] = changes["tiers"]
     return from_json(json.dumps(values))
@@ -99,5 +102,9 @@ def with_changes(config: MountConfig, changes: Mapping[str, Any]) -> MountConfig
 
 def access_log_in(changes: Mapping[str, Any]) -> Path | None:
     """Return the file of the access log that was switched on, or None if it was off."""
-    file = (changes.get("settings") or {}).get("access_log", "off")
-    return None if file == "off" else Path(file)
+    file = _settings_in(changes).get("access_log", OFF)
+    return None if file == OFF else Path(file)
+
+
+def _settings_in(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    return changes.get("settings") or {}

@@ -1,0 +1,216 @@
+"""Builds the objects of one mount. `daemon/mount.py` runs and ends them."""
+
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.publisher import Publisher
+from cachefs.config import MountConfig
+from cachefs.control.api import Handler, Route
+from cachefs.control.mount_state import MountState
+from cachefs.control.routes.cache import CacheRoutes
+from cachefs.control.routes.load import LoadRoutes
+from cachefs.control.routes.metadata import MetadataRoutes
+from cachefs.control.routes.profile import ProfileRoutes
+from cachefs.control.routes.set import SetRoutes, live_options
+from cachefs.control.routes.tier import TierRoutes
+from cachefs.daemon.live_changes import LiveChanges
+from cachefs.daemon.memory_limit import bounded_buffer
+from cachefs.daemon.relayed import Relayed
+from cachefs.daemon.settings import resilience
+from cachefs.daemon.tiers import open_names, open_tiers
+from cachefs.db import Database
+from cachefs.errors import OriginUnavailableError
+from cachefs.format.paths import TierPaths
+from cachefs.fuse import session
+from cachefs.fuse.access_log import AccessLog
+from cachefs.fuse.attrs import AttrBuilder, Ownership
+from cachefs.fuse.hint_requests import HintRequests
+from cachefs.fuse.observers import RequestObservers
+from cachefs.fuse.operations import Operations
+from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse.xattrs import Xattrs
+from cachefs.load.job import JobContext
+from cachefs.load.job_files import JobFiles
+from cachefs.load.jobs import Jobs
+from cachefs.load.paths import PathReader
+from cachefs.manifest.view import ManifestView
+from cachefs.metrics import Requests
+from cachefs.mounts import socket_path
+from cachefs.namespace.namespace import Namespace, Ttls
+from cachefs.origin.resilience import ResilientOrigin
+from cachefs.prefetch.look_ups import LookUpReads
+from cachefs.prefetch.prefetch import Prefetch
+from cachefs.supervisor.link import Link
+from cachefs.tiers.tier import Tier
+from cachefs.types import DataPath
+
+
+class Opened(NamedTuple):
+    """What a mount is built from. `daemon/run.py` opens it, and closes it after the mount."""
+
+    config: MountConfig
+    origin: ResilientOrigin
+    tiers: list[Tier]
+    """Tiers that are added or removed while mounted are also added to or removed from this list."""
+    home: TierPaths
+    """The directory with the names."""
+    failure: OriginUnavailableError | None
+    """The origin's error, if it can't be reached."""
+    view: ManifestView | None
+    data_path: DataPath
+    link: Link | None
+    """The connection to the supervisor, which then mounts."""
+
+
+class Base(NamedTuple):
+    """The objects that must exist before any task of the mount runs."""
+
+    relayed: Relayed | None
+    db: Database
+    buffer_bytes: int
+    cache: BlockCache
+    look_up_reads: LookUpReads
+    limits: UidLimits
+
+
+class Parts(NamedTuple):
+    """The objects of a mount that `daemon/mount.py` starts and serves."""
+
+    access_log: AccessLog
+    jobs: Jobs
+    state: MountState
+    handlers: dict[Route, Handler]
+    publisher: Publisher | None
+    operations: Operations
+    initialised: trio.Event
+    """Set when the kernel has sent its first request."""
+
+
+def build_base(opened: Opened) -> Base:
+    """Open the names' database and the cache's indexes. Raises `CacheDirError`."""
+    config, data_path = opened.config, opened.data_path
+    relayed = None if opened.link is None else Relayed(opened.link)
+    # Open the namespace first: this can fail because its directory has a newer format.
+    db = open_names(opened.home.namespace if opened.view is None else opened.view.namespace)
+    buffer_bytes = bounded_buffer(config.buffer_size)
+    cache = BlockCache(
+        opened.origin,
+        opened.tiers,
+        config.cache_eviction,
+        buffer_bytes,
+        verify_full=config.verify == "full",
+        scrub_interval_s=config.scrub_interval,
+        patience_s=resilience(config).deadline_s,
+        tolerant=bool(data_path.restarts),
+    )
+    users = None if relayed is None else relayed.table
+    limits = UidLimits(config.limit_uid, users, session.bound_reads)
+    return Base(relayed, db, buffer_bytes, cache, LookUpReads(cache), limits)
+
+
+def build_namespace(opened: Opened, base: Base, nursery: trio.Nursery) -> Namespace:
+    """Return the names of the mount. Their background tasks run in `nursery`."""
+    config, origin, view = opened.config, opened.origin, opened.view
+    ttls = Ttls(
+        config.attr_ttl,
+        config.entry_ttl,
+        config.negative_ttl,
+        config.list_ttl,
+        config.stale_if_error,
+    )
+    return Namespace(
+        base.db,
+        origin if view is None else view.origin(origin),
+        nursery,
+        ttls,
+        on_unbound=session.invalidate_entry,
+        on_changed=session.invalidate_attributes,
+        give_way=base.cache.give_way,
+        # /run is usually in memory, so the disk can't delay the loop here.
+        wal_stem=socket_path(config.mountpoint).with_suffix(".journal"),
+        is_successor=bool(opened.data_path.restarts),
+        look_up_policy=None if config.prefetch == "off" else base.look_up_reads,
+    )
+
+
+def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nursery) -> Parts:
+    """Return everything else. Fetches ahead of readers run in `nursery`.
+
+    Behind the relay, the rows that `namespace` has written must be committed before this call
+    (`Namespace.outlive`).
+    """
+    config, origin, link = opened.config, opened.origin, opened.link
+    relayed, cache, limits = base.relayed, base.cache, base.limits
+    requests, observers, initialised = Requests(), RequestObservers(), trio.Event()
+    access_log = AccessLog(observers)
+    context = JobContext(
+        namespace,
+        cache,
+        origin,
+        JobFiles(opened.home.jobs),
+        PathReader(str(config.mountpoint), origin.url),
+        base.buffer_bytes // 2,
+    )
+    jobs = Jobs(context)
+    prefetch = Prefetch(
+        namespace,
+        cache,
+        nursery,
+        base.look_up_reads,
+        lambda: not origin.is_down and not origin.queued,
+        config.readahead,
+        in_order=config.prefetch == "order",
+    )
+    readers = prefetch.readers
+
+    publisher = relay_stats = None
+    if relayed is not None:
+        relayed.yield_to(observers)
+        publisher = relayed.publisher(cache, readers)
+        relay_stats = relayed.stats(publisher, requests)
+
+    options = live_options(origin, limits, namespace, readers)
+    set_routes = SetRoutes(options, access_log, config.mountpoint)
+    state = MountState(
+        config,
+        origin,
+        cache,
+        limits,
+        set_routes,
+        opened.data_path,
+        requests,
+        namespace,
+        jobs,
+        relay_stats,
+    )
+    open_more = partial(open_tiers, origin.identity)
+    routes = (
+        state,
+        TierRoutes(cache, config, open_more, opened.tiers, opened.home.root),
+        set_routes,
+        LoadRoutes(jobs),
+        CacheRoutes(namespace, cache, session.invalidate_entry, session.invalidate_attributes),
+        MetadataRoutes(namespace, base.db, origin, config.manifest),
+        ProfileRoutes(namespace, origin, observers),
+    )
+    handlers = {route: handler for each in routes for route, handler in each.handlers().items()}
+    if link is not None:
+        handlers = LiveChanges(config, link).recorded(handlers)
+
+    ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
+    operations = Operations(
+        namespace,
+        readers,
+        Xattrs(namespace, cache),
+        AttrBuilder(ownership),
+        initialised.set,
+        limits,
+        requests,
+        observers,
+        publisher,
+        HintRequests(prefetch.hints),
+    )
+    return Parts(access_log, jobs, state, handlers, publisher, operations, initialised)
