@@ -11,7 +11,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.origin.s3 import pages as s3_pages
-from cachefs.origin.s3.listing import PAGE_BYTES
+from cachefs.origin.s3.lister import PAGE_BYTES
 from cachefs.types import ObjectMeta
 from tests.origin.listing import list_all
 from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row, token

@@ -9,7 +9,7 @@ import pytest
 from cachefs.errors import NotFoundError, OriginError
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import Pages
-from cachefs.origin.s3.listing import PageRequest
+from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.pages import PagedListing, TreeShapes
 from cachefs.types import Entry
 

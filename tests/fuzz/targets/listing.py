@@ -6,7 +6,7 @@ from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.format.inode_record import KIND_FILE, pack_inode_of
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import is_key_name
-from cachefs.origin.s3.listing import PageRequest
+from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.pages import PagedListing, TreeShapes
 from cachefs.types import Entry, ObjectMeta
 from tests.fuzz.targets._support import parts

@@ -12,37 +12,34 @@ import getpass
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
 import trio
-from botocore.exceptions import ClientError, NoCredentialsError
 from fsspec.implementations.arrow import HadoopFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 from cachefs.errors import (
-    AccessDeniedError,
     BadDataError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
-    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     UsageError,
 )
 from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.fsspec.errors import from_fsspec
 from cachefs.origin.fsspec.http_tree import HttpTree
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3.config import S3Target, new_session, resolve_target
 from cachefs.types import NO_POSIX, Buffer, Entry, Found, ObjectMeta, Posix
 
@@ -56,7 +53,6 @@ _MTIME_MS_KEY = "modificationTime"
 """The key that WebHDFS uses; its value is in milliseconds."""
 _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
-_BUSY_STATUS = (429, 503)
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 _PROTOCOLS_WITH_OWNERS = frozenset(("file", *_WEBHDFS_PROTOCOLS))
 _POSIX_KEY = "cachefs.posix"
@@ -324,7 +320,7 @@ class FsspecOrigin(Origin):
                 function, self._full(path), limiter=self._limiter, abandon_on_cancel=True
             )
         except Exception as error:
-            mapped = _map_error(self._subject(path), error)
+            mapped = from_fsspec(self._subject(path), error)
             if not isinstance(mapped, NotFoundError | NotADirError):
                 self.counters.errors += 1
             raise mapped from None
@@ -391,39 +387,3 @@ def _mtime_ns(info: dict[str, Any]) -> int:
         return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
     # A float of seconds is exact to microseconds; some file systems give both forms.
     return round(value * 1_000_000) * 1000
-
-
-def _map_error(subject: str, error: Exception) -> OriginError:
-    kind = type(error).__name__
-    if isinstance(error, OriginError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return NotFoundError(f"{subject} does not exist")
-    if isinstance(error, NotADirectoryError):
-        return NotADirError(f"{subject}: a part of the path is a file")
-    if isinstance(error, PermissionError | NoCredentialsError):
-        return AccessDeniedError(f"access denied to {subject} ({kind}): check the credentials")
-    if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") == "403":
-        return AccessDeniedError(f"access denied to {subject}: check the credentials")
-    status, headers = _http_answer(error)
-    if status in (401, 403):
-        return AccessDeniedError(f"access denied to {subject} (HTTP {status})")
-    if status in _BUSY_STATUS:
-        return OriginBusyError(
-            f"{subject} can't be read (HTTP {status})",
-            parse_retry_after(headers.get("retry-after")),
-        )
-    return OriginUnavailableError(f"{subject} can't be read ({kind})")
-
-
-def _http_answer(error: BaseException) -> tuple[int | None, Mapping[str, str]]:
-    """Return status and headers of the HTTP answer behind an error of botocore (which s3fs wraps),
-    requests or aiohttp. The status is None if there is no answer."""
-    found: Any = error.__cause__ if isinstance(error.__cause__, ClientError) else error
-    if isinstance(found, ClientError):
-        metadata: dict[str, Any] = found.response.get("ResponseMetadata", {})
-        return metadata.get("HTTPStatusCode"), metadata.get("HTTPHeaders", {})
-    answer = getattr(found, "response", None)  # only errors of requests have it
-    source = found if answer is None else answer
-    status = getattr(source, "status_code", getattr(source, "status", None))
-    return status, getattr(source, "headers", None) or {}

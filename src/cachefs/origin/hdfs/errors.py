@@ -52,8 +52,6 @@ def from_hdfs_native(subject: str, error: BaseException) -> OriginError:
             f"can't log in to read {subject} ({kind}): check the Kerberos ticket (klist) and "
             "HADOOP_CONF_DIR"
         )
-    if isinstance(error, NotImplementedError):
-        return OriginUnavailableError(f"{subject} can't be read: {text.splitlines()[0]}")
-    if isinstance(error, OSError):
+    if isinstance(error, NotImplementedError | OSError):
         return OriginUnavailableError(f"{subject} can't be read: {text.splitlines()[0]}")
     return OriginUnavailableError(f"{subject} can't be read ({java or kind})")

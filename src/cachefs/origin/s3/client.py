@@ -1,4 +1,4 @@
-"""S3, OSS and compatible stores: objects through obstore, listings through `s3_listing`.
+"""S3, OSS and compatible stores: objects through obstore, listings through `S3Lister`.
 
 A path is a key below the mounted prefix. An object's version is its ETag. Every GET of a strong
 ETag sends it as If-Match. The ETag of the answer is compared too, because a server may ignore the
@@ -7,13 +7,11 @@ header and send other bytes.
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import obstore
 import trio
-from obstore.store import S3Store
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -29,24 +27,17 @@ from cachefs.origin.body import Body
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.origin.panics import is_panic
-from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import digest, obstore_requests
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3 import wire as s3_wire
-from cachefs.origin.s3.config import S3Target, new_session, read_ca_file, resolve_target
+from cachefs.origin.s3.config import S3Target, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
 from cachefs.origin.s3.direct_reader import DirectReader
-from cachefs.origin.s3.listing import (
-    MOST_BYTES,
-    PageRequest,
-    S3Lister,
-    next_token,
-    parse_page,
-    version_of,
-    whole_seconds,
-)
+from cachefs.origin.s3.lister import PageRequest, S3Lister
+from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.loop_reader import LoopReader
+from cachefs.origin.s3.obstore_requests import is_strong, meta_from, open_store
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.wire import Wanted
@@ -59,8 +50,6 @@ log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
 _EXPLAIN_EVERY_S = 10.0
-_PIECE_BYTES = 16 << 10
-"""The piece size of a body whose progress is watched: at 16 KiB/s one piece arrives per second."""
 _SMALL_BYTES = 256 << 10
 """Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
 at most 0.5 ms on the loop."""
@@ -95,7 +84,7 @@ class ObjectStoreOrigin(Origin):
         self._max_threads = options.max_threads
         self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
-        self._store = _open_store(target, provider, options)
+        self._store = open_store(target, provider, options)
         self._lister = S3Lister(target, provider, options)
         self.shapes = TreeShapes()
         self._direct = DirectReader(target, provider, options)
@@ -182,14 +171,10 @@ class ObjectStoreOrigin(Origin):
             small = await self._read_small(path, key, meta)
             if small is not None:
                 return small
-        options: dict[str, Any] = {}
-        if _is_strong(meta.version):
-            options["if_match"] = meta.version
-        if (offset, length) != (0, meta.size_bytes):
-            options["range"] = (offset, offset + length)
-        md5 = None if "range" in options else self._md5_of(meta)
+        is_whole = (offset, length) == (0, meta.size_bytes)
+        md5 = self._md5_of(meta) if is_whole else None
         self.counters.gets += 1
-        get = partial(_get, self._store, key, options, meta.version, length, md5, body)
+        get = partial(obstore_requests.get, self._store, key, meta, offset, length, md5, body)
         got = await self._in_thread(path, get)
         if got.version != meta.version:
             raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
@@ -206,7 +191,7 @@ class ObjectStoreOrigin(Origin):
     async def _read_small(self, path: str, key: str, meta: ObjectMeta) -> memoryview | None:
         """Return a whole small object, or None if it can't be read on the loop. Raises
         `OriginError`."""
-        if not _is_strong(meta.version):
+        if not is_strong(meta.version):
             return None
         self.counters.gets += 1
         md5 = self._md5_of(meta)
@@ -241,7 +226,7 @@ class ObjectStoreOrigin(Origin):
         stopped: Callable[[], bool],
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Costs one GET per object."""
-        if not all(_is_strong(meta.version) for _, meta in wanted):
+        if not all(is_strong(meta.version) for _, meta in wanted):
             return [None] * len(wanted)
         items = [
             Wanted(self.checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
@@ -305,11 +290,11 @@ class ObjectStoreOrigin(Origin):
         key = self.checked_key(path)
         self.counters.heads += 1
         try:
-            found = await self._in_thread(path, partial(_head, self._store, key))
+            found = await self._in_thread(path, partial(obstore.head, self._store, key))
         except AccessDeniedError:
             await self._explain_denial(path, key)
             raise
-        return _meta_from(found)
+        return meta_from(found)
 
     async def _explain_denial(self, path: str, key: str) -> None:
         """Raise `OriginUnavailableError` if a wrong clock caused the denial. The answer to a HEAD
@@ -343,7 +328,7 @@ class ObjectStoreOrigin(Origin):
             self.counters.errors += 1
             raise
         except BaseException as error:
-            if is_panic(error):
+            if s3_errors.is_panic(error):
                 self.counters.errors += 1
                 raise BadDataError(
                     f"{self._subject(path)} can't be read: the library that reads it has failed "
@@ -394,101 +379,3 @@ class ObjectStoreOrigin(Origin):
         except NotFoundError as error:
             return error
         return NotADirError(f"{self._subject(path)} is an object, not a directory")
-
-
-def _open_store(target: S3Target, provider: CredentialProvider, options: OriginOptions) -> S3Store:
-    client: dict[str, Any] = {
-        "allow_http": target.endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=options.connect_timeout_s),
-        "timeout": timedelta(seconds=options.total_timeout_s),
-        "read_timeout": timedelta(seconds=options.idle_timeout_s),
-    }
-    ca_pem = read_ca_file(target)
-    if ca_pem and target.endpoint.startswith("https://"):
-        client["root_certificate"] = ca_pem
-    # s3_config computes the URL with the bucket once, for both libraries. With "virtual hosted",
-    # obstore appends the key to this URL unchanged.
-    config: dict[str, Any] = {
-        "endpoint": target.base_url,
-        "virtual_hosted_style_request": True,
-        "region": target.region,
-        "client_options": client,
-        # `resilience` does the retries.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
-    }
-    if provider.anonymous:
-        config["skip_signature"] = True
-    else:
-        config["credential_provider"] = provider.for_obstore
-    return S3Store(target.bucket, **config)
-
-
-def _head(store: S3Store, key: str) -> Any:
-    return obstore.head(store, key)
-
-
-class _Got(NamedTuple):
-    """The result of a GET. `data` is None if the answer has the wrong version or length.
-    `size_bytes` is the length that arrived or was announced."""
-
-    version: str
-    size_bytes: int
-    data: memoryview | None = None
-    is_as_told: bool = True
-
-
-def _get(
-    store: S3Store,
-    key: str,
-    options: Any,
-    version: str,
-    length: int,
-    md5: bytes | None,
-    body: Body | None,
-) -> _Got:
-    """Return `length` bytes of `version`, and whether they have this MD5. If the answer announces
-    another version or length, its body is not read and takes no memory. Never reads on after more
-    than `length` bytes."""
-    result = obstore.get(store, key, options=options)
-    found = _meta_from(result.meta).version
-    start, end = result.range
-    if found != version or end - start != length:
-        return _Got(found, end - start)
-    pieces: list[memoryview] = []
-    count = 0
-    for piece in result.stream(min_chunk_size=length if body is None else _PIECE_BYTES):
-        view = memoryview(piece)
-        count += view.nbytes
-        if count > length:
-            return _Got(found, count)
-        if body is None:
-            pieces.append(view)
-        elif not body.add(view):
-            return _Got(found, count)
-    if count != length:
-        return _Got(found, count)
-    if body is not None:
-        data = body.take()
-    else:  # obstore seems to deliver one piece, which needs no copy; this is not guaranteed
-        data = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-    return _Got(found, length, data, md5 is None or digest.has_md5(data, md5))
-
-
-def _meta_from(found: Any) -> ObjectMeta:
-    """Convert obstore's description. Raises `BadDataError` if it has neither an ETag nor a time:
-    some servers answer like this for a directory, which is no object."""
-    modified: datetime = found["last_modified"]  # 1970 if the answer has none
-    mtime_ns = whole_seconds(modified)
-    size: int = found["size"]
-    e_tag: str | None = found.get("e_tag")
-    if not e_tag and not mtime_ns:
-        raise BadDataError("the answer has neither an ETag nor a time, so it describes no object")
-    if size > MOST_BYTES:
-        raise BadDataError(f"the answer tells of {size} bytes, which no object has")
-    return ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
-
-
-def _is_strong(version: str) -> bool:
-    """Whether `version` is an ETag that can be sent as If-Match. Weak ETags never match. A version
-    that no header can hold is only compared with the version of the answer."""
-    return version.startswith('"') and version.isascii() and version.isprintable()

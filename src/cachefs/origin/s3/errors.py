@@ -5,6 +5,7 @@ which are long and may quote headers.
 """
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -16,6 +17,7 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
+from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3.config import S3Target
 from cachefs.units import format_duration
 
@@ -72,6 +74,22 @@ def from_status(
     return OriginUnavailableError(f"{place} can't be read ({reason})")
 
 
+def from_answer(
+    target: S3Target,
+    subject: str,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    is_signed: bool,
+) -> OriginError:
+    """Return the exception for an answer that is no success, to a request that is signed or not.
+    `headers` finds the names in lower case."""
+    region = headers.get("x-amz-bucket-region")
+    retry_after_s = parse_retry_after(headers.get("retry-after"))
+    date = headers.get("date") if is_signed else None
+    return from_status(target, subject, status, error_code(body), region, retry_after_s, date)
+
+
 def _seconds_ahead(server_time: str | None) -> float | None:
     """Return how many seconds this machine's clock is ahead of the server's; negative if it is
     behind, None if unknown."""
@@ -100,6 +118,12 @@ def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
         f"{target.url} can't be read: the clock of this machine is {how} of {target.endpoint}, "
         "which therefore refuses what is signed here: set the clock"
     )
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether `error` is a panic of obstore, caused by the arguments or by the server's answer. A
+    panic of a Rust library is no `Exception`, and an uncaught one would end the daemon."""
+    return type(error).__name__ == "PanicException"
 
 
 def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginError:

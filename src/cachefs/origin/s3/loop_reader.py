@@ -15,7 +15,6 @@ import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import digest, small_reader
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
@@ -46,12 +45,10 @@ class _RefusedError(Exception):
     def __init__(self, head: Head, body: bytes) -> None:
         super().__init__(head.status)
         self.status = head.status
-        self.code = s3_errors.error_code(body)
-        self.region = head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or None
-        self.retry_after_s = parse_retry_after(
-            head.headers.get(b"retry-after", b"").decode("latin-1")
-        )
-        self.date = head.headers.get(b"date", b"").decode("latin-1")
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers.items()
+        }
+        self.body = body
 
 
 class Loaded(NamedTuple):
@@ -122,14 +119,13 @@ class LoopReader(SmallReader["_Connection"]):
         except _RefusedError as refused:
             if item is None and not _is_plain_answer(refused.status):
                 return None  # such as 416 for an empty object; the caller's HEAD tells the cause
-            raise s3_errors.from_status(
+            raise s3_errors.from_answer(
                 self._target,
                 subject,
                 refused.status,
-                refused.code,
-                refused.region,
-                refused.retry_after_s,
-                None if self._provider.anonymous else refused.date,
+                refused.headers,
+                refused.body,
+                is_signed=not self._provider.anonymous,
             ) from None
         except (OSError, EOFError, trio.TooSlowError):
             raise s3_errors.unreachable(self._target, subject) from None

@@ -11,9 +11,9 @@ from cachefs.errors import BadDataError, OriginError
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import TwinMerger, join, resolve_twins
+from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.listing import (
     Page,
-    PageRequest,
     Tree,
     next_marker,
     next_token,
