@@ -4,7 +4,7 @@ fsspec has no conditional reads. So `read` requests the version again after the 
 The requested version existed before the read began; if it still exists after the read, it existed
 all the time. (This check misses only a version that is replaced and then restored.) All caches of
 fsspec are switched off. fsspec returns a whole directory at once, so a very large one takes memory
-here that `object_store` does not need.
+here that `origin/s3` does not need.
 """
 
 import contextlib

@@ -30,7 +30,7 @@ def open_store(target: S3Target, provider: CredentialProvider, options: OriginOp
     ca_pem = read_ca_file(target)
     if ca_pem and target.endpoint.startswith("https://"):
         client["root_certificate"] = ca_pem
-    # s3_config computes the URL with the bucket once, for both libraries. With "virtual hosted",
+    # `config.py` computes the URL with the bucket once, for both libraries. With "virtual hosted",
     # obstore appends the key to this URL unchanged.
     config: dict[str, Any] = {
         "endpoint": target.base_url,

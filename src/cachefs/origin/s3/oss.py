@@ -1,6 +1,6 @@
 """Alibaba Cloud OSS: finds a bucket's endpoint and the credentials.
 
-OSS uses S3's protocol, so `object_store` does the rest. There are three differences: requests name
+OSS uses S3's protocol, so `client.py` does the rest. There are three differences: requests name
 the bucket in the host and never in the path; a region has a public and an internal endpoint; the
 credentials have their own environment variables.
 """
