@@ -168,7 +168,7 @@ static void run(struct input *in) {
                 relay_close_file(relay, file);
             break;
         }
-        case 12: { /* the daemon's share of READs: some at a time, so that many are kept */
+        case 12: { /* the daemon's share of READs: some at a time, so that many are deferred */
             struct fuse_in_header *header = (struct fuse_in_header *)worker->request;
             struct fuse_read_in *body = (struct fuse_read_in *)(header + 1);
             memset(worker->request, 0, 4096);
@@ -215,7 +215,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     run(&in);
     for (uint32_t file = 0; file < FILES; file++) relay_close_file(relay, file);
     while (reads_take(relay->workers[0].request) > 0) {}
-    for (unsigned tries = 0; tries < 16 && latest > before; tries++) { /* nothing stays kept */
+    for (unsigned tries = 0; tries < 16 && latest > before; tries++) { /* nothing stays deferred */
         for (uint64_t unique = before + 1; unique <= latest; unique++) reads_answered(unique);
         while (reads_take(relay->workers[0].request) > 0) {}
     }

@@ -55,7 +55,7 @@ class RequestWaiter:
         self._was_woken = False
 
     def wake(self) -> None:
-        """End the wait: a READ that was kept back is due (`fuse/relay/reads.h`)."""
+        """End the wait: a deferred READ is due (`fuse/relay/reads.h`)."""
         self._was_woken = True
         if self._waiting is not None:
             self._waiting.cancel()

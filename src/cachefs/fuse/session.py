@@ -93,13 +93,13 @@ async def serve() -> None:
     wake = loop.install()
     async with trio.open_nursery() as nursery:
         if _relay is not None:
-            nursery.start_soon(_wake_for_kept, _relay.reads_ready_fd(), wake)
+            nursery.start_soon(_wake_for_deferred, _relay.reads_ready_fd(), wake)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
 
 
-async def _wake_for_kept(ready_fd: int, wake: Callable[[], None]) -> None:
-    """Wake the loop whenever a READ that was kept back is due (`fuse/relay/reads.h`)."""
+async def _wake_for_deferred(ready_fd: int, wake: Callable[[], None]) -> None:
+    """Wake the loop whenever a deferred READ is due (`fuse/relay/reads.h`)."""
     while True:
         await trio.lowlevel.wait_readable(ready_fd)
         wake()

@@ -28,16 +28,16 @@ def is_connected() -> bool:
     """Return whether a pyfuse3 session was connected since the last `connect` call."""
 
 def reads_ready_fd() -> int:
-    """Return an eventfd that is readable while a READ that was kept back is due.
+    """Return an eventfd that is readable while a deferred READ is due.
 
-    The first call must come before the session begins. Without it, no READ is kept back. The
+    The first call must come before the session begins. Without it, no READ is deferred. The
     module owns the descriptor. Raises `OSError`.
     """
 
 def bound_reads(user: int, most: int, is_slow: bool, /) -> None:
     """Let the daemon handle at most `most` READs of this user number at once (0: the default).
 
-    Of a user with `is_slow`, only a few READs are kept back. Above that, the oldest READ without a
+    Of a user with `is_slow`, only a few READs are deferred. Above that, the oldest READ without a
     waiting thread fails.
     """
 

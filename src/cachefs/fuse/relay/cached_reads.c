@@ -138,7 +138,8 @@ void *tell_disk(void *argument) {
         pthread_mutex_unlock(&relay->ahead_lock);
         uint64_t opened = has_one ? opened_file(relay, found.file) : 0;
         if (opened & WAITS)
-            posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length, POSIX_FADV_WILLNEED);
+            posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length,
+                          POSIX_FADV_WILLNEED);
     }
     return NULL;
 }

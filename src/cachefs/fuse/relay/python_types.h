@@ -1,4 +1,5 @@
-/* The Python types of the module `_relay`, documented in _relay.pyi. Each type has its own C file. */
+/* The Python types of the module `_relay`, documented in _relay.pyi. Each type has its own C
+ * file. */
 #ifndef CACHEFS_RELAY_PYTHON_TYPES_H
 #define CACHEFS_RELAY_PYTHON_TYPES_H
 

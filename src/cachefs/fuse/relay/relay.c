@@ -1,7 +1,7 @@
 /* Takes requests from /dev/fuse: the threads, and what they do with each request.
  *
- * Each worker owns its buffers. The semaphores `lead` and `help` decide which workers run. This file
- * needs no lock.
+ * Each worker owns its buffers. The semaphores `lead` and `help` decide which workers run. This
+ * file needs no lock.
  */
 #define _GNU_SOURCE
 #include "cached_reads.h"
@@ -163,7 +163,8 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
         worker->request = malloc(REQUEST_BYTES);
         worker->data = malloc(BLOCK_BYTES);
         worker->scratch = malloc(BLOCK_BYTES);
-        if (worker->request == NULL || worker->data == NULL || worker->scratch == NULL) *error = ENOMEM;
+        if (worker->request == NULL || worker->data == NULL || worker->scratch == NULL)
+            *error = ENOMEM;
     }
     return *error == 0 ? relay : NULL; /* on failure, memory is freed only with the process */
 }

@@ -48,9 +48,9 @@ static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
         ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
 }
 
-/* libfuse's read function behind a relay. Copies a request into `buffer`, either a deferred one that
- * is due or a new one. Returns its length in bytes; -1 with EINTR if there is none. EAGAIN would end
- * the caller's loop; after EINTR the caller waits for the next request. */
+/* libfuse's read function behind a relay. Copies a request into `buffer`, either a deferred one
+ * that is due or a new one. Returns its length in bytes; -1 with EINTR if there is none. EAGAIN
+ * would end the caller's loop; after EINTR the caller waits for the next request. */
 static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
     for (int tries = 0; tries < MOST_TRIES; tries++) {
@@ -87,8 +87,8 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
     const struct fuse_out_header *out = parts[0].iov_base;
     if (out->unique == RELAY_INIT_UNIQUE) return out->len; /* to a replayed INIT */
     if (out->unique == 0 && out->error == FUSE_NOTIFY_INVAL_ENTRY && notices_fd >= 0) {
-        /* See pass_notices_on in forwarding.c. Errors do not matter: a relay that has closed the socket
-         * ends this daemon. */
+        /* See pass_notices_on in forwarding.c. Errors do not matter: a relay that has closed the
+         * socket ends this daemon. */
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
         while (sendmsg(notices_fd, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {}
         return out->len;
@@ -164,8 +164,8 @@ static void *of_libfuse(const char *name) {
 
 /* Replaces libfuse's function for pyfuse3, whose session is not accessible in another way. pyfuse3
  * resolves the name to this function, because this module is loaded first, with RTLD_GLOBAL (see
- * __init__.py). After `session_connect`, it connects the session to the relay. Otherwise it calls libfuse's
- * function, and then sets the plain read and write functions. */
+ * __init__.py). After `session_connect`, it connects the session to the relay. Otherwise it calls
+ * libfuse's function, and then sets the plain read and write functions. */
 __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_session *session,
                                                               const char *mountpoint) {
     static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};

@@ -1,3 +1,5 @@
+/* See sums.h. The part checksums lie in the relay table, and have no lock. All other memory belongs
+ * to the caller. */
 #define _GNU_SOURCE
 #include "sums.h"
 

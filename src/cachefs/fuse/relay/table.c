@@ -1,3 +1,5 @@
+/* See table.h. `struct rt_table` owns the mapping. The table has no locks: one thread of one
+ * process writes it, and each function says how its accesses are ordered. */
 #define _GNU_SOURCE
 #include "table.h"
 

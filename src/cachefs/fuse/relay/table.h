@@ -145,8 +145,8 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
 /* Marks a slot as free. Must come before any byte of the slot's next block is written. */
 void rt_withdraw(struct rt_table *table, uint32_t file, uint32_t slot);
 
-/* Allows, or forbids, that blocks of a file are served. `rt_withdraw_file` must come before the file
- * is changed, deleted or closed. */
+/* Allows, or forbids, that blocks of a file are served. `rt_withdraw_file` must come before the
+ * file is changed, deleted or closed. */
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_withdraw_file(struct rt_table *table, uint32_t file);
 

@@ -1,3 +1,4 @@
+/* See waiting.h. `lock` of each `struct waiting` protects its entries, which it owns. */
 #define _GNU_SOURCE
 #include "waiting.h"
 
@@ -90,10 +91,10 @@ static bool is_dying(uint32_t pid) {
     if (!read_file("/proc/%u/status", pid, text, sizeof text)) return false;
     uint64_t own = mask_in(text, "\nSigPnd:"), pending = own | mask_in(text, "\nShdPnd:");
     if (own & BIT(SIGKILL)) return true; /* set in all threads after a fatal signal */
-    uint64_t kept = mask_in(text, "\nSigBlk:") | mask_in(text, "\nSigIgn:") |
-                    mask_in(text, "\nSigCgt:") | HARMLESS;
+    uint64_t survived = mask_in(text, "\nSigBlk:") | mask_in(text, "\nSigIgn:") |
+                        mask_in(text, "\nSigCgt:") | HARMLESS;
     const char *tracer = strstr(text, "\nTracerPid:");
-    if ((pending & ~kept) && (tracer == NULL || atoi(tracer + 11) == 0)) return true;
+    if ((pending & ~survived) && (tracer == NULL || atoi(tracer + 11) == 0)) return true;
     if (!read_file("/proc/%u/stat", pid, text, sizeof text)) return false;
     const char *rest = strrchr(text, ')'); /* after it: state, five numbers, flags */
     return rest != NULL && sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
