@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.cache.check import directory as check
+from cachefs.cache.check import repair as check_repair
 from cachefs.cache.check.directory import MOST_DETAILS, Report, check_directory
 from cachefs.cache.check.slab import Problem
 from cachefs.cli import main
@@ -458,7 +458,7 @@ async def test_a_repair_that_is_interrupted(
     origin, refs = await fill(tmp_path)
     flip(slabs_of(tmp_path)[0], first_slot(slabs_of(tmp_path)[0]))
     shutil.copy(slabs_of(tmp_path)[1], TierPaths(tmp_path).slab(77))
-    real = check.replace_database
+    real = check_repair.replace_database
 
     def crash(new: Path, old: Path) -> None:
         if before_the_commit_point:
@@ -467,7 +467,7 @@ async def test_a_repair_that_is_interrupted(
             real(new, old)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check, "replace_database", crash)
+    monkeypatch.setattr(check_repair, "replace_database", crash)
     before = contents(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         check_directory(tmp_path, repair=True)

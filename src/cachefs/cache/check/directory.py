@@ -4,38 +4,20 @@ The first pass over the index records which slots have rows (claims). Then each 
 from start to end, and its slot table and bytes are compared with the index (`slab.py`).
 Memory use is one byte per slot, plus the findings of one slab.
 
-A repair writes a new index while the slabs are read. It contains the verified rows, and the blocks
-that only the slot tables have. One rename replaces the old index: it is the commit point. Slab
-files change only after it, or in ways that do no harm before it (docs/DURABILITY.md).
+With `repair`, a new index is built while the slabs are read (`repair.py`).
 """
 
-import contextlib
 import os
-import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import and_
 from pathlib import Path
 
-from cachefs.cache.check.slab import (
-    FoundBlock,
-    Problem,
-    Row,
-    SlabFindings,
-    check_slots,
-    describe,
-    read_header,
-)
-from cachefs.cache.tier.index import boot_id, map_size_bytes, set_aside
-from cachefs.db import (
-    DamagedDatabaseError,
-    DatabaseBuilder,
-    DatabaseReader,
-    database_exists,
-    replace_database,
-)
+from cachefs.cache.check.repair import Repair
+from cachefs.cache.check.slab import Problem, check_slots, describe, read_header
+from cachefs.cache.tier.index import boot_id
+from cachefs.db import DamagedDatabaseError, DatabaseReader, database_exists
 from cachefs.db.read_through import refuse_unreadable
 from cachefs.errors import CacheDirError
 from cachefs.format.index_record import (
@@ -49,18 +31,16 @@ from cachefs.format.index_record import (
     TABLES,
     TIER_KEY,
     SlabRow,
-    decode_recency,
     decode_slab_key,
     decode_slab_row,
     encode_slab_key,
-    encode_slab_row,
     pack_bitmap,
-    unpack_bitmap,
 )
 from cachefs.format.paths import TierPaths, slab_id_of, slab_name
 from cachefs.format.slab import SlabLayout, decode_header, slab_layout
 from cachefs.format.tier_identity import TierIdentity, decode_identity
 from cachefs.tiers.tier import Tier
+from cachefs.types import BlockLocation
 
 Progress = Callable[[int, int], None]
 """Arguments: number of slabs done, total number of slabs."""
@@ -135,21 +115,16 @@ def _check_locked(
         reader = _open_index(paths, identity)
     except DamagedDatabaseError as error:
         why = error.why
-    builder = None
-    if repair:
-        shutil.rmtree(paths.new_index, ignore_errors=True)  # left by an interrupted repair
-        builder = DatabaseBuilder(paths.new_index, TABLES, map_size_bytes(_ANY_QUOTA_BYTES))
+    rebuilt = Repair(paths, identity, _ANY_QUOTA_BYTES) if repair else None
     try:
-        check = _Check(paths, identity, reader, builder, why)
+        check = _Check(paths, identity, reader, rebuilt, why)
         check.run(progress)
-        if builder is not None:
-            check.finish_repair()
+        check.finish_repair()
     finally:
         if reader is not None:
             reader.close()
-        if builder is not None:
-            builder.abandon()
-            shutil.rmtree(paths.new_index, ignore_errors=True)
+        if rebuilt is not None:
+            rebuilt.abandon()
     return check.report
 
 
@@ -172,7 +147,7 @@ def _open_index(paths: TierPaths, identity: TierIdentity) -> DatabaseReader | No
 
 
 class _Check:
-    """One check of one directory. `reader` reads its index; `builder` builds the new one. Either
+    """One check of one directory. `reader` reads its index; `repair` builds the new one. Either
     can be None."""
 
     def __init__(
@@ -180,22 +155,22 @@ class _Check:
         paths: TierPaths,
         identity: TierIdentity,
         reader: DatabaseReader | None,
-        builder: DatabaseBuilder | None,
+        repair: Repair | None,
         why_no_index: str | None,
     ) -> None:
         self.report = Report(paths.root)
         self._paths = paths
         self._identity = identity
         self._reader = reader
-        self._builder = builder
+        self._repair = repair
         self._layouts: dict[int, SlabLayout] = {}
         """Slab id -> layout, of the slabs that belong to this directory."""
         self._claims: dict[int, bytearray] = {}
         """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""
         self._claimed_bytes: Counter[int] = Counter()
         self._rows: dict[int, SlabRow | None] = {}
-        self._nobodys: set[str] = set()
-        """Names of entries that are named like a slab but are not valid slabs: a repair removes
+        self._invalid: set[Path] = set()
+        """Paths of entries that are named like a slab but are not valid slabs: a repair removes
         them."""
         self._misfits: list[Path] = []
         """Paths of slab files of the wrong size."""
@@ -205,7 +180,7 @@ class _Check:
             self.report.add(Problem.BAD_INDEX, why_no_index)
 
     def run(self, progress: Progress) -> None:
-        """Fill `report`, and put the rows of the new index into the builder."""
+        """Fill `report`, and put the rows of the new index into the repair."""
         self._look_at_files()
         if self._reader is None and self._layouts and not self.report.counts[Problem.BAD_INDEX]:
             self.report.add(Problem.BAD_INDEX, "there is none")
@@ -229,7 +204,7 @@ class _Check:
                 self.report.left.append(f"slabs/{name}")
             elif not stat.S_ISREG(status.st_mode):
                 self.report.add(Problem.FOREIGN_FILE, name)
-                self._nobodys.add(path.name)
+                self._invalid.add(path)
             else:
                 self._look_at_slab(slab_id, path, status.st_size)
 
@@ -243,7 +218,7 @@ class _Check:
         mine = (slab_id, identity.slab_bytes, identity.uuid)
         if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
             self.report.add(Problem.BAD_HEADER, path.name)
-            self._nobodys.add(path.name)
+            self._invalid.add(path)
             return
         if size_bytes != identity.slab_bytes:
             self.report.add(Problem.WRONG_SIZE, f"{path.name}: {size_bytes} bytes")
@@ -259,34 +234,40 @@ class _Check:
             return
         for key, value in self._reader.scan(BLOCKS_TABLE):
             row = self._decode(value)
-            if row is not None and row[0] not in self._layouts:
-                self.report.add(Problem.NO_SLAB, f"{describe(key)}: slab {row[0]}")
+            if row is not None and row.slab not in self._layouts:
+                self.report.add(Problem.NO_SLAB, f"{describe(key)}: slab {row.slab}")
             elif row is None or not self._is_possible(row):
-                self.report.add(Problem.OUT_OF_BOUNDS, f"{describe(key)}: {row}")
-            elif self._claims[row[0]][row[1]]:
-                place = f"{slab_name(row[0])}, slot {row[1]}"
+                shown = None if row is None else tuple(row)
+                self.report.add(Problem.OUT_OF_BOUNDS, f"{describe(key)}: {shown}")
+            elif self._claims[row.slab][row.slot]:
+                place = f"{slab_name(row.slab)}, slot {row.slot}"
                 self.report.add(Problem.SHARED_SLOT, f"{describe(key)}: {place}")
             else:
-                self._claims[row[0]][row[1]] = 1
-                self._claimed_bytes[row[0]] += row[2]
+                self._claims[row.slab][row.slot] = 1
+                self._claimed_bytes[row.slab] += row.length
 
     @staticmethod
-    def _decode(value: bytes) -> Row | None:
-        return BLOCK_RECORD.unpack(value) if len(value) == BLOCK_RECORD.size else None
+    def _decode(value: bytes) -> BlockLocation | None:
+        if len(value) != BLOCK_RECORD.size:
+            return None
+        return BlockLocation(*BLOCK_RECORD.unpack(value))
 
-    def _is_possible(self, row: Row) -> bool:
-        layout = self._layouts.get(row[0])
+    def _is_possible(self, row: BlockLocation) -> bool:
+        layout = self._layouts.get(row.slab)
         return (
             layout is not None
-            and row[1] < layout.slot_count
-            and 0 < row[2] <= layout.slot_bytes
-            and row[3] != 0
+            and row.slot < layout.slot_count
+            and 0 < row.length <= layout.slot_bytes
+            and row.checksum != 0
         )
 
-    def _find(self, key: bytes) -> Row | None:
+    def _get(self, table: str, key: bytes) -> bytes | None:
+        return None if self._reader is None else self._reader.get(table, key)
+
+    def _find(self, key: bytes) -> BlockLocation | None:
         """Return the row of a block, or None if it has none or an impossible one."""
-        value = self._reader.get(BLOCKS_TABLE, key) if self._reader is not None else None
-        row = self._decode(value) if value is not None else None
+        value = self._get(BLOCKS_TABLE, key)
+        row = None if value is None else self._decode(value)
         return row if row is not None and self._is_possible(row) else None
 
     def _look_at_rows(self) -> None:
@@ -301,7 +282,7 @@ class _Check:
             layout = self._layouts.get(slab_id)
             name = slab_name(slab_id)
             if layout is None:
-                if name not in self._nobodys:  # `_look_at_slab` has counted them
+                if self._paths.slab(slab_id) not in self._invalid:  # counted already
                     self.report.add(Problem.NO_FILE, name)
             elif row is None or row[:2] != (layout.class_index, layout.slot_count):
                 self.report.add(Problem.WRONG_ROW, name)
@@ -335,83 +316,18 @@ class _Check:
             report.add(problem, f"{path.name}, {detail}")
         report.recoverable += len(found.recoverable)
         blocks = found.good
-        if self._builder is not None:
-            blocks = self._rebuild(slab_id, found)
+        if self._repair is not None:
+            recency = self._get(RECENCY_TABLE, encode_slab_key(slab_id))
+            old = self._rows.get(slab_id)
+            # After a clean close only evicted blocks are missing from the index.
+            recovers = not report.clean
+            blocks = self._repair.add_slab(slab_id, layout, found, recovers, old, recency)
+            report.recovered += len(blocks) - len(found.good)
         report.blocks += len(blocks)
         report.block_bytes += sum(block.length for block in blocks)
 
-    # -- repair ------------------------------------------------------------------------------------
-
-    def _rebuild(self, slab_id: int, found: SlabFindings) -> list[FoundBlock]:
-        """Put the correct blocks of one slab into the new index, and return them.
-
-        After a clean close only evicted blocks are missing from the index: these are not recovered.
-        """
-        assert self._builder is not None
-        blocks = found.good
-        for block in blocks:
-            self._builder.put(BLOCKS_TABLE, block.key, block.value)
-        if not self.report.clean:
-            recovered = [
-                block
-                for block in found.recoverable
-                if self._builder.put(BLOCKS_TABLE, block.key, block.value)
-            ]
-            self.report.recovered += len(recovered)
-            blocks = blocks + recovered
-        self._put_slab_row(slab_id, blocks)
-        return blocks
-
-    def _put_slab_row(self, slab_id: int, blocks: list[FoundBlock]) -> None:
-        assert self._builder is not None
-        layout, key = self._layouts[slab_id], encode_slab_key(slab_id)
-        old = self._rows.get(slab_id)
-        states = bytearray(layout.slot_count)
-        for block in blocks:
-            states[block.slot] = 1
-        pinned = bytearray(len(states))
-        if old is not None and old[:2] == (layout.class_index, layout.slot_count):
-            pinned = bytearray(map(and_, unpack_bitmap(old.pinned_bitmap, len(states)), states))
-        row = SlabRow(
-            layout.class_index,
-            layout.slot_count,
-            len(blocks),
-            old.tick if old is not None else 0,
-            sum(block.length for block in blocks),
-            pack_bitmap(states),
-            pack_bitmap(pinned) if any(pinned) else b"",
-        )
-        self._builder.put(SLABS_TABLE, key, encode_slab_row(row))
-        recency = self._reader.get(RECENCY_TABLE, key) if self._reader is not None else None
-        if recency and decode_recency(recency, layout.class_index, layout.slot_count):
-            self._builder.put(RECENCY_TABLE, key, recency)
-
     def finish_repair(self) -> None:
-        """If there is anything to repair: install the new index, then remove invalid slab files."""
-        assert self._builder is not None
-        if not self.report.counts and not self.report.recovered:
-            return
-        for path in self._misfits:
-            self._resize(path)
-        self._builder.put(STATE_TABLE, TIER_KEY, self._identity.uuid)
-        self._builder.put(STATE_TABLE, CLEAN_KEY, boot_id())
-        self._builder.finish()
-        if self._paths.index.exists() and not self._paths.index.is_dir():
-            set_aside(self._paths.index)
-        replace_database(self._paths.new_index, self._paths.index)  # the commit point
-        for name in self._nobodys:
-            (self._paths.slabs / name).unlink()
-        self.report.repaired = True
-
-    def _resize(self, path: Path) -> None:
-        """Set a slab file to its correct size.
-
-        Missing bytes at the end become zeros; the check has already found their blocks bad.
-        """
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.ftruncate(fd, self._identity.slab_bytes)
-            with contextlib.suppress(OSError):  # a full disk: the first write allocates the space
-                os.posix_fallocate(fd, 0, self._identity.slab_bytes)
-        finally:
-            os.close(fd)
+        """Install what the repair has built, if there is anything to repair."""
+        if self._repair is not None and (self.report.counts or self.report.recovered):
+            self._repair.install(self._misfits, self._invalid)
+            self.report.repaired = True

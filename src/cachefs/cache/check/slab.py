@@ -14,11 +14,9 @@ from cachefs.format.slab import (
     checksum_of,
     table_offset,
 )
+from cachefs.types import BlockLocation
 
 _CHUNK_BYTES = 4 << 20
-
-Row = tuple[int, int, int, int]
-"""slab, slot, length, checksum."""
 
 
 class Problem(Enum):
@@ -66,12 +64,12 @@ def check_slots(
     slab_id: int,
     layout: SlabLayout,
     claims: bytearray,
-    find: Callable[[bytes], Row | None],
+    find: Callable[[bytes], BlockLocation | None],
 ) -> SlabFindings:
     """Read the slab once, from start to end, and compare it with the index.
 
     `claims` has one byte per slot: 1 if a possible row of the index points to it. `find` returns
-    the row of a block key, or None if it has none or an impossible one.
+    the index row of a block key, or None if it has none or an impossible one.
     """
     found = SlabFindings()
     table = _read(fd, layout.slot_count * SLOT_ENTRY.size, table_offset(0), found)
@@ -82,50 +80,50 @@ def check_slots(
         part = table[first * SLOT_ENTRY.size : stop * SLOT_ENTRY.size]
         if not any(claims[first:stop]) and not any(part):
             continue
-        length = (stop - first) * layout.slot_bytes
-        data = memoryview(_read(fd, length, layout.slot_offset(first), found))
-        for slot, (object_id, block_index, *promised) in enumerate(
-            SLOT_ENTRY.iter_unpack(part), first
-        ):
-            if not claims[slot] and not promised[0]:
+        size_bytes = (stop - first) * layout.slot_bytes
+        data = memoryview(_read(fd, size_bytes, layout.slot_offset(first), found))
+        entries = enumerate(SLOT_ENTRY.iter_unpack(part), first)
+        for slot, (object_id, block_index, length, checksum) in entries:
+            if not claims[slot] and not length:
                 continue
             key = object_id + block_index.to_bytes(4, "big")
+            entry = BlockLocation(slab_id, slot, length, checksum)
             start = (slot - first) * layout.slot_bytes
             slot_data = data[start : start + layout.slot_bytes]
-            place = (slab_id, slot)
-            _check_slot(place, key, promised, bool(claims[slot]), find(key), slot_data, found)
+            _check_slot(key, entry, find(key), bool(claims[slot]), slot_data, found)
     return found
 
 
 def _check_slot(
-    place: tuple[int, int],
     key: bytes,
-    promised: list[int],
+    entry: BlockLocation,
+    row: BlockLocation | None,
     claimed: bool,
-    row: Row | None,
     data: memoryview,
     found: SlabFindings,
 ) -> None:
     """Check one used slot and add the result to `found`.
 
-    `place` is (slab, slot). `promised` is [length, checksum] of the slot's table entry, `row` the
-    index row of the key in that entry. `claimed` is the slot's claim.
+    `entry` is what the slot table says of the slot, `row` the index row of the key in that entry.
+    `claimed` is the slot's claim.
     """
-    here = row is not None and row[:2] == place
+    slot = entry.slot
+    here = row is not None and row[:2] == entry[:2]
     if claimed and not here:
-        found.problems.append((Problem.OTHER_KEY, f"slot {place[1]}"))
+        found.problems.append((Problem.OTHER_KEY, f"slot {slot}"))
     if row is not None and not here:
         return  # the index has the block in another slot: this copy was evicted
-    length, checksum = promised if row is None else row[2:]
-    right = 0 < length <= len(data) and checksum_of(data[:length]) == checksum
-    block = FoundBlock(place[1], key, BLOCK_RECORD.pack(*place, length, checksum), length)
+    location = entry if row is None else row
+    length = location.length
+    right = 0 < length <= len(data) and checksum_of(data[:length]) == location.checksum
+    block = FoundBlock(slot, key, BLOCK_RECORD.pack(*location), length)
     if row is None:
         if right:
             found.recoverable.append(block)
     elif not right:
-        found.problems.append((Problem.BAD_BYTES, f"slot {place[1]}, {describe(key)}"))
-    elif [length, checksum] != promised:
-        found.problems.append((Problem.OTHER_ENTRY, f"slot {place[1]}, {describe(key)}"))
+        found.problems.append((Problem.BAD_BYTES, f"slot {slot}, {describe(key)}"))
+    elif entry != row:
+        found.problems.append((Problem.OTHER_ENTRY, f"slot {slot}, {describe(key)}"))
     else:
         found.good.append(block)
 
