@@ -85,7 +85,7 @@ def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]
 def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
     """A second has passed for these."""
     for ref in refs:
-        cache._tiers.cooldown._since.pop(key_of(ref), None)
+        cache._tiers.shared.cooldown._since.pop(key_of(ref), None)
 
 
 async def fill(cache: BlockCache, origin: MemoryOrigin, count: int, name: str) -> list[ObjectRef]:

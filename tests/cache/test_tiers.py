@@ -10,7 +10,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
 from cachefs.errors import CacheDirError
 from cachefs.tiers.disk import Disk
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 from cachefs.types import Medium
 from tests.cache.harness import (
     MIB,

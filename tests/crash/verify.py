@@ -9,7 +9,7 @@ from cachefs.cache.check.directory import check_directory
 from cachefs.cache.tier.store import TierStore
 from cachefs.format.paths import TierPaths, slab_name
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slabs import FREE, PINNED, USED
+from cachefs.tiers.slab import FREE, PINNED, USED
 from cachefs.types import BLOCK_BYTES, BlockLocation, ObjectRef
 from tests.cache.harness import assert_right, serving, stores, until
 from tests.crash.load import TIERS, open_tiers

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cachefs.tiers.open_slabs import OpenSlabs, descriptors_for_slabs
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 
 TIB = 1 << 40
 

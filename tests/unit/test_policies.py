@@ -11,7 +11,8 @@ from cachefs.cache.policies.lru import LruPolicy
 from cachefs.cache.policies.sieve import SievePolicy
 from cachefs.cache.policies.two_random import TwoRandomPolicy
 from cachefs.format.slab import class_of
-from cachefs.tiers.slabs import Slab, SlabSet
+from cachefs.tiers.slab import Slab
+from cachefs.tiers.slabs import SlabSet
 from cachefs.types import BlockKey
 
 

@@ -19,12 +19,13 @@ from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
 from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.cache.fetch.unstored import UnstoredAhead
-from cachefs.cache.levels.active_tier import ActiveTier, CacheOptions
+from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.tier.admission import Candidate
 from cachefs.cache.tier.admission_filter import AdmissionFilter
+from cachefs.cache.tier.shared import CacheOptions, Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
@@ -65,7 +66,8 @@ class BlockCache:
         self._history = make_history(policy_name)
         self.verify_full = verify_full
         options = CacheOptions(policy_name, verify_full, scrub_interval_s, tolerant)
-        self._tiers = TierSet(tiers, options, self._history, self.admission_filter)
+        shared = Shared(options, self._history, self.admission_filter)
+        self._tiers = TierSet(tiers, shared)
         self._fetches = Fetches(
             origin, self._history, self.counters, buffer_bytes, patience_s, self._admit
         )
@@ -79,7 +81,7 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
-        self.partial_checksums = self._tiers.partial_checksums
+        self.partial_checksums = shared.partial_checksums
         self.objects = CachedObjects(self._tiers.all, self.admission_filter, self._under_way)
 
     def _under_way(self) -> set[bytes]:
@@ -409,4 +411,4 @@ class BlockCache:
 
     def status(self) -> list[TierStatus]:
         """Return the state of each tier, fastest first."""
-        return [active.store.status() for active in self._tiers]
+        return [active.status() for active in self._tiers]

@@ -21,7 +21,7 @@ from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.store import TierStore
 from cachefs.errors import WorkersStoppedError
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
 
 _STEP_BLOCKS = 128

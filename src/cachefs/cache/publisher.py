@@ -17,7 +17,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.tier import partial_checksums
 from cachefs.cache.tier.store import TierStore
 from cachefs.tiers.open_slabs import descriptors_for_slabs
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRef
 
 _FILES = 1 << 20

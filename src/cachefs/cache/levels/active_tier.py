@@ -1,23 +1,19 @@
 """One active tier: assembles its parts, and starts and stops them."""
 
 import logging
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
 
+from cachefs.cache.counters import TierStatus
 from cachefs.cache.levels.mover import Mover, Promoter
 from cachefs.cache.levels.placement import TierPlace, promotes
-from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.tier.admission import Admission
-from cachefs.cache.tier.admission_filter import AdmissionFilter
-from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.evictor import Evictor
-from cachefs.cache.tier.partial_checksums import PartialChecksums
 from cachefs.cache.tier.scrubber import Scrubber
+from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import TierStore
 from cachefs.errors import CacheDirError
-from cachefs.tiers.open_slabs import OpenSlabs
 from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey
 from cachefs.units import format_bytes
@@ -29,27 +25,8 @@ _IDLE_S = 5.0
 """How long a closing tier waits for its threads: a disk that hangs must not block the shutdown."""
 
 
-@dataclass(frozen=True)
-class CacheOptions:
-    """The options that all tiers of a mount share."""
-
-    policy: str = DEFAULT_POLICY
-    """A name of `policies.POLICIES`."""
-    verify_full: bool = False
-    """On every read also verify blocks in memory, and that the slot belongs to the block."""
-    scrub_interval_s: float = 0.0
-    """Interval in which the scrubber verifies every block once; 0 or infinity: never."""
-    tolerant: bool = False
-    """Log an error and continue without a tier if its index can't be opened."""
-    open_slabs: OpenSlabs = field(default_factory=OpenSlabs)
-
-
 class Neighbours(Protocol):
     """What one tier can ask about the other tiers of the mount; `TierSet` implements it."""
-
-    cooldown: Cooldown
-    admission_filter: AdmissionFilter
-    partial_checksums: PartialChecksums
 
     def below(self, tier: "ActiveTier", key: BlockKey, length: int) -> Admission | None:
         """Return the admission of the slower tier that takes the block on demotion, or None."""
@@ -62,27 +39,17 @@ class ActiveTier:
     """See the module docstring. The owner, `TierSet`, updates `level` when tiers are added,
     removed or resized."""
 
-    def __init__(
-        self, tier: Tier, options: CacheOptions, history: History, neighbours: Neighbours
-    ) -> None:
+    def __init__(self, tier: Tier, shared: Shared, neighbours: Neighbours) -> None:
         """Opens the index. Raises `CacheDirError`; the caller still owns `tier` then."""
         self.tier = tier
         self.level = 0
         self._neighbours = neighbours
-        self.store = TierStore.open(
-            tier,
-            options.policy,
-            history,
-            options.verify_full,
-            neighbours.admission_filter,
-            options.open_slabs,
-            neighbours.partial_checksums,
-        )
+        self.store = TierStore(tier, shared)
         self.evictor = Evictor(self.store)
-        self.admission = Admission(self.store, self.evictor, neighbours.cooldown)
-        self.mover = Mover(self.store, neighbours.cooldown, self._target_below)
-        self._promoter = Promoter(self.mover, self.store, neighbours.cooldown, self._target_above)
-        self._scrubber = Scrubber(self.store, options.scrub_interval_s)
+        self.admission = Admission(self.store, self.evictor, shared.cooldown)
+        self.mover = Mover(self.store, shared.cooldown, self._target_below)
+        self._promoter = Promoter(self.mover, self.store, shared.cooldown, self._target_above)
+        self._scrubber = Scrubber(self.store, shared.options.scrub_interval_s)
         self.store.io.on_change = self._health_changed
         self._scope = trio.CancelScope()
         self._stopped: trio.Event | None = None
@@ -146,6 +113,26 @@ class ActiveTier:
             self.store.slabs.withdraw_all()
             self.admission.give_up()
 
+    def status(self) -> TierStatus:
+        """Return sizes, limits, health and statistics of the tier."""
+        tier = self.tier
+        return TierStatus(
+            path=str(tier.paths.root),
+            medium=tier.medium,
+            health=self.store.io.health.state.value,
+            quota_bytes=tier.quota_bytes,
+            capacity_bytes=tier.slabs.capacity_bytes,
+            disk_bytes=tier.slabs.disk_bytes,
+            used_bytes=tier.slabs.used_charge_bytes,
+            high_bytes=tier.watermarks.high_bytes,
+            low_bytes=tier.watermarks.low_bytes,
+            cached_bytes=tier.slabs.cached_bytes,
+            cached_blocks=tier.slabs.cached_blocks,
+            pinned_bytes=tier.slabs.pinned_charge_bytes,
+            pin_limit_bytes=tier.pin_limit_bytes,
+            counters=self.store.counters,
+        )
+
     # -- life ----------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -185,7 +172,8 @@ class ActiveTier:
 
     async def _warm_and_reconcile(self) -> None:
         """Do the start-up work that the first read does not need."""
-        await self.store.warm()
+        # Loaded into memory, the index answers look-ups without waiting for the disk.
+        await trio.to_thread.run_sync(self.store.index.warm, abandon_on_cancel=True)
         await self.store.files.reconcile_all()
 
     def retire(self) -> None:

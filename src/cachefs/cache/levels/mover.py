@@ -25,9 +25,11 @@ import trio
 
 from cachefs.cache.tier.admission import Admission, Candidate
 from cachefs.cache.tier.cooldown import Cooldown
-from cachefs.cache.tier.store import Checked, Pick, TierStore, read_and_check
+from cachefs.cache.tier.slot_io import Checked, read_and_check
+from cachefs.cache.tier.store import TierStore
+from cachefs.cache.tier.sweeper import Pick
 from cachefs.tiers.disk import Disk
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _BATCH_BYTES = 8 << 20
@@ -190,7 +192,7 @@ class Mover:
         The result lacks damaged blocks and blocks whose slot belongs to another block: they are
         dropped from the tier. It also lacks blocks that can't be read.
         """
-        store, slabs = self._store, self._store.slabs
+        store = self._store
         # An earlier batch has awaited: some blocks may have been dropped or moved since.
         batch = [
             move
@@ -201,17 +203,13 @@ class Mover:
         ]
         if not batch:
             return []
-        for move in batch:
-            move.slab.add_reference(move.location.slot)
+        size_bytes = sum(move.location.length for move in batch)
         try:
-            size_bytes = sum(move.location.length for move in batch)
-            blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
+            with store.slabs.references((move.slab, move.location.slot) for move in batch):
+                blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
         except OSError:
             store.counters.read_errors += len(batch)
             return []
-        finally:
-            for move in batch:
-                slabs.drop_reference(move.slab, move.location.slot)
         found: list[tuple[_Move, Buffer]] = []
         for move, block in zip(batch, blocks, strict=True):
             if isinstance(block, OSError):

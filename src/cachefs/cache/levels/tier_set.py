@@ -10,13 +10,10 @@ from pathlib import Path
 
 import trio
 
-from cachefs.cache.levels.active_tier import ActiveTier, CacheOptions
+from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.placement import Placement
-from cachefs.cache.policies import History
 from cachefs.cache.tier.admission import Admission
-from cachefs.cache.tier.admission_filter import AdmissionFilter
-from cachefs.cache.tier.cooldown import Cooldown
-from cachefs.cache.tier.partial_checksums import PartialChecksums
+from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.errors import CacheDirError
 from cachefs.tiers.tier import Tier
@@ -31,27 +28,17 @@ class TierSet:
     """The tiers of one mount; its `BlockCache` owns the object. Each tier sees it as its
     `Neighbours`."""
 
-    def __init__(
-        self,
-        tiers: Sequence[Tier],
-        options: CacheOptions,
-        history: History,
-        admission_filter: AdmissionFilter,
-    ) -> None:
+    def __init__(self, tiers: Sequence[Tier], shared: Shared) -> None:
         """Open the indexes of the tiers. If this raises `CacheDirError`, the caller still owns the
         tiers and must close them."""
-        self.cooldown = Cooldown()
-        self.admission_filter = admission_filter
-        self.partial_checksums = PartialChecksums()
-        self._options = options
-        self._history = history
+        self.shared = shared
         self._tiers: list[ActiveTier] = []
         try:
             for tier in tiers:
                 try:
                     self._tiers.append(self._activate(tier))
                 except CacheDirError as error:
-                    if not options.tolerant:
+                    if not shared.options.tolerant:
                         raise
                     log.error("%s; the mount goes on without this tier", error)
         except BaseException:
@@ -84,7 +71,7 @@ class TierSet:
         return tiers
 
     def _activate(self, tier: Tier) -> ActiveTier:
-        return ActiveTier(tier, self._options, self._history, self)
+        return ActiveTier(tier, self.shared, self)
 
     def _arrange(self) -> None:
         """Compute levels and placement again after a tier was added, removed or changed."""
@@ -163,7 +150,7 @@ class TierSet:
             key, usable, lambda number: tiers[number].takes(key, length), first_level
         )
         # To store a block unpinned is better than not to store it.
-        if number is None and self.admission_filter.must_be_pinned(key):
+        if number is None and self.shared.admission_filter.must_be_pinned(key):
             number = self._placement.entry(
                 key, usable, lambda number: tiers[number].admission.takes(length), first_level
             )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy
-from cachefs.tiers.slabs import Slab
+from cachefs.tiers.slab import Slab
 
 
 class TwoRandomPolicy(EvictionPolicy):

@@ -20,10 +20,11 @@ from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.disk_threads import Step
 from cachefs.cache.tier.evictor import Evictor
 from cachefs.cache.tier.partial_checksums import PartialChecksums
+from cachefs.cache.tier.slot_io import write_block
 from cachefs.cache.tier.store import TierStore
-from cachefs.format.slab import SlotEntry, checksum_of, class_of, encode_entry, table_offset
+from cachefs.format.slab import SlotEntry, checksum_of, class_of
 from cachefs.tiers.disk import Disk
-from cachefs.tiers.slabs import Allocation, Slab
+from cachefs.tiers.slab import Allocation, Slab
 from cachefs.types import BlockKey
 
 log = logging.getLogger(__name__)
@@ -342,10 +343,8 @@ def _write_all(
     for candidate, slab, slot in writes:
         key, data = candidate.key, candidate.data
         checksum = candidate.checksum or checksum_of(data)
-        entry = encode_entry(SlotEntry(key, len(data), checksum))
         try:
-            disk.write(slab.fd, entry, table_offset(slot))
-            disk.write(slab.fd, data, slab.layout.slot_offset(slot))
+            write_block(disk, slab, slot, SlotEntry(key, len(data), checksum), data)
         except OSError as error:
             results.append(error)
             step(error)

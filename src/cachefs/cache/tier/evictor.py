@@ -18,7 +18,8 @@ from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.sweeper import Demote, Sweeper
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import SLOT_CLASSES
-from cachefs.tiers.slabs import NEAR_CLASSES, Slab
+from cachefs.tiers.slab import Slab
+from cachefs.tiers.slabs import NEAR_CLASSES
 from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)

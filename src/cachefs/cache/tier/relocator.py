@@ -12,17 +12,11 @@ from typing import NamedTuple
 import trio
 
 from cachefs.cache.tier.disk_threads import Step
+from cachefs.cache.tier.slot_io import is_right, read_data, read_entry, write_block
 from cachefs.cache.tier.store import TierStore
-from cachefs.format.slab import (
-    SLOT_ENTRY,
-    SlotEntry,
-    checksum_of,
-    encode_entry,
-    entry_at,
-    table_offset,
-)
+from cachefs.format.slab import SlotEntry
 from cachefs.tiers.disk import Disk
-from cachefs.tiers.slabs import Allocation, Slab
+from cachefs.tiers.slab import Allocation, Slab
 from cachefs.types import BlockLocation
 
 _BATCH_BYTES = 8 << 20
@@ -111,16 +105,12 @@ class Relocator:
         """Move the blocks of these slots. Remove each used target from `targets`."""
         store = self._store
         size_bytes = len(slots) * slab.slot_bytes
-        for slot in slots:
-            slab.add_reference(slot)
         try:
-            found = await store.io.read(size_bytes, _read_blocks, store.tier.disk, slab, slots)
+            with self._slabs.references((slab, slot) for slot in slots):
+                found = await store.io.read(size_bytes, _read_blocks, store.tier.disk, slab, slots)
         except OSError:
             store.counters.read_errors += 1
             return
-        finally:
-            for slot in slots:
-                self._slabs.drop_reference(slab, slot)
         sources = [
             source for source in found if source is not None and self._is_right(slab, source)
         ]
@@ -145,8 +135,7 @@ class Relocator:
         location = self._location(slab, source)
         if location is None:
             return False
-        block = source.data[: location.length]
-        if len(block) == location.length and checksum_of(block) == location.checksum:
+        if is_right(location, source.data[: location.length]):
             return location.length == source.entry.length
         self._store.drop_bad(source.entry.key, slab, location, None)
         return False
@@ -174,13 +163,11 @@ def _read_blocks(disk: Disk, slab: Slab, slots: list[int]) -> list[_Source | Non
     a reader thread. The caller holds references to the slots."""
     found: list[_Source | None] = []
     for slot in slots:
-        row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))
-        entry = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
+        entry = read_entry(disk, slab, slot)
         if entry is None or entry.length > slab.slot_bytes:
             found.append(None)
-            continue
-        data = disk.read(slab.fd, entry.length, slab.layout.slot_offset(slot))
-        found.append(_Source(slot, entry, data))
+        else:
+            found.append(_Source(slot, entry, read_data(disk, slab, slot, entry.length)))
     return found
 
 
@@ -190,8 +177,7 @@ def _write_blocks(step: Step, disk: Disk, pairs: list[tuple[_Source, Allocation]
     written = []
     for source, (slab, slot) in pairs:
         try:
-            disk.write(slab.fd, encode_entry(source.entry), table_offset(slot))
-            disk.write(slab.fd, source.data, slab.layout.slot_offset(slot))
+            write_block(disk, slab, slot, source.entry, source.data)
         except OSError as error:
             step(error)
             written.append(False)

@@ -9,11 +9,11 @@ import random
 
 import trio
 
+from cachefs.cache.tier.slot_io import is_right, read_data, read_entry
 from cachefs.cache.tier.store import TierStore
-from cachefs.format.slab import SLOT_ENTRY, checksum_of, entry_at, table_offset
+from cachefs.format.slab import SlotEntry
 from cachefs.tiers.disk import Disk
-from cachefs.tiers.slabs import Slab
-from cachefs.types import BlockLocation
+from cachefs.tiers.slab import Slab
 
 _MAX_BYTES_PER_S = 64 << 20
 _IDLE_S = 1.0
@@ -67,25 +67,20 @@ class Scrubber:
         if store.slabs.by_id.get(slab.slab_id) is not slab or slab.fd < 0:
             return
         slots = [slot for slot in slots if slab.holds(slot)]
-        for slot in slots:
-            slab.add_reference(slot)
         try:
-            found = await store.io.read(size_bytes, _read_slots, store.tier.disk, slab, slots)
+            with store.slabs.references((slab, slot) for slot in slots):
+                found = await store.io.read(size_bytes, _read_slots, store.tier.disk, slab, slots)
         except OSError:
             store.counters.read_errors += 1
             return
-        finally:
-            for slot in slots:
-                store.slabs.drop_reference(slab, slot)
-        for slot, entry in found.items():
-            self._judge(slab, slot, *entry)
+        for slot, (entry, data) in found.items():
+            self._judge(slab, slot, entry, data)
         await trio.sleep(size_bytes / self._pace())
 
-    def _judge(self, slab: Slab, slot: int, row: bytes, data: bytes) -> None:
+    def _judge(self, slab: Slab, slot: int, entry: SlotEntry | None, data: bytes) -> None:
         """Compare one slot's bytes with the index, and drop the block if they differ. This must
         stay atomic. A block that was evicted during the read is skipped."""
         store = self._store
-        entry = entry_at(row, 0)
         location = None if entry is None else store.index.locate(entry.key)
         if entry is None or location is None or location[:2] != (slab.slab_id, slot):
             # Table and index name no block for this slot. The next read of its block verifies it.
@@ -93,7 +88,7 @@ class Scrubber:
                 slab.verified[slot] = 0
             return
         store.counters.verified += 1
-        if not _is_right(location, data):
+        if not is_right(location, data[: location.length]):
             store.drop_bad(entry.key, slab, location, None)
 
     def _pace(self) -> float:
@@ -102,16 +97,11 @@ class Scrubber:
         return min(_MAX_BYTES_PER_S, max(wanted, 1.0))
 
 
-def _is_right(location: BlockLocation, data: bytes) -> bool:
-    block = data[: location.length]
-    return len(block) == location.length and checksum_of(block) == location.checksum
-
-
-def _read_slots(disk: Disk, slab: Slab, slots: list[int]) -> dict[int, tuple[bytes, bytes]]:
+def _read_slots(
+    disk: Disk, slab: Slab, slots: list[int]
+) -> dict[int, tuple[SlotEntry | None, bytes]]:
     """Read table entry and all bytes of each slot, by slot. This runs in a reader thread."""
-    found = {}
-    for slot in slots:
-        row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))
-        data = disk.read(slab.fd, slab.slot_bytes, slab.layout.slot_offset(slot))
-        found[slot] = (row.ljust(SLOT_ENTRY.size, b"\0"), data)
-    return found
+    return {
+        slot: (read_entry(disk, slab, slot), read_data(disk, slab, slot, slab.slot_bytes))
+        for slot in slots
+    }

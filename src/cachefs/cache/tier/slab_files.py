@@ -28,7 +28,7 @@ from cachefs.cache.tier.index import Index
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import entry_at
 from cachefs.tiers.open_slabs import OpenSlabs
-from cachefs.tiers.slabs import FREE, Slab
+from cachefs.tiers.slab import FREE, Slab
 from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockLocation
 

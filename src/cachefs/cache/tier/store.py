@@ -3,65 +3,37 @@
 Every method that is not a coroutine is atomic on the event loop. A method that changes the place
 of a block changes index, slot and slab row together, with no await between (`index.py` says why).
 
-A worker thread that reads a slot holds a reference to it (a pin), from before the read starts
+A worker thread that reads a slot holds a reference to it, from before the read starts
 until it ends. Meanwhile the block may be evicted, but the slot's bytes are not overwritten.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
-from cachefs.cache.counters import TierCounters, TierStatus
-from cachefs.cache.policies import History, make_policy
-from cachefs.cache.tier.admission_filter import AdmissionFilter
+from cachefs.cache.counters import TierCounters
+from cachefs.cache.policies import make_policy
 from cachefs.cache.tier.disk_threads import DiskThreads, OverdueError
 from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.page_in import PageInPolling
-from cachefs.cache.tier.partial_checksums import Bytes, PartialChecksums
+from cachefs.cache.tier.partial_checksums import Bytes
+from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.slab_files import SlabFiles
-from cachefs.format.slab import (
-    SLOT_ENTRY,
-    SlotEntry,
-    checksum_of,
-    entry_at,
-    table_offset,
-)
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.open_slabs import OpenSlabs
-from cachefs.tiers.slabs import Slab
+from cachefs.cache.tier.slot_io import Checked, read_and_check
+from cachefs.format.slab import SLOT_ENTRY, SlotEntry, checksum_of, entry_at, table_offset
+from cachefs.tiers.slab import Slab
 from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
 
 _COMMIT_INTERVAL_S = 1.0
-_PROVE_NOW_BYTES = 256 << 10
+_VERIFY_NOW_BYTES = 256 << 10
 """Blocks up to this size are compared with their checksums on the event loop, on their first read
 after a start. That takes 10 us for 100 KB; a thread costs ten times as much."""
 _RECENCY_INTERVAL_S = 300.0
 _PENDING_CHANGES = 10_000
 """With more pending index changes than this, commit early. LMDB keeps a page in memory for each
 change, so one transaction with the evictions of a second would need 0.5 GB if blocks are tiny."""
-
-
-class Checked(NamedTuple):
-    """What a worker thread found in a slot.
-
-    `data` is None if the bytes were not those of the block. `owner` is the slot's entry in the
-    slot table; None if the entry is damaged or was not read.
-    """
-
-    data: bytes | bytearray | None
-    owner: SlotEntry | None
-
-
-class Pick(NamedTuple):
-    """A used slot that an eviction step has chosen, its tick at that time, and its entry in the
-    slot table (None if damaged)."""
-
-    slot: int
-    tick: int
-    entry: SlotEntry | None
 
 
 OnAdmitted = Callable[["TierStore", BlockKey, BlockLocation], None]
@@ -71,37 +43,29 @@ class TierStore:
     """Slabs, index and policy of one tier; its `ActiveTier` owns it. For the invariants see the
     module docstring."""
 
-    def __init__(
-        self,
-        tier: Tier,
-        index: Index,
-        policy_name: str,
-        history: History,
-        verify_full: bool,
-        admission_filter: AdmissionFilter,
-        open_slabs: OpenSlabs,
-        partial_checksums: PartialChecksums,
-    ) -> None:
+    def __init__(self, tier: Tier, shared: Shared) -> None:
+        """Opens the tier's index. Raises `CacheDirError`."""
+        index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
         self.tier = tier
-        self.partial_checksums = partial_checksums
+        self.partial_checksums = shared.partial_checksums
         self.is_on_disk = tier.medium is not Medium.MEM
         """Whether each read must be compared with a checksum. A disk can lose or change data, and
         the daemon cannot find out which pages of a slab the kernel has read from the disk since
         the last comparison."""
-        self.admission_filter = admission_filter
+        self.admission_filter = shared.admission_filter
         self.slabs = tier.slabs
         self.index = index
         self.counters = TierCounters(bad_index=int(index.replaced_bad))
         self.io = DiskThreads(tier)
-        self.policy = make_policy(policy_name, history)
-        self.history = history
+        self.policy = make_policy(shared.options.policy, shared.history)
+        self.history = shared.history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
         """Called for each hit, with key and age of the block, if there is a faster tier."""
         self.on_admitted: OnAdmitted | None = None
         """Called for each block that this tier stores; None if not needed."""
         self.retired = False
         """True once the tier is about to be closed. It then serves no block."""
-        self._verify_full = verify_full
+        self._verify_full = shared.options.verify_full
         self._by_id = tier.slabs.by_id
         self._disk = tier.disk
         self._read_nowait = tier.disk.read_nowait
@@ -109,34 +73,12 @@ class TierStore:
         self._whole_block = memoryview(bytearray(BLOCK_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(
-            tier, index, self.io, self.counters, lambda: self.policy.now, open_slabs
+            tier, index, self.io, self.counters, lambda: self.policy.now, shared.options.open_slabs
         )
         self.open_slab = self.files.open
         self.reconcile = self.files.reconcile
         self.put_row = self.files.put_row
         self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
-
-    @classmethod
-    def open(
-        cls,
-        tier: Tier,
-        policy_name: str,
-        history: History,
-        verify_full: bool = False,
-        admission_filter: AdmissionFilter | None = None,
-        open_slabs: OpenSlabs | None = None,
-        partial_checksums: PartialChecksums | None = None,
-    ) -> "TierStore":
-        """Open the tier's index and return the store. `admission_filter`, `open_slabs` and
-        `partial_checksums` are the objects that all tiers of the mount share. Raises
-        `CacheDirError`."""
-        index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        of_mount = (
-            admission_filter or AdmissionFilter(),
-            open_slabs or OpenSlabs(),
-            partial_checksums or PartialChecksums(),
-        )
-        return cls(tier, index, policy_name, history, verify_full, *of_mount)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -162,7 +104,7 @@ class TierStore:
             return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
         try:
             if slab.verified[slot] != checksum or not checksum:  # 0 means "not verified"
-                if stored_length > _PROVE_NOW_BYTES:
+                if stored_length > _VERIFY_NOW_BYTES:
                     return None
                 return self._read_verified_now(key, slab, BlockLocation(*found), offset, buffer)
             if self.is_on_disk:
@@ -219,11 +161,11 @@ class TierStore:
             return None  # `read_slot` finds the reason
         if data is not buffer:
             buffer[:] = data[offset - first : offset - first + length]
-            self._note_sums(location, data)
+            self._note_checksums(location, data)
         self._hit(key, slab, location.slot, length)
         return buffer
 
-    def _note_sums(self, location: BlockLocation, data: Bytes) -> None:
+    def _note_checksums(self, location: BlockLocation, data: Bytes) -> None:
         """Store the part checksums of a block that was read whole, so that the next read of a part
         needs only that part."""
         if self.is_on_disk and len(data) == location.length:
@@ -348,7 +290,7 @@ class TierStore:
             self._hit(key, slab, slot, length)
         if end - first == length:
             return checked.data
-        self._note_sums(location, checked.data)
+        self._note_checksums(location, checked.data)
         return checked.data[offset - first : offset - first + length]
 
     # -- changing what is where --------------------------------------------------------------
@@ -454,29 +396,6 @@ class TierStore:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def status(self) -> TierStatus:
-        """Return sizes, limits, health and statistics of the tier."""
-        return TierStatus(
-            path=str(self.tier.paths.root),
-            medium=self.tier.medium,
-            health=self.io.health.state.value,
-            quota_bytes=self.tier.quota_bytes,
-            capacity_bytes=self.slabs.capacity_bytes,
-            disk_bytes=self.slabs.disk_bytes,
-            used_bytes=self.slabs.used_charge_bytes,
-            high_bytes=self.tier.watermarks.high_bytes,
-            low_bytes=self.tier.watermarks.low_bytes,
-            cached_bytes=self.slabs.cached_bytes,
-            cached_blocks=self.slabs.cached_blocks,
-            pinned_bytes=self.slabs.pinned_charge_bytes,
-            pin_limit_bytes=self.tier.pin_limit_bytes,
-            counters=self.counters,
-        )
-
-    async def warm(self) -> None:
-        """Load the index into memory, so that look-ups do not wait for the disk."""
-        await trio.to_thread.run_sync(self.index.warm, abandon_on_cancel=True)
-
     async def commit_early(self) -> None:
         """Let the event loop run; commit if more than `_PENDING_CHANGES` changes are pending."""
         await trio.lowlevel.checkpoint()
@@ -517,14 +436,3 @@ class TierStore:
         self.files.close()
         self.index.abandon()
         self.tier.close()
-
-
-def read_and_check(disk: Disk, slab: Slab, location: BlockLocation) -> Checked:
-    """Read a whole block and its table entry, and verify the bytes. This runs in a worker thread.
-    The caller must hold a reference to the slot, so that fd and layout cannot change. Raises
-    `OSError`."""
-    data = disk.read(slab.fd, location.length, slab.layout.slot_offset(location.slot))
-    row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(location.slot))
-    owner = entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0)
-    right = len(data) == location.length and checksum_of(data) == location.checksum
-    return Checked(data if right else None, owner)

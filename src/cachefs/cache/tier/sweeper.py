@@ -5,13 +5,14 @@ nothing to the slab. If there is a slower tier, blocks move there first (`levels
 only those that it does not take are dropped. Callers must not run two steps at the same time."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import trio
 
 from cachefs.cache.tier.relocator import Relocator
-from cachefs.cache.tier.store import Pick, TierStore
-from cachefs.format.slab import SLOT_ENTRY, entry_at
-from cachefs.tiers.slabs import Slab
+from cachefs.cache.tier.store import TierStore
+from cachefs.format.slab import SLOT_ENTRY, SlotEntry, entry_at
+from cachefs.tiers.slab import Slab
 
 _STEP_SLOTS = 512
 """Most slots to check in one turn of the event loop."""
@@ -22,6 +23,16 @@ _MOVE_BLOCKS = 64
 """Blocks moved to a slower tier at a time."""
 _DROP_BLOCKS = 16
 """Blocks to drop in one turn of the event loop. Each takes about 30 us."""
+
+
+class Pick(NamedTuple):
+    """A used slot that an eviction step has chosen, its tick at that time, and its entry in the
+    slot table (None if damaged)."""
+
+    slot: int
+    tick: int
+    entry: SlotEntry | None
+
 
 Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
 """Moves blocks to slower tiers. Returns the picks that must be dropped instead."""
