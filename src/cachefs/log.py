@@ -172,7 +172,7 @@ def setup(
         old.close()
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger(ROOT_LOGGER).setLevel(logging.DEBUG if debug else logging.INFO)
+    set_debugging(debug)
     logging.captureWarnings(True)
 
 

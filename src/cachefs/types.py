@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from typing_extensions import Buffer
+import typing_extensions
+
+Buffer: TypeAlias = typing_extensions.Buffer
 
 BLOCK_BYTES = 1 << 20
 """The size of every block of a file except the last, and the maximum size of a block."""
@@ -127,24 +129,3 @@ class DataPath:
     restarts: int = 0
     restarted_at: float | None = None
     last_end: str | None = None
-
-
-__all__ = [
-    "BLOCK_BYTES",
-    "MOST_MODE",
-    "MOST_SIZE_BYTES",
-    "NO_POSIX",
-    "UNKNOWN_ID",
-    "UNKNOWN_MODE",
-    "BlockKey",
-    "BlockLocation",
-    "Buffer",
-    "DataPath",
-    "DataPathName",
-    "Entry",
-    "Found",
-    "Medium",
-    "ObjectMeta",
-    "ObjectRef",
-    "Posix",
-]

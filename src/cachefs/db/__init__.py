@@ -4,13 +4,12 @@ from cachefs.db.database import Database
 from cachefs.db.environment import DamagedDatabaseError, mark_unreadable
 from cachefs.db.offline import (
     DatabaseBuilder,
-    DatabaseReader,
     database_exists,
     replace_database,
 )
 from cachefs.db.pending_changes import ChangedRows
 from cachefs.db.residency import Get
-from cachefs.db.snapshot import DatabaseSnapshot
+from cachefs.db.snapshot import DatabaseReader, DatabaseSnapshot
 
 __all__ = [
     "ChangedRows",

@@ -1,9 +1,8 @@
-"""Read a database that no daemon has open without changing it, and build a new one."""
+"""Build a database, and replace one that no daemon has open."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
@@ -11,53 +10,6 @@ from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation,
 
 _BUILD_ROWS = 100_000
 """Rows in each transaction of `DatabaseBuilder`. Its only purpose is to bound the memory."""
-
-
-class DatabaseReader:
-    """The committed rows of a database that no process has open. It writes nothing, not even a
-    lock file. Every method raises `DamagedDatabaseError` for rows that can't be read."""
-
-    def __init__(self, path: Path, tables: Sequence[str]) -> None:
-        """Open the database in the directory `path`. A table that doesn't exist counts as empty.
-        Raises `CacheDirError`."""
-        self._path = path
-        with explained(str(path)):
-            self._env = open_env(str(path), max_dbs=len(tables), readonly=True, lock=False)
-            try:
-                self._handles = {name: self._table(name) for name in tables}
-                self._txn = self._env.begin()
-            except BaseException:
-                self._env.close()
-                raise
-
-    def _table(self, name: str) -> Any:
-        try:
-            return self._env.open_db(name.encode(), create=False)
-        except lmdb.NotFoundError:
-            return None
-
-    def get(self, table: str, key: bytes) -> bytes | None:
-        """Return the value; None if there is no such row."""
-        handle = self._handles[table]
-        if handle is None:
-            return None
-        try:
-            value: bytes | None = self._txn.get(key, db=handle)
-        except lmdb.Error as error:
-            raise explanation(str(self._path), error) from error
-        return value
-
-    def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over all rows in key order."""
-        handle = self._handles[table]
-        if handle is None:
-            return
-        with explained(str(self._path)), self._txn.cursor(db=handle) as cursor:
-            yield from cursor
-
-    def close(self) -> None:
-        self._txn.abort()
-        self._env.close()
 
 
 class DatabaseBuilder:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cachefs.db.environment import DamagedDatabaseError
-from cachefs.db.offline import DatabaseReader
+from cachefs.db.snapshot import DatabaseReader
 
 _DAMAGED = 3
 

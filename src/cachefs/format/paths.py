@@ -2,7 +2,6 @@
 contains them."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 IDENTITY_NAME = "cachefs.json"
@@ -58,90 +57,44 @@ def slab_id_of(name: str) -> int | None:
     return int(match[1])
 
 
-@dataclass(frozen=True, slots=True)
 class TierPaths:
     """The paths inside the cache directory `root`. Nothing here touches the disk."""
 
-    root: Path
-
-    @property
-    def identity(self) -> Path:
-        return self.root / IDENTITY_NAME
-
-    @property
-    def identity_tmp(self) -> Path:
-        return self.root / IDENTITY_TMP_NAME
-
-    @property
-    def lock(self) -> Path:
-        return self.root / LOCK_NAME
-
-    @property
-    def slabs(self) -> Path:
-        return self.root / SLABS_NAME
-
-    @property
-    def index(self) -> Path:
-        return self.root / INDEX_NAME
-
-    @property
-    def bad_index(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.identity = root / IDENTITY_NAME
+        self.identity_tmp = root / IDENTITY_TMP_NAME
+        self.lock = root / LOCK_NAME
+        self.slabs = root / SLABS_NAME
+        self.index = root / INDEX_NAME
+        self.bad_index = root / BAD_INDEX_NAME
         """Where an index that could not be used is moved."""
-        return self.root / BAD_INDEX_NAME
-
-    @property
-    def new_index(self) -> Path:
+        self.new_index = root / NEW_INDEX_NAME
         """The index that `cachefs check --repair` builds. It replaces `index` when complete."""
-        return self.root / NEW_INDEX_NAME
-
-    @property
-    def namespace(self) -> Path:
+        self.namespace = root / NAMESPACE_NAME
         """The inode table. Only the first cache directory of a mount has one."""
-        return self.root / NAMESPACE_NAME
-
-    @property
-    def jobs(self) -> Path:
+        self.jobs = root / JOBS_NAME
         """The load jobs, in the same cache directory as the namespace."""
-        return self.root / JOBS_NAME
-
-    @property
-    def manifests(self) -> Path:
+        self.manifests = root / MANIFEST_NAME
         """The views of manifests, in the same cache directory as the namespace."""
-        return self.root / MANIFEST_NAME
-
-    @property
-    def probe(self) -> Path:
-        return self.root / PROBE_NAME
+        self.probe = root / PROBE_NAME
 
     def slab(self, slab_id: int) -> Path:
         return self.slabs / slab_name(slab_id)
 
 
-@dataclass(frozen=True, slots=True)
 class ManifestPaths:
     """The paths of one manifest's view. `manifests` is `TierPaths.manifests`; `digest` identifies
     the manifest."""
 
-    manifests: Path
-    digest: str
-
-    @property
-    def root(self) -> Path:
-        return self.manifests / self.digest
-
-    @property
-    def new(self) -> Path:
+    def __init__(self, manifests: Path, digest: str) -> None:
+        self.manifests = manifests
+        self.root = manifests / digest
+        self.new = manifests / "new"
         """The view that is being built. It is renamed to `root` when it is complete."""
-        return self.manifests / "new"
-
-    @property
-    def table(self) -> Path:
-        return self.root / "table"
-
-    @property
-    def namespace(self) -> Path:
+        self.table = self.root / "table"
+        self.namespace = self.root / NAMESPACE_NAME
         """The inode table of this view. The mount of the whole source has its own table."""
-        return self.root / NAMESPACE_NAME
 
     def all_entries(self) -> list[Path]:
         """Return the entries of `manifests`, of all manifests; an empty list if it doesn't

@@ -197,23 +197,24 @@ class Job:
         is_missing = _Subsequence(self._missing)
         cached_bytes = wanted_bytes = 0
         async for ino in self._in_turns(self._inos):
-            missing = is_missing.takes(ino)
-            stat = self._context.namespace.table.stat(ino)
-            if stat is None:
-                continue
-            if missing:
-                wanted_bytes += charge_bytes(stat[1])
+            charge = charge_bytes(self._size_bytes(ino))
+            if is_missing.takes(ino):
+                wanted_bytes += charge
             else:
-                cached_bytes += charge_bytes(stat[1])
+                cached_bytes += charge
         return cached_bytes, wanted_bytes
+
+    def _size_bytes(self, ino: int) -> int:
+        """Return the size of a file; 0 if it was removed."""
+        stat = self._context.namespace.table.stat(ino)
+        return 0 if stat is None else stat[1]
 
     async def _leave_out(self, room_bytes: int) -> None:
         """Select the missing files, in their order, that fit into `room_bytes`. To fetch more
         would only evict files that the job has just fetched."""
         fitting = array("Q")
         async for ino in self._in_turns(self._missing):
-            stat = self._context.namespace.table.stat(ino)
-            size_bytes = 0 if stat is None else stat[1]
+            size_bytes = self._size_bytes(ino)
             charge = charge_bytes(size_bytes)
             if charge <= room_bytes:
                 room_bytes -= charge

@@ -4,13 +4,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import trio
-
 from cachefs.errors import CachefsError, OriginError
+from cachefs.namespace.work_stack import work_off
 from cachefs.origin.base import Origin
 from cachefs.types import ObjectMeta
 
-_DIRECTORIES_AT_A_TIME = 8
 _VERSION = "user.cachefs.version"
 
 Found = Callable[[str, ObjectMeta], None]
@@ -21,30 +19,17 @@ async def find_in_source(origin: Origin, found: Found) -> None:
     only for directories that are not listed yet; the last one found is listed first. Raises
     `OriginError`, for example if the source does not exist."""
     directories = [""]
-    busy = 0
-    changed = trio.Event()
     failures: list[OriginError] = []
 
-    async def work() -> None:
-        nonlocal busy, changed
-        while (directories or busy) and not failures:
-            if not directories:
-                await changed.wait()
-                continue
-            directory = directories.pop()
-            busy += 1
-            try:
-                await _list(origin, directory, directories, found)
-            except OriginError as error:
-                failures.append(error)
-            finally:
-                busy -= 1
-                changed.set()
-                changed = trio.Event()
+    async def list_one(directory: str) -> None:
+        if failures:
+            return
+        try:
+            await _list(origin, directory, directories, found)
+        except OriginError as error:
+            failures.append(error)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(_DIRECTORIES_AT_A_TIME):
-            nursery.start_soon(work)
+    await work_off(directories, list_one)
     if failures:
         raise failures[0]
 
