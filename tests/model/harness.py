@@ -169,7 +169,7 @@ class Model:
         closed in order all the same (tests/crash is about its crashes)."""
         with trio.fail_after(120):
             listings = self.namespace._listings
-            while self.namespace._asking or listings._running or listings._stale:
+            while self.namespace._look_ups or listings._running or listings._stale:
                 await trio.testing.wait_all_tasks_blocked()
         await self.cache.aclose()
         if crash:

@@ -7,8 +7,6 @@ unreachable, the last known answers are shown (`outage.py`).
 """
 
 import logging
-import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,11 +25,14 @@ from cachefs.errors import (
 )
 from cachefs.format.inode_record import Dirent, Inode
 from cachefs.format.object_id import object_id
+from cachefs.namespace.absent_names import AbsentNames
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
+from cachefs.namespace.list_or_head import ListOrHead
 from cachefs.namespace.listings import Listings
 from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
+from cachefs.namespace.shared_look_ups import SharedLookUps
 from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
@@ -39,13 +40,6 @@ from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
-_NEGATIVES = 100_000
-"""The most absent names kept, about 20 MB. The oldest are dropped first."""
-_LIST_PAGE_ENTRIES = 1_000
-_HEADS_PER_LIST = 8
-"""The number of HEADs after which a LIST of one page is worth its price. S3 charges 12.5 times as
-much for a LIST as for a HEAD; one page answers up to 1,000 HEADs."""
-_HEAD_COUNTS = 100_000
 _FIRST_PAGE_WAIT_S = 0.5
 """How many seconds a look-up waits for a page that may answer it. A HEAD takes some 0.05 s."""
 
@@ -62,17 +56,6 @@ class Ttls:
     negative_s: float
     list_s: float
     stale_if_error_s: float = 0.0
-
-
-class _Asking:
-    """One request to the origin that several look-ups may wait for."""
-
-    __slots__ = ("done", "error", "inode")
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.error: CachefsError | None = None
-        self.inode: Inode | None = None
 
 
 class LookUpPolicy(Protocol):
@@ -121,13 +104,13 @@ class Namespace:
             db, origin.identity, self._clock, on_unbound, on_changed, wal_stem, is_successor
         )
         self._origin = origin
-        self._nursery = nursery
         self._ttls = ttls
         self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
         list_ttl_ns = ttls.list_s * NS
         self.validators = DirectoryValidators(
             self.table, self._clock, list_ttl_ns, self._outage, on_changed
         )
+        self.absent = AbsentNames(self._clock, ttls.negative_s * NS, on_unbound)
         self._listings = Listings(
             self.table,
             origin,
@@ -137,16 +120,12 @@ class Namespace:
             self._outage,
             self.validators,
             give_way,
-            self._note_new,
+            self.absent.note_new,
         )
         self.give_way = give_way
         self._look_up_policy = look_up_policy
-        self._asking: dict[tuple[int, bytes], _Asking] = {}
-        self._negatives: OrderedDict[tuple[int, bytes], int] = OrderedDict()
-        self._told_absent: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-        """Names that the kernel caches as absent, for a TTL; `_note_new` invalidates them."""
-        self._on_unbound = on_unbound
-        self._heads_since_listing: dict[int, int] = {}
+        self._look_ups = SharedLookUps(nursery, self._observe)
+        self._list_or_head = ListOrHead(self.table, origin, self._listings)
 
     @property
     def ttls(self) -> Ttls:
@@ -158,6 +137,7 @@ class Namespace:
     def ttls(self, ttls: Ttls) -> None:
         self._ttls = ttls
         self._outage.set_stale_if_error(ttls.stale_if_error_s)
+        self.absent.ttl_ns = ttls.negative_s * NS
         self.validators.list_ttl_ns = ttls.list_s * NS
         self._listings.set_ttl(ttls.list_s * NS)
 
@@ -248,7 +228,7 @@ class Namespace:
         if known is not None:
             return known
         try:
-            inode = await self._ask(parent, name)
+            inode = await self._look_ups.ask(parent, name)
         except OriginUnavailableError:
             known = self._known(parent, name) or self._stale(parent, name)
             if known is None:
@@ -272,7 +252,7 @@ class Namespace:
             listed_at_ns = 0 if listing is None else listing.listed_at_ns
             if max(dirent.checked_at_ns, listed_at_ns) >= since_ns:
                 return self.inode(dirent.ino)
-        return await self._ask(parent, name)
+        return await self._look_ups.ask(parent, name)
 
     def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
         """Return the answer if a fresh one is known. Raises `NotFoundError` if the name is known
@@ -284,7 +264,8 @@ class Namespace:
                 return None
             inode = self.table.get(dirent.ino)
             return None if inode is None else (inode, remaining_ns / NS)
-        if (self._absence_remaining_ns(parent, name) or 0) > 0:
+        listed_ns = self._listings.remaining_ns(parent)
+        if (self.absent.remaining_ns(parent, name, listed_ns) or 0) > 0:
             raise NotFoundError("no such file or directory")
         return None
 
@@ -303,7 +284,8 @@ class Namespace:
                 return None
             self._outage.note_shown()
             return inode, self._stale_ttl_s(self._ttls.entry_s)
-        remaining_ns = self._absence_remaining_ns(parent, name)
+        listed_ns = self._listings.remaining_ns(parent)
+        remaining_ns = self.absent.remaining_ns(parent, name, listed_ns)
         if remaining_ns is None or not self._outage.may_show(remaining_ns):
             return None
         self._outage.note_shown()
@@ -322,24 +304,6 @@ class Namespace:
             return remaining_ns
         listed_ns = self._clock.remaining_ns(listing.listed_at_ns, self._ttls.entry_s * NS)
         return max(remaining_ns, listed_ns)
-
-    def _absence_remaining_ns(self, parent: int, name: bytes) -> float | None:
-        """Return the ns until a name's absence expires; negative if it has expired. None if no
-        look-up or listing has found it absent, as far as is known."""
-        since_ns = self._negatives.get((parent, name))
-        listed_ns = self._listings.remaining_ns(parent)
-        if since_ns is None and listed_ns is None:
-            return None
-        remaining_ns = -math.inf
-        if since_ns is not None:
-            remaining_ns = self._clock.remaining_ns(since_ns, self._ttls.negative_s * NS)
-        if listed_ns is not None:
-            remaining_ns = max(remaining_ns, min(listed_ns, self._ttls.negative_s * NS))
-        return remaining_ns
-
-    def absent_at_ns(self, parent: int, name: bytes) -> int:
-        """Return when a look-up last found that there is no such name (ns); 0 if none did."""
-        return self._negatives.get((parent, name), 0)
 
     def entry_ttl_s(self, parent: int, name: bytes) -> float:
         """Return for how many more seconds the name's inode is valid; 0 if the origin must be
@@ -380,55 +344,18 @@ class Namespace:
         it may exist. The caller passes this to the kernel, so the name is noted as cached there."""
         if self.table.dirent(parent, name) is not None:
             return 0.0
-        remaining_ns = self._absence_remaining_ns(parent, name)
+        listed_ns = self._listings.remaining_ns(parent)
+        remaining_ns = self.absent.remaining_ns(parent, name, listed_ns)
         if remaining_ns is None:
             return 0.0
-        self._told_absent[parent, name] = None
-        if len(self._told_absent) > _NEGATIVES:
-            self._told_absent.popitem(last=False)
+        self.absent.note_cached(parent, name)
         return self._shown_s(remaining_ns, self._ttls.negative_s)
-
-    def _note_new(self, parent: int, name: bytes) -> None:
-        """Note that a listing shows a new name: if the kernel caches it as absent, invalidate
-        that."""
-        if (parent, name) in self._told_absent:
-            del self._told_absent[parent, name]
-            self._on_unbound(parent, name)
-
-    async def _ask(self, parent: int, name: bytes) -> Inode:
-        """Ask the origin for a name. Concurrent look-ups share one request, which continues even
-        if some of them are cancelled."""
-        key = (parent, name)
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = _Asking()
-            self._nursery.start_soon(self._run_asking, key, asking)
-        await asking.done.wait()
-        if asking.error is not None:
-            raise type(asking.error)(str(asking.error))
-        assert asking.inode is not None
-        return asking.inode
-
-    async def _run_asking(self, key: tuple[int, bytes], asking: _Asking) -> None:
-        try:
-            asking.inode = await self._observe(*key)
-        except CachefsError as error:
-            asking.error = error
-        except Exception:
-            # A bug here gives an error to the waiting look-ups, but must not end the mount.
-            log.exception("bug while looking up %r in inode %d", key[1], key[0])
-        finally:
-            # However this ended, no look-up may wait for ever.
-            if asking.inode is None and asking.error is None:
-                asking.error = CachefsError("the look-up was broken off")
-            del self._asking[key]
-            asking.done.set()
 
     async def _observe(self, parent: int, name: bytes) -> Inode:
         directory = self.inode(parent)
         if not directory.is_dir:
             raise NotADirError("not a directory")
-        self._list_if_cheaper(directory)
+        self._list_or_head.note_head(directory)
         observed_ns = self._clock.now_ns()
         # A known name is looked up again because its TTL has ended. Its bytes are mostly cached.
         is_unknown = self.table.dirent(parent, name) is None
@@ -437,12 +364,12 @@ class Namespace:
                 meta, data = await self._ask_origin(directory, name, is_unknown)
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
-            self._list_if_absent(directory)
+            self._list_or_head.note_absent(directory)
             raise
         ino, changed = self.table.bind(parent, name, meta, observed_ns)
         if ino is None:
             raise NotFoundError("no such file or directory")
-        self._negatives.pop((parent, name), None)
+        self.absent.drop(parent, name)
         if changed:
             self._listings.note_change(parent)
         inode = self.inode(ino)
@@ -466,45 +393,7 @@ class Namespace:
         if self.table.unbind(parent, name, observed_ns):
             self._listings.note_change(parent)
         self._listings.note_absence(parent)
-        self._negatives[(parent, name)] = observed_ns
-        if len(self._negatives) > _NEGATIVES:
-            self._negatives.popitem(last=False)
-
-    def _list_if_cheaper(self, directory: Inode) -> None:
-        """List the directory if HEADs of single names have cost as much as a listing of it.
-
-        The length of a new directory's listing is unknown: after 8 look-ups one page is listed,
-        after 32 three more, and so on. So a reader of whole directories soon needs no HEADs, and a
-        reader of a few files in huge directories pays for about one LIST more per 8 HEADs.
-        """
-        if self._origin.lists_by_stat:
-            return
-        ino = directory.ino
-        if len(self._heads_since_listing) > _HEAD_COUNTS:
-            self._heads_since_listing.clear()
-        asked = self._heads_since_listing[ino] = self._heads_since_listing.get(ino, 0) + 1
-        listing = self.table.listing(ino)
-        if listing is not None:
-            if asked > 1 + listing.entry_count // _LIST_PAGE_ENTRIES:
-                del self._heads_since_listing[ino]
-                self._listings.refresh(directory)
-        elif asked % _HEADS_PER_LIST == 0 and _is_power_of_four(asked // _HEADS_PER_LIST):
-            self._listings.list_bounded(directory, asked // _HEADS_PER_LIST)
-
-    def _list_if_absent(self, directory: Inode) -> None:
-        """List one page of the directory after the first absent name in it.
-
-        To find that a name is absent costs a LIST, too. A reader often looks for several absent
-        names (Python tries each suffix that a module may have), and one page is mostly the whole
-        directory.
-        """
-        ino = directory.ino
-        asked = self._heads_since_listing.get(ino, 0)
-        if self._origin.lists_by_stat or asked >= _HEADS_PER_LIST:
-            return
-        if self.table.listing(ino) is None:
-            self._heads_since_listing[ino] = _HEADS_PER_LIST
-            self._listings.list_bounded(directory, 1)
+        self.absent.note(parent, name, observed_ns)
 
     # -- directories ---------------------------------------------------------------------------
 
@@ -545,11 +434,7 @@ class Namespace:
         dirent = self.table.dirent(inode.parent, inode.name)
         if dirent is not None and dirent.ino == inode.ino:
             with suppress(CachefsError):
-                await self._ask(inode.parent, inode.name)
-
-
-def _is_power_of_four(number: int) -> bool:
-    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
+                await self._look_ups.ask(inode.parent, inode.name)
 
 
 __all__ = ["ROOT_INO", "Namespace", "Ttls"]

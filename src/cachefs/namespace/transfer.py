@@ -229,7 +229,7 @@ class MetadataImport:
         rows: list[FirstName] = []
         seen: set[bytes] = set()
         now_ns = self._clock.now_ns()
-        absent_at_ns = self._namespace.absent_at_ns
+        absent_at_ns = self._namespace.absent.found_at_ns
         try:
             for text, is_dir, size, mtime_ns, version, uid, gid, mode, checked_ns, _, _ in entries:
                 name = text.encode("utf-8", "surrogateescape")
