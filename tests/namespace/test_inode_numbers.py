@@ -4,7 +4,7 @@ import pytest
 
 from cachefs.db.write_ahead_log import log_paths
 from cachefs.errors import CacheDirError
-from cachefs.namespace import inodes
+from cachefs.namespace import inode_numbers
 from cachefs.namespace.inodes import ROOT_INO
 from tests.full_database import FullDatabase
 from tests.namespace.harness import ScriptedOrigin, Tree, WallClock
@@ -89,7 +89,7 @@ async def test_a_reservation_is_renewed_long_before_it_ends(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every commit fewer are handed out than half of it."""
-    monkeypatch.setattr(inodes, "_INO_RESERVE", 32)
+    monkeypatch.setattr(inode_numbers, "_RESERVE", 32)
     await tree.restart()
     for directory in range(20):
         for number in range(12):

@@ -44,6 +44,7 @@ from cachefs.format.inode_record import (
     unpack_stat,
 )
 from cachefs.namespace.clock import Clock
+from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
 from cachefs.types import NO_POSIX, Found, ObjectMeta
 
 ROOT_INO = 1
@@ -52,17 +53,7 @@ FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size in bytes, mtime_ns, version, (uid, gid, mode), and when it
 was observed (wall clock, ns)."""
 
-_MOST_INO = (1 << 48) - (1 << 32)
-"""The limit of inode numbers: the relay's table has no room for larger ones
-(docs/formats/relay_table.md)."""
 _PURGED_PER_START = 100_000
-_YEAR_2025_S = 1_735_689_600
-_LAST_START = 3 << 46
-"""The greatest first number that the clock can lead to. Numbers have 48 bits, and a clock that is
-wrong must not use them up."""
-_INO_RESERVE = 1 << 24
-"""Numbers in each reservation: more than can be used during the slowest commit. Inode numbers have
-48 bits."""
 
 
 class NoPathError(ObjectChangedError, LookupError):
@@ -111,23 +102,10 @@ class InodeTable:
         db.recover("meta", b"journal", wal_stem)
         last_key = db.last_key("inodes")
         try:
-            last_ino = ROOT_INO if last_key is None else ino_of_key(last_key)
+            last_ino = ROOT_INO if last_key is None else max(ROOT_INO, ino_of_key(last_key))
         except BadRecordError:
-            last_ino = _MOST_INO
-        self._next_ino = max(_reserved_to(db.get("meta", b"next_ino")), last_ino + 1)
-        if self._next_ino >= _MOST_INO:
-            raise CacheDirError(
-                "the namespace is damaged: it has inode numbers that were never given out. Remove "
-                "the directory namespace of the cache directory: its names are asked for anew"
-            )
-        if is_successor:
-            # The last process may have had another database, which is damaged or whose disk is
-            # gone. This number is above all numbers that any mount has used by now.
-            self._next_ino = max(self._next_ino, min(_number_of_now(clock.now_ns()), _LAST_START))
-        self._reserved_to = self._next_ino
-        self._logged_to = 0
-        """Numbers below this may be used: their reservation survives the end of this process."""
-        self._reserve()
+            last_ino = MOST_INO
+        self._numbers = InodeNumbers(db, last_ino, clock.now_ns(), is_successor)
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         root = self.get(ROOT_INO)
         if root is None or not root.is_dir:
@@ -268,7 +246,7 @@ class InodeTable:
         dirents: dict[bytes, bytes] = {}
         inos = []
         for name, is_dir, size_bytes, mtime_ns, version, posix, observed_ns in rows:
-            ino = self._allocate()
+            ino = self._numbers.allocate()
             inos.append(ino)
             if is_dir:
                 record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, "", posix)
@@ -302,7 +280,7 @@ class InodeTable:
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
                 return current.ino, False
-        ino = self._allocate()
+        ino = self._numbers.allocate()
         if current is not None:
             self._unbound(parent, name, current.ino)
         if isinstance(meta, ObjectMeta):
@@ -369,7 +347,7 @@ class InodeTable:
     @property
     def next_ino(self) -> int:
         """Names that get a new inode from now on get this number or a greater one."""
-        return self._next_ino
+        return self._numbers.next_ino
 
     def _unbound(self, parent: int, name: bytes, ino: int) -> None:
         self.unbound_count += 1
@@ -380,30 +358,6 @@ class InodeTable:
 
     def _note_unnamed(self, ino: int) -> None:
         self._db.put("orphans", ino_key(ino), b"")
-
-    def _reserve(self) -> None:
-        # A number must not be used twice after a crash, so the stored counter runs ahead. The
-        # caller commits once after construction. Each later reservation is made half a reserve
-        # before it is needed, and the regular commits store it. `_allocate` checks that this has
-        # succeeded.
-        self._reserved_to += _INO_RESERVE
-        self._db.put("meta", b"next_ino", self._reserved_to.to_bytes(8, "big"))
-
-    def _allocate(self) -> int:
-        """Return a new inode number. While none can be reserved, raises `CacheDirError` and
-        changes nothing."""
-        ino = self._next_ino
-        if ino >= self._logged_to:
-            self._logged_to = _reserved_to(self._db.logged("meta", b"next_ino"))
-            if ino >= self._logged_to:
-                raise CacheDirError(
-                    "names that are not known yet can't be shown: the namespace can't be written "
-                    "(see the log); free some space on its disk"
-                )
-        self._next_ino += 1
-        if self._next_ino + _INO_RESERVE // 2 > self._reserved_to:
-            self._reserve()
-        return ino
 
     def purge_unnamed(self) -> int:
         """Delete the records that lost their name before the mount began, and all records below.
@@ -437,15 +391,6 @@ def _is_same(inode: Inode, meta: Found) -> bool:
     if inode.is_dir:
         return False
     return (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)
-
-
-def _number_of_now(now_ns: int) -> int:
-    """Return an inode number that grows by 2^18 (more than 260,000) per second since 2025."""
-    return max(0, now_ns // 1_000_000_000 - _YEAR_2025_S) << 18
-
-
-def _reserved_to(row: bytes | None) -> int:
-    return int.from_bytes(row, "big") if row else ROOT_INO + 1
 
 
 def join(parent: str, name: bytes) -> str:
