@@ -7,8 +7,8 @@ import click
 
 from cachefs import __version__
 from cachefs.cli import explain
-from cachefs.cli.mount import given, load, start
 from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
+from cachefs.cli.mounting.start import given, mount_config, start
 from cachefs.errors import UsageError
 
 _PROGRAM = "mount.cachefs"
@@ -51,7 +51,7 @@ def command(
         raise UsageError("-N is not possible; run mount inside that namespace: nsenter")
     config_file, others = _config_file(",".join(words))
     fields = parse_mount_words(others, IGNORED | FSTAB, sloppy=sloppy)
-    config = load(source, mountpoint, fields, config_file)
+    config = mount_config(source, mountpoint, fields, config_file)
     if not fake:
         start(config, given(source, fields, config_file))
     if verbose:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.mount import load
+from cachefs.cli.mounting.start import mount_config
 from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.cli.set import change, shown
 from cachefs.config import LIVE, MountConfig, flags, to_json
@@ -37,7 +37,7 @@ def command(mountpoint: str | None, debug: bool) -> None:
             f"{place} was mounted without a configuration file; cachefs set changes its options"
         )
     os.chdir(given["directory"] if Path(given["directory"]).is_dir() else "/")
-    config = load(given["source"], str(place), given["fields"], given["file"])
+    config = mount_config(given["source"], str(place), given["fields"], given["file"])
     wanted = _wanted(config, ask(socket_path(place), api.SETTINGS, timeout_s=_TIMEOUT_S))
     if wanted:
         change(place, wanted, "")

@@ -1,1 +1,1 @@
-"""What `cachefs mount` and `mount.cachefs` need to start a daemon."""
+"""What `cachefs mount` and `mount.cachefs` need to serve a mount."""

@@ -5,9 +5,10 @@ Its lines identify a path by its `number` in `paths`, from 0. An error for one p
 `failure`; the other paths continue.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import trio
@@ -60,15 +61,11 @@ class CacheRoutes:
 
     # -- looking -------------------------------------------------------------------------------
 
-    async def info(self, arguments: dict[str, Any]) -> Lines:
+    def info(self, arguments: dict[str, Any]) -> Lines:
         """Yield a line for each path: what it is, and how much of it is cached."""
-        for number, path in enumerate(_paths(arguments)):
-            try:
-                yield {"number": number, **await self._info(path)}
-            except CachefsError as error:
-                yield {"number": number, "failure": str(error)}
+        return _on_each(_paths(arguments), self._info)
 
-    async def _info(self, path: str) -> Mapping[str, object]:
+    async def _info(self, path: str) -> Lines:
         inode = await self._tree.find(parts_of(path))
         sums, failures = await self._sum(inode)
         answer: dict[str, object] = {
@@ -83,15 +80,14 @@ class CacheRoutes:
             answer |= {"version": inode.version}
         if failures:
             answer["problem"] = failures[0]
-        return answer
+        yield answer
 
     async def _sum(self, inode: Inode) -> tuple[FileSums, list[str]]:
         """Return the sums over a file or a tree, and the reasons why some names may be missing."""
         if not inode.is_dir:
             return await self._tree.sums_of([inode]), []
         sums, failures = FileSums(), []
-        lines = self._tree.sums_below(inode)
-        async with aclosing(lines):
+        async with aclosing(self._tree.sums_below(inode)) as lines:
             async for line in lines:
                 sums = line.sums
                 if line.failure is not None:
@@ -114,31 +110,21 @@ class CacheRoutes:
             known_ns = max(known_ns, listing.listed_at_ns)
         return known_ns / NS
 
-    async def usage(self, arguments: dict[str, Any]) -> Lines:
+    def usage(self, arguments: dict[str, Any]) -> Lines:
         """Yield a line for each file in `paths`, and for each directory at or below those in
         `paths`, down to `depth` levels (none: no limit). `path` is relative to the given path."""
         depth = arguments.get("depth")
         if depth is not None and (not isinstance(depth, int) or depth < 0):
             raise UsageError(f"depth is a number from 0 on, not {depth!r}")
-        for number, path in enumerate(_paths(arguments)):
-            try:
-                lines = self._usage(path, depth)
-                async with aclosing(lines):
-                    async for line in lines:
-                        yield {"number": number, **line}
-            except CachefsError as error:
-                yield {"number": number, "failure": str(error)}
+        return _on_each(_paths(arguments), partial(self._usage, depth))
 
-    async def _usage(
-        self, path: str, depth: int | None
-    ) -> AsyncGenerator[Mapping[str, object], None]:
+    async def _usage(self, depth: int | None, path: str) -> Lines:
         top = await self._tree.find(parts_of(path))
         if not top.is_dir:
             yield {"path": "", **asdict(await self._tree.sums_of([top]))}
             return
         prefix = self._namespace.table.path(top)
-        lines = self._tree.sums_below(top)
-        async with aclosing(lines):
+        async with aclosing(self._tree.sums_below(top)) as lines:
             async for line in lines:
                 found = self._namespace.table.path(self._namespace.inode(line.ino))
                 below = found[len(prefix) :].strip("/")
@@ -149,7 +135,7 @@ class CacheRoutes:
 
     # -- changing ------------------------------------------------------------------------------
 
-    async def evict(self, arguments: dict[str, Any]) -> Lines:
+    def evict(self, arguments: dict[str, Any]) -> Lines:
         """Drop the cached blocks of the paths; with `force` also pinned ones. With `dry_run` only
         count them. The last line has the sums."""
         force, dry_run = _flag(arguments, "force"), _flag(arguments, "dry_run")
@@ -158,13 +144,11 @@ class CacheRoutes:
         async def act(refs: list[ObjectRef]) -> Dropped:
             return await objects.evict(refs, pinned_too=force, dry_run=dry_run)
 
-        async for line in self._on_all(arguments, act):
-            yield line
+        return self._on_all(arguments, act)
 
-    async def unpin(self, arguments: dict[str, Any]) -> Lines:
+    def unpin(self, arguments: dict[str, Any]) -> Lines:
         """Unpin the files: they can be evicted again. The last line has the sums."""
-        async for line in self._on_all(arguments, self._cache.objects.unpin):
-            yield line
+        return self._on_all(arguments, self._cache.objects.unpin)
 
     async def _on_all(
         self, arguments: dict[str, Any], act: Callable[[list[ObjectRef]], Any]
@@ -174,8 +158,8 @@ class CacheRoutes:
         files = 0
         for number, path in enumerate(_paths(arguments)):
             try:
-                batches = self._tree.refs(await self._tree.find(parts_of(path)))
-                async with aclosing(batches):
+                top = await self._tree.find(parts_of(path))
+                async with aclosing(self._tree.refs(top)) as batches:
                     async for refs in batches:
                         done: Dropped = await act(refs)
                         files += len(refs)
@@ -202,8 +186,7 @@ class CacheRoutes:
         sums = {"files": 0, "size_bytes": 0, "pinned_bytes": 0, "refused_bytes": 0}
         for number, inode in found.items():
             try:
-                batches = self._tree.refs(inode, list_unknown=True)
-                async with aclosing(batches):
+                async with aclosing(self._tree.refs(inode, list_unknown=True)) as batches:
                     async for refs in batches:
                         pinned = await self._cache.objects.pin(refs)
                         sums["files"] += len(refs)
@@ -217,8 +200,7 @@ class CacheRoutes:
     async def _refuse_too_much(self, found: Mapping[int, Inode]) -> None:
         more_bytes: dict[str, int] = {}
         for inode in found.values():
-            batches = self._tree.refs(inode)
-            async with aclosing(batches):
+            async with aclosing(self._tree.refs(inode)) as batches:
                 async for refs in batches:
                     charges = await self._cache.objects.charge_to_pin(refs)
                     for path, size_bytes in charges.items():
@@ -248,6 +230,17 @@ class CacheRoutes:
         for number, failure in refresher.failures:
             yield {"number": number, "failure": failure}
         yield asdict(refresher.found)
+
+
+async def _on_each(paths: Sequence[str], answer: Callable[[str], Lines]) -> Lines:
+    """Yield the lines of the answer for each path, with the path's number."""
+    for number, path in enumerate(paths):
+        try:
+            async with aclosing(answer(path)) as lines:
+                async for line in lines:
+                    yield {"number": number, **line}
+        except CachefsError as error:
+            yield {"number": number, "failure": str(error)}
 
 
 def _paths(arguments: dict[str, Any]) -> list[str]:

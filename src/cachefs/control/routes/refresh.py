@@ -188,8 +188,7 @@ class Refresher:
             self._invalidate_attributes(parent)
 
     async def _drop(self, top: Inode) -> None:
-        batches = self._tree.refs(top)
-        async with aclosing(batches):
+        async with aclosing(self._tree.refs(top)) as batches:
             async for refs in batches:
                 dropped = await self._objects.evict(refs, pinned_too=True)
                 self.found.dropped_blocks += dropped.blocks

@@ -128,8 +128,7 @@ class CacheTree:
             ino = directories.pop()
             if list_unknown:
                 await self._list(ino)
-            batches = self._names(ino)
-            async with aclosing(batches):
+            async with aclosing(self._names(ino)) as batches:
                 async for batch in batches:
                     directories.extend(inode.ino for inode in batch if inode.is_dir)
                     files = [inode for inode in batch if not inode.is_dir]
@@ -163,8 +162,7 @@ class CacheTree:
             here.failure = error
         if (inode := self.namespace.table.get(here.ino)) is not None:
             here.sums.unshown_keys = self.namespace.unshown_in(inode)
-        batches = self._names(here.ino)
-        async with aclosing(batches):
+        async with aclosing(self._names(here.ino)) as batches:
             async for batch in batches:
                 files = [inode for inode in batch if not inode.is_dir]
                 here.below.extend(inode.ino for inode in batch if inode.is_dir)
