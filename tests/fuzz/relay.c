@@ -108,7 +108,7 @@ static void start_anew(void) {
     }
     relay_detach(relay);
     pthread_mutex_lock(&relay->lock);
-    while (relay->first != NULL) free(dequeue(relay));
+    while (relay->queue.first != NULL) free(pop(&relay->queue));
     free(relay->init);
     relay->init = NULL;
     relay->can_resend = relay->pretends_not = false;

@@ -31,8 +31,8 @@ struct message {
 
 void init_forwarding(struct relay *relay) {
     relay->requests_fd = -1;
-    relay->last = &relay->first;
-    relay->last_notice = &relay->first_notice;
+    relay->queue.last = &relay->queue.first;
+    relay->notices.last = &relay->notices.first;
     pthread_mutex_init(&relay->lock, NULL);
     pthread_cond_init(&relay->has_queue, NULL);
     pthread_cond_init(&relay->has_daemon, NULL);
@@ -56,21 +56,26 @@ static struct message *message_of(const void *bytes, size_t length) {
     return message;
 }
 
-/* Appends a copy of a request to the queue. The caller must hold `lock`. */
-static void enqueue(struct relay *relay, const void *bytes, size_t length) {
-    *relay->last = message_of(bytes, length);
-    relay->last = &(*relay->last)->next;
-    pthread_cond_signal(&relay->has_queue);
+/* Appends a message to a list, which then owns it. The caller must hold `lock`. */
+static void append(struct message_list *list, struct message *message) {
+    *list->last = message;
+    list->last = &message->next;
 }
 
-/* Unlinks the first request of the queue, which the caller then owns; NULL if the queue is
- * empty. The caller must hold `lock`. */
-static struct message *dequeue(struct relay *relay) {
-    struct message *message = relay->first;
+/* Unlinks the first message of a list, which the caller then owns; NULL if there is none. The
+ * caller must hold `lock`. */
+static struct message *pop(struct message_list *list) {
+    struct message *message = list->first;
     if (message == NULL) return NULL;
-    relay->first = message->next;
-    if (relay->first == NULL) relay->last = &relay->first;
+    list->first = message->next;
+    if (list->first == NULL) list->last = &list->first;
     return message;
+}
+
+/* Appends a copy of a request to the queue. The caller must hold `lock`. */
+static void enqueue(struct relay *relay, const void *bytes, size_t length) {
+    append(&relay->queue, message_of(bytes, length));
+    pthread_cond_signal(&relay->has_queue);
 }
 
 /* Receives a notice from the daemon without waiting; NULL if there is none. The caller must hold
@@ -88,15 +93,12 @@ static struct message *receive_notice(struct relay *relay) {
 static void lose_daemon(struct relay *relay) {
     if (relay->requests_fd < 0) return;
     struct message *notice;
-    while ((notice = receive_notice(relay)) != NULL) {
-        *relay->last_notice = notice;
-        relay->last_notice = &notice->next;
-    }
+    while ((notice = receive_notice(relay)) != NULL) append(&relay->notices, notice);
     shutdown(relay->requests_fd, SHUT_RDWR); /* wakes `pass_notices_on` from its poll */
     close(relay->requests_fd);
     relay->requests_fd = -1;
     /* No daemon has received the queued requests. The kernel sends them again if it can. */
-    while (relay->can_resend && relay->first != NULL) free(dequeue(relay));
+    while (relay->can_resend && relay->queue.first != NULL) free(pop(&relay->queue));
 }
 
 void forward(struct relay *relay, const void *bytes, size_t length) {
@@ -105,7 +107,7 @@ void forward(struct relay *relay, const void *bytes, size_t length) {
     waiting_note(&relay->waiting, in);
     pthread_mutex_lock(&relay->lock);
     if (!relay->can_resend) relay->uniques[relay->unique_count++ % UNIQUES] = in->unique;
-    if (relay->requests_fd >= 0 && relay->first == NULL) {
+    if (relay->requests_fd >= 0 && relay->queue.first == NULL) {
         ssize_t sent;
         do
             sent = send(relay->requests_fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -117,7 +119,7 @@ void forward(struct relay *relay, const void *bytes, size_t length) {
     } else if (relay->requests_fd >= 0 || !relay->can_resend) {
         enqueue(relay, bytes, length);
     }
-    if (relay->requests_fd < 0 && !relay->can_resend && relay->first == NULL)
+    if (relay->requests_fd < 0 && !relay->can_resend && relay->queue.first == NULL)
         enqueue(relay, bytes, length); /* the send above found the daemon gone */
     pthread_mutex_unlock(&relay->lock);
 }
@@ -126,15 +128,15 @@ void *send_queue(void *argument) {
     struct relay *relay = argument;
     pthread_mutex_lock(&relay->lock);
     while (!GET(relay->stopping)) {
-        if (relay->first == NULL || relay->requests_fd < 0) {
+        if (relay->queue.first == NULL || relay->requests_fd < 0) {
             pthread_cond_wait(&relay->has_queue, &relay->lock);
             continue;
         }
-        struct message *message = relay->first;
+        struct message *message = relay->queue.first;
         ssize_t sent = send(relay->requests_fd, message->bytes, message->length,
                             MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent >= 0) {
-            free(dequeue(relay));
+            free(pop(&relay->queue));
         } else if (errno == EAGAIN || errno == ENOBUFS) {
             /* Short wait without the lock, because the socket may be replaced meanwhile. */
             struct pollfd room = {relay->requests_fd, POLLOUT, 0};
@@ -152,11 +154,8 @@ void *send_queue(void *argument) {
 /* Returns the next notice, first those of a dead daemon. The caller must hold `lock`, and owns
  * it. */
 static struct message *next_notice(struct relay *relay) {
-    struct message *notice = relay->first_notice;
-    if (notice == NULL) return receive_notice(relay);
-    relay->first_notice = notice->next;
-    if (relay->first_notice == NULL) relay->last_notice = &relay->first_notice;
-    return notice;
+    struct message *notice = pop(&relay->notices);
+    return notice != NULL ? notice : receive_notice(relay);
 }
 
 /* The kernel drops a name only when no look-up is under way in its directory. Until then it blocks
@@ -230,7 +229,7 @@ bool relay_resend(struct relay *relay) {
     if (!can_resend) {
         for (uint64_t i = 0; i < count; i++) {
             bool is_queued = false;
-            for (struct message *m = relay->first; m != NULL && !is_queued; m = m->next)
+            for (struct message *m = relay->queue.first; m != NULL && !is_queued; m = m->next)
                 is_queued = ((struct fuse_in_header *)m->bytes)->unique == relay->uniques[i];
             if (!is_queued) reply(relay, relay->uniques[i], -EIO, NULL, 0);
         }

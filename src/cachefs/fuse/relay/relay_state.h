@@ -37,7 +37,10 @@ struct worker {
     char waiting[SMALL_REQUEST];  /* copy of the READ while `state` is WAITING */
 };
 
-struct message; /* forwarding.c */
+/* Messages in order of arrival, for forwarding.c. The list owns them. */
+struct message_list {
+    struct message *first, **last; /* `last`: where the next one is linked */
+};
 
 struct relay {
     int device_fd, ended_fd;        /* borrowed; owned */
@@ -68,10 +71,10 @@ struct relay {
     int requests_fd;                /* owned; -1: no daemon */
     bool can_resend, pretends_not;  /* the kernel's ability; `relay_pretend_no_resend` was called */
     struct message *init;           /* the kernel's INIT; owned */
-    struct message *first, **last;  /* requests that the socket had no room for */
+    struct message_list queue;      /* requests that the socket had no room for */
     uint64_t uniques[UNIQUES];      /* ring of the latest forwarded requests, for kernels that */
     uint64_t unique_count;          /* cannot send them again */
-    struct message *first_notice, **last_notice; /* notices of a dead daemon for the kernel */
+    struct message_list notices;    /* of a dead daemon, for the kernel */
     bool says_nothing;              /* the daemon's end of the socket is closed */
     pthread_cond_t has_daemon;
 };
