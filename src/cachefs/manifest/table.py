@@ -7,7 +7,7 @@ that attributes requested from the origin last no longer than the mount.
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,15 +75,29 @@ def is_unknown(meta: ObjectMeta | None, needs_owners: bool) -> bool:
     return meta is None or (needs_owners and meta.posix == NO_POSIX)
 
 
-def _longest_known(path: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
-    """Return the longest part of the path that is in `known` ("" if none), and the names below it.
-    Not recursive, because paths may be thousands of levels deep."""
+def _directory_number(
+    path: str, known: OrderedDict[str, int | None], child: Callable[[int, str], int | None]
+) -> int | None:
+    """Return the number of a directory; None if the path cannot be a directory.
+
+    `known` has the numbers of the directories that were needed last. `child(parent, name)` gives
+    the others. Not recursive, because paths may be thousands of levels deep.
+    """
     names: list[str] = []
     while path and path not in known:
         path, _, name = path.rpartition("/")
         names.append(name)
-    names.reverse()
-    return path, names
+    number = known.get(path, ROOT_NUMBER)
+    if path:
+        known.move_to_end(path)
+    while names:
+        name = names.pop()
+        path = f"{path}/{name}" if path else name
+        number = None if number is None or not is_name(name) else child(number, name)
+        known[path] = number
+        if len(known) > _KNOWN_DIRECTORIES:
+            known.popitem(last=False)
+    return number
 
 
 class _Builder:
@@ -99,7 +113,9 @@ class _Builder:
     def add(self, listed: Listed) -> None:
         """Add one file. If a manifest names a file twice, the last entry wins."""
         above, _, name = listed.path.rpartition("/")
-        parent = self._directory(above) if len(above) <= _PATH_CHARACTERS else None
+        parent = None
+        if len(above) <= _PATH_CHARACTERS:
+            parent = _directory_number(above, self._directories, self._make)
         if parent is None or not is_name(name):
             self._skipped += 1
             return
@@ -124,24 +140,8 @@ class _Builder:
     def _is_unknown(self, meta: ObjectMeta | None) -> bool:
         return is_unknown(meta, self._needs_owners)
 
-    def _directory(self, path: str) -> int | None:
-        """Return the number of a directory, which is added if needed; None if the path cannot be a
-        directory."""
-        if not path:
-            return ROOT_NUMBER
-        known, names = _longest_known(path, self._directories)
-        number: int | None = self._directories.get(known, ROOT_NUMBER)
-        if known:
-            self._directories.move_to_end(known)
-        for name in names:
-            known = f"{known}/{name}" if known else name
-            number = None if number is None or not is_name(name) else self._make(number, name)
-            self._directories[known] = number
-            if len(self._directories) > _KNOWN_DIRECTORIES:
-                self._directories.popitem(last=False)
-        return number
-
     def _make(self, parent: int, name: str) -> int | None:
+        """Return the number of a directory, which is added if needed; None if it is a file."""
         key = row_key(parent, name.encode("utf-8", "surrogateescape"))
         number = self._next_number
         if not self._db.put("rows", key, pack_row(Directory(number))):
@@ -177,7 +177,7 @@ class ManifestTable:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._directories: OrderedDict[str, int] = OrderedDict()
+        self._directories: OrderedDict[str, int | None] = OrderedDict()
         stored = db.get("meta", b"counts") or b"0 1 0"
         self.counts = Counts(*map(int, stored.split()))
 
@@ -202,27 +202,17 @@ class ManifestTable:
 
     def _key(self, path: str) -> bytes:
         above, _, name = path.rpartition("/")
-        if not is_name(name):
+        parent = _directory_number(above, self._directories, self._child)
+        if parent is None or not is_name(name):
             raise KeyError(path)
-        return row_key(self._number(above), name.encode("utf-8", "surrogateescape"))
+        return row_key(parent, name.encode("utf-8", "surrogateescape"))
 
-    def _number(self, path: str) -> int:
-        known, names = _longest_known(path, self._directories)
-        number = self._directories.get(known, ROOT_NUMBER)
-        for name in names:
-            if not is_name(name):
-                raise KeyError(path)
-            key = row_key(number, name.encode("utf-8", "surrogateescape"))
-            value = self._db.get("rows", key)
-            row = None if value is None else unpack_row(value)
-            if not isinstance(row, Directory):
-                raise KeyError(path)
-            number = row.number
-            known = f"{known}/{name}" if known else name
-            self._directories[known] = number
-            if len(self._directories) > _KNOWN_DIRECTORIES:
-                self._directories.popitem(last=False)
-        return number
+    def _child(self, parent: int, name: str) -> int:
+        value = self._db.get("rows", row_key(parent, name.encode("utf-8", "surrogateescape")))
+        row = None if value is None else unpack_row(value)
+        if not isinstance(row, Directory):
+            raise KeyError(name)
+        return row.number
 
     def children(
         self, number: int, after: bytes | None, most: int
