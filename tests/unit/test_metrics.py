@@ -233,7 +233,7 @@ async def test_an_origin_that_is_down(
     house = House(stale_if_error=stale_if_error)
     house.state.mounted = True
     monkeypatch.setattr(house.origin._prober, "down_since", house.state.started_at - down_s)
-    monkeypatch.setattr(house.origin._prober._breaker, "opened_at", 1.0)
+    monkeypatch.setattr(house.origin._prober._breaker, "is_open", True)
     found, text = await answer(house, "/readyz")
     assert found == code
     assert ("from the cache" if code == 200 else "does not answer since") in text

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from cachefs.origin.body import Body
+from cachefs.origin.names import join
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 _MOST_DIRECTORIES = 10_000
@@ -156,16 +157,17 @@ class Origin(ABC):
         return False
 
     async def read_many(
-        self,
-        wanted: Sequence[tuple[str, ObjectMeta]],
-        at_a_time: int,
-        stopped: Callable[[], bool],
+        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[memoryview | None]:
         """Return whole small objects, as `read` does, at a lower cost. It sends one request for
         each object, at most `at_a_time` at a time. Once `stopped()` returns true, it sends no more
         requests; any thread may call `stopped`. The result has None for an object that this method
         could not read: the caller uses `read` for it, which also reports errors."""
         return [None] * len(wanted)
+
+    def _subject(self, path: str) -> str:
+        """Return the name of `path` in messages."""
+        return join(self.url.rstrip("/"), path)
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -4,7 +4,7 @@ The rules are those of docs/SEMANTICS.md and apply to every origin.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from cachefs.types import Entry, ObjectMeta
 
@@ -49,7 +49,7 @@ def join(root: str, path: str) -> str:
     return f"{root}/{path}" if root and path else root or path
 
 
-def chunked(entries: list[Entry], page_size: int) -> Iterable[list[Entry]]:
+def chunked(entries: list[Entry], page_size: int) -> Iterator[list[Entry]]:
     """Cut `entries` into pages of at most `page_size`."""
     for start in range(0, len(entries), page_size):
         yield entries[start : start + page_size]

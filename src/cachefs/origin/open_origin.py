@@ -38,7 +38,13 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
 
         return open_s3(rest, options)
     if scheme == "oss":
-        return _open_oss(rest, options)
+        if options.oss_driver == "ossfs":
+            from cachefs.origin.fsspec.ossfs import open_ossfs
+
+            return open_ossfs(rest, options)
+        from cachefs.origin.s3.client import open_oss
+
+        return open_oss(rest, options)
     if scheme == "hdfs" and options.hdfs_driver == "native":
         from cachefs.origin.hdfs.client import open_hdfs
 
@@ -46,16 +52,6 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     from cachefs.origin.fsspec.client import open_fsspec
 
     return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)
-
-
-def _open_oss(location: str, options: OriginOptions) -> Origin:
-    if options.oss_driver == "ossfs":
-        from cachefs.origin.fsspec.ossfs import open_ossfs
-
-        return open_ossfs(location, options)
-    from cachefs.origin.s3.client import open_oss
-
-    return open_oss(location, options)
 
 
 __all__ = ["OriginOptions", "open_origin"]

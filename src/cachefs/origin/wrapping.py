@@ -38,10 +38,7 @@ class WrappingOrigin(Origin):
         return self._inner.reads_many
 
     async def read_many(
-        self,
-        wanted: Sequence[tuple[str, ObjectMeta]],
-        at_a_time: int,
-        stopped: Callable[[], bool],
+        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[memoryview | None]:
         """See `Origin.read_many`; `inner` does it."""
         return await self._inner.read_many(wanted, at_a_time, stopped)

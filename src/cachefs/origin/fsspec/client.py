@@ -12,7 +12,7 @@ import getpass
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ from cachefs.origin.fsspec.errors import from_fsspec
 from cachefs.origin.fsspec.http_tree import HttpTree
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
 from cachefs.origin.local_ids import named_posix, numbered_posix
-from cachefs.origin.names import Pages, chunked, is_name, join, resolve_twins
+from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.s3.config import S3Target, new_session, resolve_target
 from cachefs.types import NO_POSIX, Buffer, Entry, Found, ObjectMeta, Posix
@@ -205,15 +205,14 @@ class FsspecOrigin(Origin):
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`."""
-        pages: list[list[Entry]] | None = None
+        pages: Iterator[list[Entry]] | None = None
 
         async def next_page() -> list[Entry] | None:
             nonlocal pages
             if pages is None:
                 self._checked(path)
-                pages = list(chunked(await self._entries(path), _PAGE_ENTRIES))
-                pages.reverse()
-            return pages.pop() if pages else None
+                pages = chunked(await self._entries(path), _PAGE_ENTRIES)
+            return next(pages, None)
 
         return Pages(next_page)
 
@@ -244,9 +243,6 @@ class FsspecOrigin(Origin):
         """Drop the file system, which then closes its sessions."""
         self._fs = None
         await trio.lowlevel.checkpoint()
-
-    def _subject(self, path: str) -> str:
-        return join(self.url.rstrip("/"), path)
 
     def _checked(self, path: str) -> None:
         if path and not all(is_name(part) for part in path.split("/")):

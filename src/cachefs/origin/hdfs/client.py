@@ -34,7 +34,7 @@ from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.hdfs.config import HdfsTarget, NameNode, resolve_target
 from cachefs.origin.hdfs.errors import from_hdfs_native, is_of_the_namenode
 from cachefs.origin.local_ids import named_posix
-from cachefs.origin.names import Pages, is_name, join
+from cachefs.origin.names import Pages, is_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 from cachefs.workers import Workers
@@ -162,9 +162,6 @@ class HdfsOrigin(Origin):
         for server in self._servers:
             server.close()
         await trio.lowlevel.checkpoint()
-
-    def _subject(self, path: str) -> str:
-        return join(self.url.rstrip("/"), path)
 
     def _full(self, path: str) -> str:
         """Return the absolute path. Raises `NotFoundError`, without a request, if no such path can

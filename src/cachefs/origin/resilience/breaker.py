@@ -17,16 +17,12 @@ class Breaker:
     def __init__(self, open_after_s: float) -> None:
         self.reason = ""
         """The message of the last failure."""
-        self.opened_at: float | None = None
+        self.is_open = False
         self._open_after_s = open_after_s
         self._run_began_at = 0.0
         self._last_at = 0.0
         self._failures = 0
         self._probes_failed = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.opened_at is not None
 
     @property
     def is_failing(self) -> bool:
@@ -48,7 +44,7 @@ class Breaker:
     def answered(self) -> bool:
         """Record an answer of the origin. Return True if this closes the breaker."""
         self._failures = self._probes_failed = 0
-        was_open, self.opened_at = self.is_open, None
+        was_open, self.is_open = self.is_open, False
         return was_open
 
     def is_suspect(self, now: float) -> bool:
@@ -64,5 +60,5 @@ class Breaker:
             return False
         if now - self._run_began_at < self._open_after_s:
             return False
-        self.opened_at = now
+        self.is_open = True
         return True

@@ -30,7 +30,7 @@ import trio
 
 from cachefs.errors import BadDataError, OriginBusyError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
-from cachefs.origin.names import Pages, join
+from cachefs.origin.names import Pages
 from cachefs.origin.options import CHECK_DEADLINE_S
 from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.hedge import hedged
@@ -176,10 +176,7 @@ class ResilientOrigin(WrappingOrigin):
         return await self._call(path, attempt, extra_s=extra_s, reading=reading)
 
     async def read_many(
-        self,
-        wanted: Sequence[tuple[str, ObjectMeta]],
-        at_a_time: int,
-        stopped: Callable[[], bool],
+        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Sends at most as many requests at a time as slots are free. It
         neither retries nor records a failure, because the caller reads missing objects with
@@ -439,9 +436,6 @@ class ResilientOrigin(WrappingOrigin):
             raise OriginUnavailableError(
                 f"{self.url} does not answer (since {since}): {self._prober.problem}"
             )
-
-    def _subject(self, path: str) -> str:
-        return join(self.url.rstrip("/"), path)
 
 
 async def _next_page(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:

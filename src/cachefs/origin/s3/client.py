@@ -220,10 +220,7 @@ class ObjectStoreOrigin(Origin):
         return self._direct.is_usable
 
     async def read_many(
-        self,
-        wanted: Sequence[tuple[str, ObjectMeta]],
-        at_a_time: int,
-        stopped: Callable[[], bool],
+        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Costs one GET per object."""
         if not all(is_strong(meta.version) for _, meta in wanted):
@@ -267,16 +264,13 @@ class ObjectStoreOrigin(Origin):
             self._workers.stop()
         await trio.lowlevel.checkpoint()
 
-    def _key(self, path: str) -> str:
-        return self._target.prefix + path
-
     def _subject(self, path: str) -> str:
         return self._target.subject(path)
 
     def checked_key(self, path: str) -> str:
         """Return the key of `path`. Raises `NotFoundError`, without a request, if no such key can
         exist."""
-        key = self._key(path)
+        key = self._target.prefix + path
         fits = all(is_key_name(part) for part in path.split("/"))
         if not fits or len(key.encode("utf-8")) > _KEY_MAX_BYTES:
             raise NotFoundError(f"{self._subject(path)!r} can't be a key")

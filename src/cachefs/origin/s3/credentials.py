@@ -7,7 +7,6 @@ container and instance roles), a few named variables, or a directory of files. N
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -83,18 +82,17 @@ class BotocoreSource(CredentialSource):
 
 
 class VariableSource(CredentialSource):
-    """Reads the first pair of variables that is set. `names` holds the names of the variables for
-    id, secret and token."""
+    """Reads the first pair of environment variables that is set. `names` holds the names of the
+    variables for id, secret and token."""
 
-    def __init__(self, names: tuple[tuple[str, str, str], ...], environ: Mapping[str, str]) -> None:
+    def __init__(self, names: tuple[tuple[str, str, str], ...]) -> None:
         self._names = names
-        self._environ = environ
 
     def find(self) -> Credentials | None:
         for id_name, secret_name, token_name in self._names:
-            access_key, secret = self._environ.get(id_name), self._environ.get(secret_name)
+            access_key, secret = os.environ.get(id_name), os.environ.get(secret_name)
             if access_key and secret:
-                return Credentials(access_key, secret, self._environ.get(token_name) or None)
+                return Credentials(access_key, secret, os.environ.get(token_name) or None)
         return None
 
     @property
@@ -145,8 +143,3 @@ class CredentialProvider:
                 f"{source.advice}"
             )
         return found
-
-
-def environment(names: tuple[tuple[str, str, str], ...]) -> VariableSource:
-    """Return a source that reads the environment variables of this process."""
-    return VariableSource(names, os.environ)

@@ -19,10 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPSConnection
 from typing import NamedTuple
 
-from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3 import digest
-from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.small_reader import SmallReader
 from cachefs.origin.s3.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
@@ -40,11 +37,7 @@ class Answers(NamedTuple):
 class DirectReader(SmallReader["_Connection"]):
     """Reads small objects of one bucket and owns the idle connections. Thread-safe."""
 
-    def __init__(
-        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
-    ) -> None:
-        super().__init__(target, provider, options)
-        self._tls: ssl.SSLContext | None = None
+    _tls: ssl.SSLContext | None = None
 
     def get(
         self,

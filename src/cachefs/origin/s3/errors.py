@@ -23,7 +23,6 @@ from cachefs.units import format_duration
 
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
-_OBSTORE_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _BUSY_STATUS = (429, 503)
 _SKEWED = "RequestTimeTooSkewed"
@@ -132,17 +131,15 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
     if isinstance(error, FileNotFoundError):
         return from_status(target, subject, 404, "")
     text = str(error)
-    code = _OBSTORE_CODE.search(text)
+    code = error_code(text.encode(errors="replace"))
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         told = _SERVER_TIME.search(text)
-        return from_status(
-            target, subject, 403, code[1] if code else "", server_time=told[1] if told else None
-        )
+        return from_status(target, subject, 403, code, server_time=told[1] if told else None)
     if kind == "PreconditionError":
         return from_status(target, subject, 412, "")
     status = _STATUS.search(text)
     if status:
-        return from_status(target, subject, int(status[1]), code[1] if code else "")
+        return from_status(target, subject, int(status[1]), code)
     return unreachable(target, subject)
 
 

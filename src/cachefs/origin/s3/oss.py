@@ -16,7 +16,7 @@ from cachefs.origin.s3.credentials import (
     BotocoreSource,
     CredentialProvider,
     CredentialSource,
-    environment,
+    VariableSource,
 )
 
 _PROVIDER = ".aliyuncs.com"
@@ -71,7 +71,7 @@ def oss_credential_provider(options: OriginOptions) -> CredentialProvider:
 def _default_source(options: OriginOptions) -> CredentialSource:
     if options.profile:
         return BotocoreSource(new_session(options.profile))
-    return environment(_VARIABLES)
+    return VariableSource(_VARIABLES)
 
 
 def _endpoint(given: str | None, region: str | None) -> str:
