@@ -17,7 +17,7 @@ import pytest
 
 from cachefs import log as cachefs_log
 from cachefs.cache.tier import admission
-from cachefs.tiers import health
+from cachefs.cache_dir import health
 from cachefs.types import Medium
 from tests.full_database import FullDatabase
 

@@ -12,9 +12,9 @@ import trio
 from typing_extensions import override
 
 from cachefs.cache.block_cache import DEFAULT_BUFFER_BYTES, BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.object_id import object_id
 from cachefs.origin.base import Origin, OriginCounters
-from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, Entry, ObjectMeta, ObjectRef
 
 
@@ -123,15 +123,15 @@ def make_ref(number: int, size_bytes: int) -> ObjectRef:
     return ObjectRef(object_id(IDENTITY, path, "v"), path, ObjectMeta(size_bytes, 0, "v"))
 
 
-def open_tier(path: Path, quota_bytes: int, **options: Any) -> Tier:
-    """Open a tier with the `options` of `Tier.open`."""
-    return Tier.open(path, quota_bytes, IDENTITY, free_space_ratio=0.01, **options)
+def open_tier(path: Path, quota_bytes: int, **options: Any) -> CacheDirectory:
+    """Open a tier with the `options` of `CacheDirectory.open`."""
+    return CacheDirectory.open(path, quota_bytes, IDENTITY, free_space_ratio=0.01, **options)
 
 
 @asynccontextmanager
 async def running(
     origin: Origin,
-    *tiers: Tier,
+    *tiers: CacheDirectory,
     policy_name: str = "lru",
     buffer_bytes: int = DEFAULT_BUFFER_BYTES,
 ) -> AsyncIterator[BlockCache]:

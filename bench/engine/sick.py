@@ -35,8 +35,8 @@ from bench.engine.rig import (
 )
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.levels.placement import Placement, TierPlace
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CachefsError
-from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, Buffer, ObjectMeta, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 
@@ -110,7 +110,7 @@ async def _round(
     origin = _CountingOrigin()
     with FaultyDisk() as disk:
         tiers = [
-            Tier.open(path, _QUOTA_BYTES, IDENTITY, free_space_ratio=0.01, disk=of)
+            CacheDirectory.open(path, _QUOTA_BYTES, IDENTITY, free_space_ratio=0.01, disk=of)
             for path, of in zip(paths, (None, disk), strict=True)
         ]
         async with running(origin, *tiers) as cache:
@@ -136,7 +136,7 @@ async def _round(
     return well, ill
 
 
-def _on_first(tiers: Sequence[Tier], refs: Sequence[ObjectRef]) -> list[ObjectRef]:
+def _on_first(tiers: Sequence[CacheDirectory], refs: Sequence[ObjectRef]) -> list[ObjectRef]:
     """Return the files whose blocks lie in the first directory."""
     placement = Placement([TierPlace(tier.identity.uuid, tier.quota_bytes, 0) for tier in tiers])
     return [ref for ref in refs if placement.order(BlockKey(ref.object_id, 0))[0] == 0]

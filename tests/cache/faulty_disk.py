@@ -1,6 +1,6 @@
 """Disks for tests: one that fails, dawdles or hangs, and one whose unsynced writes can be lost.
 
-Give one to `Tier.open(..., disk=...)`.
+Give one to `CacheDirectory.open(..., disk=...)`.
 """
 
 import errno
@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 import xxhash
 
-from cachefs.tiers.disk import Disk
+from cachefs.cache_dir.disk import Disk
 
 Kind = Literal["read", "write", "create", "open", "sync", "unlink"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -9,8 +9,8 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.object_id import object_id
-from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
 from tests.memory_origin import MemoryOrigin
 
@@ -34,15 +34,15 @@ def key_of(ref: ObjectRef, block_index: int = 0) -> BlockKey:
     return BlockKey(ref.object_id, block_index)
 
 
-def open_tier(path: Path, quota_bytes: int = 64 * MIB, **ratios: float) -> Tier:
+def open_tier(path: Path, quota_bytes: int = 64 * MIB, **ratios: float) -> CacheDirectory:
     """With slabs of 4 MiB, whatever the quota."""
     options = {"free_space_ratio": 0.0, "high": 0.95, "low": 0.85, "slab_bytes": 4 * MIB} | ratios
-    return Tier.open(path, quota_bytes, MemoryOrigin().identity, **options)
+    return CacheDirectory.open(path, quota_bytes, MemoryOrigin().identity, **options)
 
 
 @asynccontextmanager
 async def serving(
-    origin: MemoryOrigin, *tiers: Tier, crash: bool = False, **options: object
+    origin: MemoryOrigin, *tiers: CacheDirectory, crash: bool = False, **options: object
 ) -> AsyncIterator[BlockCache]:
     """A running cache; it is closed at the end, or left as a crash would leave it."""
     options.setdefault("policy_name", "lru")

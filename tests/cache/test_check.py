@@ -12,6 +12,7 @@ import pytest
 from cachefs.cache.check import repair as check_repair
 from cachefs.cache.check.directory import MOST_DETAILS, Report, check_directory
 from cachefs.cache.check.slab import Problem
+from cachefs.cache_dir.leftover import inspect_cache, remove_cache
 from cachefs.cli import main
 from cachefs.db import Database
 from cachefs.errors import CacheDirError
@@ -34,7 +35,6 @@ from cachefs.format.index_record import (
 )
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import decode_header, slab_layout, table_offset
-from cachefs.tiers.leftover import inspect_cache, remove_cache
 from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, assert_right, open_tier, put_many, recount, serving
 from tests.memory_origin import MemoryOrigin

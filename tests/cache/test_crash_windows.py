@@ -16,9 +16,9 @@ import pytest
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check.directory import check_directory
 from cachefs.cache.tier import store as store_module
+from cachefs.cache_dir.disk import Disk
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import HEADER_BYTES, SLOT_ENTRY, entry_at
-from cachefs.tiers.disk import Disk
 from cachefs.types import ObjectRef
 from tests.cache.harness import (
     MIB,
@@ -290,7 +290,7 @@ async def test_blocks_of_the_new_class_stored_index_not_committed(scene: Scene) 
 def evict_all(cache: BlockCache) -> None:
     store = stores(cache)[0]
     for slab in store.slabs.by_id.values():
-        table = store.tier.read_table(slab.fd, slab.layout)
+        table = store.directory.read_table(slab.fd, slab.layout)
         for slot in list(slab.used_slots()):
             store.evict(slab, slot, entry_at(table, slot))
         store.put_row(slab)

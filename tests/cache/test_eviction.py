@@ -10,8 +10,8 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.tier import store as store_module
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.slab import class_of
-from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
     MIB,
     PATIENCE_S,
@@ -166,7 +166,7 @@ async def test_low_free_space_shrinks_the_cache(
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
         await cache.drain()
-        monkeypatch.setattr(Tier, "has_free_space", lambda _tier, _more=0: False)
+        monkeypatch.setattr(CacheDirectory, "has_free_space", lambda _tier, _more=0: False)
         await until(lambda: cache.status()[0].disk_bytes == 0)
         assert os.listdir(tmp_path / "slabs") == []
         await assert_right(cache, origin, refs)
@@ -206,7 +206,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
             await entered.wait()
             location = store.index.locate(key_of(victim))
             slab = store.slabs.by_id[location.slab]
-            table = store.tier.read_table(slab.fd, slab.layout)
+            table = store.directory.read_table(slab.fd, slab.layout)
             store.evict(slab, location.slot, store_module.entry_at(table, location.slot))
             assert not cache.is_cached_or_inflight(key_of(victim))
             monkeypatch.setattr(store_module, "read_and_check", real)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.tiers.disk import Disk
+from cachefs.cache_dir.disk import Disk
 from tests.cache.faulty_disk import FaultyDisk, UndoDisk, read_undo_file, undo
 
 ROOT = Path(__file__).resolve().parents[2]

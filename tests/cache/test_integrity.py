@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import OriginUnavailableError
 from cachefs.format.slab import checksum_of
-from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
@@ -127,7 +127,7 @@ async def test_damage_is_found_at_the_next_read(
     origin = MemoryOrigin()
     refs = put_many(origin, 3, size_bytes)
     disk = FaultyDisk()
-    tier = Tier.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
+    tier = CacheDirectory.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
     async with serving(origin, tier) as cache:
         await assert_right(cache, origin, refs)
         await cache.drain()
@@ -153,7 +153,7 @@ async def test_a_small_read_takes_a_small_part_from_the_disk(tmp_path: Path) -> 
     (ref,) = put_many(origin, 1, (1 << 20) - 3)
     expected = origin.expected(ref.path)
     disk = CountingDisk()
-    tier = Tier.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
+    tier = CacheDirectory.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
     async with serving(origin, tier) as cache:
         await assert_right(cache, origin, [ref])
         await cache.drain()

@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory, slab_bytes_for
+from cachefs.cache_dir.slabs import SlabSet
 from cachefs.format.index_record import SlabRow
 from cachefs.format.slab import SlabHeader, class_of, decode_header, encode_header, slab_layout
-from cachefs.tiers.slabs import SlabSet
-from cachefs.tiers.tier import Tier, slab_bytes_for
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
     assert_right,
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.usefixtures("few_descriptors")
 
 @pytest.fixture
 def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachefs.tiers.open_slabs.descriptors_for_slabs", lambda: MOST)
+    monkeypatch.setattr("cachefs.cache_dir.open_slabs.descriptors_for_slabs", lambda: MOST)
 
 
-def open_tier(path: Path, slabs: int, disk: FaultyDisk | None = None) -> Tier:
-    return Tier.open(
+def open_tier(path: Path, slabs: int, disk: FaultyDisk | None = None) -> CacheDirectory:
+    return CacheDirectory.open(
         path,
         slabs * SLAB_BYTES,
         MemoryOrigin().identity,

@@ -10,8 +10,8 @@ from cachefs.cache.check.directory import check_directory
 from cachefs.cache.policies import POLICIES
 from cachefs.cache.tier import cooldown
 from cachefs.cache.tier import evictor as evictor_module
+from cachefs.cache_dir.directory import CacheDirectory, Watermarks
 from cachefs.errors import CacheDirError
-from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
@@ -166,7 +166,7 @@ async def test_pinned_between_being_chosen_and_being_evicted(tmp_path: Path) -> 
             store = stores(cache)[0]
             await read_all(cache, origin, refs[:100])
             assert await cached_bytes(cache, refs) == 100 * BLOCK
-            store.tier.watermarks = Watermarks(1, 1)
+            store.directory.watermarks = Watermarks(1, 1)
             disk.hang("read")
             cache._tiers[0].evictor.wake()
             await until(lambda: disk.hanging)
@@ -342,7 +342,7 @@ async def test_a_damaged_block_that_was_unpinned_is_not_pinned_again(tmp_path: P
 # -- several tiers -------------------------------------------------------------------------------
 
 
-def two_tiers(root: Path) -> tuple[Tier, Tier]:
+def two_tiers(root: Path) -> tuple[CacheDirectory, CacheDirectory]:
     return (
         open_tier(root / "mem", 8 * MIB, medium=Medium.MEM),
         open_tier(root / "ssd", 32 * MIB, medium=Medium.SSD),

@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import entry_at
-from cachefs.tiers.tier import Tier
 from tests.cache.harness import (
     MIB,
     assert_right,
@@ -64,9 +64,11 @@ async def test_clean_restart_serves_everything_and_opens_no_slab_at_start(
         await assert_right(cache, origin, refs)
     gets = origin.counters.gets
     opened = []
-    real_open = Tier.open_slab
+    real_open = CacheDirectory.open_slab
     monkeypatch.setattr(
-        Tier, "open_slab", lambda tier, number: opened.append(number) or real_open(tier, number)
+        CacheDirectory,
+        "open_slab",
+        lambda tier, number: opened.append(number) or real_open(tier, number),
     )
     async with serving(origin, open_tier(tmp_path)) as cache:
         assert cache.status()[0].cached_blocks == 54
@@ -127,7 +129,7 @@ async def test_crash_after_slots_were_reused(tmp_path: Path) -> None:
         store = stores(cache)[0]
         await store.index.commit()
         for slab in store.slabs.by_id.values():
-            table = store.tier.read_table(slab.fd, slab.layout)
+            table = store.directory.read_table(slab.fd, slab.layout)
             for slot in list(slab.used_slots()):
                 store.evict(slab, slot, entry_at(table, slot))
             slab._hint = 0

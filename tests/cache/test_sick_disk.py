@@ -14,8 +14,8 @@ from cachefs.cache.counters import TierStatus
 from cachefs.cache.levels import active_tier
 from cachefs.cache.tier import admission, evictor
 from cachefs.cache.tier import disk_threads as tier_io
-from cachefs.tiers import health
-from cachefs.tiers.tier import Tier
+from cachefs.cache_dir import health
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.types import Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
@@ -58,12 +58,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.1)
 
 
-def tier(path: Path, disk: FaultyDisk | None = None, medium: Medium = Medium.SSD) -> Tier:
+def tier(path: Path, disk: FaultyDisk | None = None, medium: Medium = Medium.SSD) -> CacheDirectory:
     identity = MemoryOrigin().identity
-    return Tier.open(path, 64 * MIB, identity, free_space_ratio=0.0, medium=medium, disk=disk)
+    return CacheDirectory.open(
+        path, 64 * MIB, identity, free_space_ratio=0.0, medium=medium, disk=disk
+    )
 
 
-def lay_out(layout: str, root: Path, disk: FaultyDisk) -> list[Tier]:
+def lay_out(layout: str, root: Path, disk: FaultyDisk) -> list[CacheDirectory]:
     """Cache directories, that of the sick disk being `root/sick`."""
     sick = root / "sick"
     if layout == "only":
@@ -81,7 +83,7 @@ def sick_one(cache: BlockCache) -> TierStatus:
 
 
 def blocks_on_sick(cache: BlockCache, refs: list[ObjectRef]) -> list[ObjectRef]:
-    store = next(store for store in stores(cache) if store.tier.paths.root.name == "sick")
+    store = next(store for store in stores(cache) if store.directory.paths.root.name == "sick")
     return [ref for ref in refs if store.index.find(key_of(ref)) is not None]
 
 
@@ -342,7 +344,9 @@ async def test_a_hung_disk_below_does_not_stop_the_one_above(
     monkeypatch.setattr(admission, "_STALL_S", 0.3)
     origin = MemoryOrigin()
     identity = origin.identity
-    above = Tier.open(tmp_path / "m", 12 * MIB, identity, free_space_ratio=0.0, medium=Medium.MEM)
+    above = CacheDirectory.open(
+        tmp_path / "m", 12 * MIB, identity, free_space_ratio=0.0, medium=Medium.MEM
+    )
     async with serving(
         origin, above, tier(tmp_path / "sick", disk), buffer_bytes=16 * MIB
     ) as cache:

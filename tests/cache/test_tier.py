@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.cache_dir.directory import CacheDirectory, slab_bytes_for
+from cachefs.cache_dir.probe import probe_read_flags
 from cachefs.errors import CacheDirError
 from cachefs.format.slab import class_of, slab_layout
-from cachefs.tiers.probe import probe_read_flags
-from cachefs.tiers.tier import Tier, slab_bytes_for
 from cachefs.types import BLOCK_BYTES
 
 MIB = 1 << 20
@@ -30,35 +30,35 @@ def fingerprint(path: Path) -> list[tuple[str, int, int, str]]:
 def refused(path: Path, match: str, source: str = "s3://a") -> None:
     before = fingerprint(path)
     with pytest.raises(CacheDirError, match=match):
-        Tier.open(path, 64 * MIB, source)
+        CacheDirectory.open(path, 64 * MIB, source)
     assert fingerprint(path) == before
 
 
 def test_created_and_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "x" / "cache"
-    tier = Tier.open(path, 64 * MIB, "s3://a")
+    tier = CacheDirectory.open(path, 64 * MIB, "s3://a")
     assert path.stat().st_mode & 0o777 == 0o700
     tier.close()
-    again = Tier.open(path, 9999 * MIB, "s3://a")
+    again = CacheDirectory.open(path, 9999 * MIB, "s3://a")
     assert again.identity == tier.identity
     assert again.identity.slab_bytes == 2 * MIB + 8192
     again.close()
 
 
 def test_locked(tmp_path: Path) -> None:
-    tier = Tier.open(tmp_path, 64 * MIB, "s3://a")
+    tier = CacheDirectory.open(tmp_path, 64 * MIB, "s3://a")
     refused(tmp_path, f"in use .*pid {os.getpid()}")
     tier.close()
-    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    CacheDirectory.open(tmp_path, 64 * MIB, "s3://a").close()
 
 
 def test_other_source(tmp_path: Path) -> None:
-    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    CacheDirectory.open(tmp_path, 64 * MIB, "s3://a").close()
     refused(tmp_path, "belongs to the mount of s3://a", "s3://b")
 
 
 def test_newer_format(tmp_path: Path) -> None:
-    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    CacheDirectory.open(tmp_path, 64 * MIB, "s3://a").close()
     identity = tmp_path / "cachefs.json"
     identity.write_text(json.dumps({"format": 3, "who": "knows"}))
     refused(tmp_path, "format 3")
@@ -90,7 +90,7 @@ def test_interrupted_creation(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("")
     (tmp_path / "cachefs.json.tmp").write_text("{")
     (tmp_path / "slabs").mkdir()
-    Tier.open(tmp_path, 64 * MIB, "s3://a").close()
+    CacheDirectory.open(tmp_path, 64 * MIB, "s3://a").close()
 
 
 @pytest.mark.root
@@ -110,9 +110,9 @@ def test_directories_of_others(tmp_path: Path, mode: int, owner: int, text: str)
         if parent.stat().st_mode & 0o005 != 0o005 and str(parent).startswith("/tmp/"):
             parent.chmod(parent.stat().st_mode | 0o005)
     code = (
-        "import os, sys; from cachefs.tiers.tier import Tier\n"
+        "import os, sys; from cachefs.cache_dir.directory import CacheDirectory\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "try: Tier.open(sys.argv[1], 1 << 26, 's')\n"
+        "try: CacheDirectory.open(sys.argv[1], 1 << 26, 's')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run(

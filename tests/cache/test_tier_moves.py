@@ -20,8 +20,8 @@ from cachefs.cache.levels import active_tier
 from cachefs.cache.tier import admission, cooldown, evictor
 from cachefs.cache.tier import store as store_module
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.directory import CacheDirectory, Watermarks
 from cachefs.format.slab import SlotEntry
-from cachefs.tiers.tier import Tier, Watermarks
 from cachefs.types import BlockKey, Medium, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
 from tests.cache.harness import (
@@ -54,23 +54,23 @@ def disk() -> Iterator[FaultyDisk]:
         yield faulty
 
 
-def mem(root: Path, disk: FaultyDisk | None = None) -> Tier:
+def mem(root: Path, disk: FaultyDisk | None = None) -> CacheDirectory:
     """Two slabs; a third goes down once there are more than 60 blocks."""
     options = {} if disk is None else {"disk": disk}
     return open_tier(root / "mem", 8 * MIB, medium=Medium.MEM, high=0.75, low=0.5, **options)
 
 
-def ssd(root: Path, disk: FaultyDisk | None = None, quota_bytes: int = 32 * MIB) -> Tier:
+def ssd(root: Path, disk: FaultyDisk | None = None, quota_bytes: int = 32 * MIB) -> CacheDirectory:
     options = {} if disk is None else {"disk": disk}
     return open_tier(root / "ssd", quota_bytes, medium=Medium.SSD, **options)
 
 
-def hdd(root: Path) -> Tier:
+def hdd(root: Path) -> CacheDirectory:
     return open_tier(root / "hdd", 64 * MIB, medium=Medium.HDD)
 
 
 def store_of(cache: BlockCache, name: str) -> TierStore:
-    return next(store for store in stores(cache) if store.tier.paths.root.name == name)
+    return next(store for store in stores(cache) if store.directory.paths.root.name == name)
 
 
 def counters(cache: BlockCache, name: str) -> TierCounters:
@@ -109,7 +109,7 @@ def swept(cache: BlockCache) -> bool:
     store = store_of(cache, "mem")
     if cache._tiers[0].mover.moving:
         return False
-    return store.slabs.used_charge_bytes <= store.tier.watermarks.low_bytes
+    return store.slabs.used_charge_bytes <= store.directory.watermarks.low_bytes
 
 
 def assert_each_once(cache: BlockCache, refs: list[ObjectRef]) -> None:
@@ -118,7 +118,7 @@ def assert_each_once(cache: BlockCache, refs: list[ObjectRef]) -> None:
 
 
 def _name(store: TierStore) -> str:
-    return store.tier.paths.root.name
+    return store.directory.paths.root.name
 
 
 # -- down ----------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ async def test_a_bad_sector_stops_only_its_block(tmp_path: Path, disk: FaultyDis
 
         disk.read = read  # type: ignore[method-assign]
         have_rested(cache, refs)
-        cache._tiers[0].tier.watermarks = Watermarks(0, 0)
+        cache._tiers[0].directory.watermarks = Watermarks(0, 0)
         cache._tiers[0].evictor.wake()
         await until(lambda: swept(cache))
         mine = counters(cache, "mem")
@@ -242,7 +242,7 @@ async def test_what_was_just_copied_stays(tmp_path: Path) -> None:
 
 
 async def below_only(
-    cache: BlockCache, origin: MemoryOrigin, above: Tier, count: int = 3
+    cache: BlockCache, origin: MemoryOrigin, above: CacheDirectory, count: int = 3
 ) -> list[ObjectRef]:
     """Blocks in SSD, rested, under a MEM that has room."""
     refs = await fill(cache, origin, count, "f")

@@ -8,9 +8,9 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.counters import TierStatus
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Slab
 from cachefs.errors import CacheDirError
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Slab
 from cachefs.types import Medium
 from tests.cache.harness import (
     MIB,

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.tier import Tier
+from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.disk import Disk
 from cachefs.types import Medium, ObjectRef
 from tests.cache.harness import MIB, open_tier, put
 from tests.memory_origin import MemoryOrigin
@@ -43,7 +43,7 @@ def make_origin() -> tuple[MemoryOrigin, dict[str, list[ObjectRef]]]:
     return origin, files
 
 
-def open_tiers(root: Path, names: list[str], disk: Disk | None = None) -> list[Tier]:
+def open_tiers(root: Path, names: list[str], disk: Disk | None = None) -> list[CacheDirectory]:
     return [
         open_tier(root / name, TIERS[name][1], medium=TIERS[name][0], disk=disk, pin_ratio=0.2)
         for name in names

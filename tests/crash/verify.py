@@ -7,9 +7,9 @@ from pathlib import Path
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check.directory import check_directory
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.slab import FREE, PINNED, USED
 from cachefs.format.paths import TierPaths, slab_name
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slab import FREE, PINNED, USED
 from cachefs.types import BLOCK_BYTES, BlockLocation, ObjectRef
 from tests.cache.harness import assert_right, serving, stores, until
 from tests.crash.load import TIERS, open_tiers
@@ -71,7 +71,7 @@ async def _prove(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef])
             start = key.block_index * BLOCK_BYTES
             expected = origin.expected(path, start)[:BLOCK_BYTES]
             data = await store.read_slot(key, 0, location.length)
-            assert data is None or bytes(data) == expected, (store.tier.paths.root, path, key)
+            assert data is None or bytes(data) == expected, (store.directory.paths.root, path, key)
 
 
 async def _recount(cache: BlockCache) -> None:
@@ -83,7 +83,7 @@ async def _recount(cache: BlockCache) -> None:
             await store.reconcile(slab)
         blocks = size_bytes = charge_bytes = pinned_bytes = 0
         for slab in slabs.by_id.values():
-            table = store.tier.read_table(slab.fd, slab.layout)
+            table = store.directory.read_table(slab.fd, slab.layout)
             slab_bytes = 0
             for slot in slab.used_slots():
                 entry = entry_at(table, slot)
@@ -94,7 +94,11 @@ async def _recount(cache: BlockCache) -> None:
                 blocks += 1
             # Once in some runs they differed, and nobody knew more than the slab's number.
             counted = (slab_bytes, slab.used_bytes, slab.used_count, slab.slot_bytes)
-            assert slab_bytes == slab.used_bytes, (store.tier.paths.root, slab.slab_id, counted)
+            assert slab_bytes == slab.used_bytes, (
+                store.directory.paths.root,
+                slab.slab_id,
+                counted,
+            )
             assert slab.pinned_count == slab.state.count(PINNED)
             assert slab.used_count == slab.state.count(USED) + slab.pinned_count
             pinned_bytes += slab.pinned_count * slab.charge_bytes
@@ -110,7 +114,7 @@ async def _recount(cache: BlockCache) -> None:
 def _no_slab_leaked(store: TierStore) -> None:
     """The files are those that are accounted for; the quota holds."""
     slabs = store.slabs
-    paths: TierPaths = store.tier.paths
+    paths: TierPaths = store.directory.paths
     assert sorted(os.listdir(paths.slabs)) == sorted(map(slab_name, slabs.by_id))
     on_disk = sum(path.stat().st_size for path in paths.slabs.iterdir())
     # Less if a power cut has left a new file without its space: it is allocated with its next use.

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.db import Database
 from cachefs.errors import (
     NotADirError,
@@ -25,7 +26,6 @@ from cachefs.errors import (
 from cachefs.format.inode_record import TABLES, Inode
 from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
 from cachefs.namespace.reader import Readers
-from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectMeta
 from tests.namespace.harness import NS, Kernel, ScriptedOrigin, WallClock
 
@@ -134,7 +134,7 @@ class Model:
     # -- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        tier = Tier.open(
+        tier = CacheDirectory.open(
             self._directory / "cache", 64 << 20, self.origin.identity, free_space_ratio=0.0
         )
         self.cache = BlockCache(self.origin, [tier])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.db import Database
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import TABLES, Inode
@@ -14,7 +15,6 @@ from cachefs.namespace.clock import Clock
 from cachefs.namespace.namespace import ROOT_INO, Namespace, Ttls
 from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.names import Pages
-from cachefs.tiers.tier import Tier
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 from tests.memory_origin import MemoryOrigin
 
@@ -256,5 +256,5 @@ class Reading:
         return [request[2:] for request in self.origin.take_requests() if request[0] == "read"]
 
 
-def open_tier(path: Path, origin: MemoryOrigin, quota_bytes: int = 256 << 20) -> Tier:
-    return Tier.open(path, quota_bytes, origin.identity, free_space_ratio=0.0)
+def open_tier(path: Path, origin: MemoryOrigin, quota_bytes: int = 256 << 20) -> CacheDirectory:
+    return CacheDirectory.open(path, quota_bytes, origin.identity, free_space_ratio=0.0)

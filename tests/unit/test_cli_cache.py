@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.cli import main
 from cachefs.config import MountConfig, load_mount_config
 from cachefs.daemon import tiers as daemon_tiers
-from cachefs.tiers.tier import Tier
 
 MIB = 1 << 20
 
@@ -19,8 +19,8 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(main, ["cache", *map(str, words)])
 
 
-def made(place: Path, source: str = "s3://bucket") -> Tier:
-    return Tier.open(place, quota_bytes=64 * MIB, source_identity=source)
+def made(place: Path, source: str = "s3://bucket") -> CacheDirectory:
+    return CacheDirectory.open(place, quota_bytes=64 * MIB, source_identity=source)
 
 
 def test_caches_are_listed_and_removed(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Both sides of every rule in `tiers/health.py`: sick becomes unstable, busy stays normal."""
+"""Both sides of every rule in `cache_dir/health.py`: sick becomes unstable, busy stays normal."""
 
 import errno
 from collections.abc import Callable
 
 import pytest
 
-from cachefs.tiers.health import DiskHealth, Health
+from cachefs.cache_dir.health import DiskHealth, Health
 from cachefs.types import Medium
 
 pytestmark = pytest.mark.real_disk_limits

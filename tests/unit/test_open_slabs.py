@@ -1,4 +1,4 @@
-"""Which slab files are open (`tiers/open_slabs.py`), and that they are few."""
+"""Which slab files are open (`cache_dir/open_slabs.py`), and that they are few."""
 
 import os
 import resource
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cachefs.tiers.open_slabs import OpenSlabs, descriptors_for_slabs
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.open_slabs import OpenSlabs, descriptors_for_slabs
+from cachefs.cache_dir.slab import Slab
 
 TIB = 1 << 40
 

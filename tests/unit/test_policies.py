@@ -10,9 +10,9 @@ from cachefs.cache.policies.epoch import EpochPolicy, ReuseHistory
 from cachefs.cache.policies.lru import LruPolicy
 from cachefs.cache.policies.sieve import SievePolicy
 from cachefs.cache.policies.two_random import TwoRandomPolicy
+from cachefs.cache_dir.slab import Slab
+from cachefs.cache_dir.slabs import SlabSet
 from cachefs.format.slab import class_of
-from cachefs.tiers.slab import Slab
-from cachefs.tiers.slabs import SlabSet
 from cachefs.types import BlockKey
 
 

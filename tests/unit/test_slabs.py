@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cachefs.cache_dir.slab import FREE, PINNED, USED, WRITING, ZOMBIE, Slab
+from cachefs.cache_dir.slabs import SlabSet
 from cachefs.format.index_record import decode_slab_row, encode_slab_row
 from cachefs.format.slab import class_of
-from cachefs.tiers.slab import FREE, PINNED, USED, WRITING, ZOMBIE, Slab
-from cachefs.tiers.slabs import SlabSet
 
 SLAB_BYTES = 4 << 20
 CLASSES = [class_of(1 << 20), class_of(800_000), class_of(500_000)]

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from cachefs.cache.counters import TierCounters, TierStatus
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.config import TierConfig, load_mount_config
 from cachefs.control.routes.tier import TierRoutes
 from cachefs.daemon import tiers as daemon_tiers
 from cachefs.errors import CacheDirError, CachefsError
-from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
 
 MIB = 1 << 20
 
 
 class FakeCache:
-    def __init__(self, tiers: list[Tier]) -> None:
+    def __init__(self, tiers: list[CacheDirectory]) -> None:
         self.tiers = {tier.paths.root: tier for tier in tiers}
         self.quotas = {tier.paths.root: tier.quota_bytes for tier in tiers}
         self.failure: Exception | None = None
@@ -32,7 +32,7 @@ class FakeCache:
         self._fail()
         self.quotas[path] = quota_bytes
 
-    async def add_tier(self, tier: Tier) -> None:
+    async def add_tier(self, tier: CacheDirectory) -> None:
         self._fail()
         self.tiers[tier.paths.root] = tier
         self.quotas[tier.paths.root] = tier.quota_bytes
@@ -81,7 +81,7 @@ class House:
     def can_be_opened(self, path: Path) -> bool:
         """Nobody holds its lock."""
         try:
-            Tier.open(path, 64 * MIB, "s3://b").close()
+            CacheDirectory.open(path, 64 * MIB, "s3://b").close()
         except CacheDirError:
             return False
         return True
@@ -232,7 +232,7 @@ def test_tiers_are_opened_all_or_none(tmp_path: Path) -> None:
     config = load_mount_config("s3://b", "/mnt/x", {"cache_dirs": [tmp_path / "a", tmp_path / "b"]})
     with pytest.raises(CacheDirError, match="holds other files"):
         daemon_tiers.open_tiers("s3://b", *config.tiers)
-    Tier.open(tmp_path / "a", 64 * MIB, "s3://b").close()
+    CacheDirectory.open(tmp_path / "a", 64 * MIB, "s3://b").close()
 
 
 @pytest.mark.parametrize("bad", ["file", "link", "open to all"])

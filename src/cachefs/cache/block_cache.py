@@ -27,9 +27,9 @@ from cachefs.cache.tier.admission import Candidate
 from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.shared import CacheOptions, Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
 from cachefs.origin.base import Origin
-from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRef
 
 DEFAULT_BUFFER_BYTES = 300 << 20
@@ -47,7 +47,7 @@ class BlockCache:
     def __init__(
         self,
         origin: Origin,
-        tiers: Sequence[Tier],
+        tiers: Sequence[CacheDirectory],
         policy_name: str = DEFAULT_POLICY,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         verify_full: bool = False,
@@ -346,7 +346,7 @@ class BlockCache:
         if fetch is not None and fetch.finish_block():
             self._fetches.memory.release(fetch.length)
 
-    async def add_tier(self, tier: Tier) -> None:
+    async def add_tier(self, tier: CacheDirectory) -> None:
         """Add a cache directory to the mount. Raises `CacheDirError`; the caller still owns `tier`
         then."""
         if self._nursery is None:

@@ -19,9 +19,9 @@ from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.slab import Slab
 from cachefs.errors import WorkersStoppedError
 from cachefs.format.slab import entry_at
-from cachefs.tiers.slab import Slab
 from cachefs.types import BlockKey, BlockLocation, Medium, ObjectRef
 
 _STEP_BLOCKS = 128
@@ -118,10 +118,10 @@ class CachedObjects:
         """Return what the indexes say is cached of the object version. It lets the event loop run
         only if the version is large."""
         tiers = list(self._tiers())
-        found = Whereabouts([TierShare(a.tier.paths.root, a.tier.medium) for a in tiers])
+        found = Whereabouts([TierShare(a.directory.paths.root, a.directory.medium) for a in tiers])
         seen: set[int] = set()
         for active, share in zip(tiers, found.tiers, strict=True):
-            by_id = active.tier.slabs.by_id
+            by_id = active.directory.slabs.by_id
             for blocks in _steps(active.store, (ref,)):
                 for key, location in blocks:
                     slab = by_id.get(location.slab)
@@ -141,7 +141,11 @@ class CachedObjects:
     def pin_room(self) -> list[PinRoom]:
         """Return limit and present amount of pinned data by tier, fastest first."""
         return [
-            PinRoom(a.tier.paths.root, a.tier.pin_limit_bytes, a.tier.slabs.pinned_charge_bytes)
+            PinRoom(
+                a.directory.paths.root,
+                a.directory.pin_limit_bytes,
+                a.directory.slabs.pinned_charge_bytes,
+            )
             for a in self._tiers()
         ]
 
@@ -153,11 +157,11 @@ class CachedObjects:
             charge_bytes = 0
             for blocks in _steps(active.store, refs):
                 for _, location in blocks:
-                    slab = active.tier.slabs.by_id.get(location.slab)
+                    slab = active.directory.slabs.by_id.get(location.slab)
                     if slab is not None and not slab.is_pinned(location.slot):
                         charge_bytes += slab.charge_bytes
                 await trio.lowlevel.checkpoint()
-            charges[active.tier.paths.root] = charge_bytes
+            charges[active.directory.paths.root] = charge_bytes
         return charges
 
     # -- changing ------------------------------------------------------------------------------
@@ -300,7 +304,9 @@ async def _own(store: TierStore, slab: Slab, blocks: list[CachedBlock]) -> list[
     layout = slab.layout
     try:
         with slab.in_use():
-            table = await store.io.read(layout.data_offset, store.tier.read_table, slab.fd, layout)
+            table = await store.io.read(
+                layout.data_offset, store.directory.read_table, slab.fd, layout
+            )
     except OSError:
         store.counters.read_errors += 1
         return []

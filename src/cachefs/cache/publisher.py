@@ -16,8 +16,8 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.tier import partial_checksums
 from cachefs.cache.tier.store import TierStore
-from cachefs.tiers.open_slabs import descriptors_for_slabs
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.open_slabs import descriptors_for_slabs
+from cachefs.cache_dir.slab import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Medium, ObjectRef
 
 _FILES = 1 << 20
@@ -172,7 +172,7 @@ class Publisher:
             self._loans_left -= 1
             self._files.close_file(self._least_used())
         self._lent[slab.relay_file] = None
-        self._files.send_file(slab.relay_file, slab.fd, store.tier.medium is not Medium.MEM)
+        self._files.send_file(slab.relay_file, slab.fd, store.directory.medium is not Medium.MEM)
 
     def _least_used(self) -> int:
         """Remove one file from `_lent` and return it: the one lent longest ago of those with no

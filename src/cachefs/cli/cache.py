@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from cachefs.cache_dir.leftover import CacheInfo, find_caches, remove_cache
 from cachefs.cli import debug_option
 from cachefs.config import user_cache_home, user_mem_home
 from cachefs.errors import CacheDirError
-from cachefs.tiers.leftover import CacheInfo, find_caches, remove_cache
 from cachefs.units import format_bytes, format_duration
 
 

@@ -7,6 +7,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.config import MountConfig
 from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
@@ -44,7 +45,6 @@ from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.prefetch import Prefetch
 from cachefs.supervisor.link import Link
-from cachefs.tiers.tier import Tier
 from cachefs.types import DataPath
 
 
@@ -53,7 +53,7 @@ class Opened(NamedTuple):
 
     config: MountConfig
     origin: ResilientOrigin
-    tiers: list[Tier]
+    tiers: list[CacheDirectory]
     """Tiers that are added or removed while mounted are also added to or removed from this list."""
     home: TierPaths
     """The directory with the names."""

@@ -7,12 +7,12 @@ import stat
 from pathlib import Path
 
 from cachefs.cache.tier.index import set_aside
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.config import MountConfig, TierConfig, user_mem_home
 from cachefs.db import DamagedDatabaseError, Database
 from cachefs.errors import CacheDirError
 from cachefs.format import inode_record
 from cachefs.format.paths import TierPaths
-from cachefs.tiers.tier import Tier
 from cachefs.types import Medium
 from cachefs.units import format_bytes
 
@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 _NAMESPACE_MAP_BYTES = 1 << 38
 
 
-def open_tiers(source_identity: str, *wanted: TierConfig, tolerant: bool = False) -> list[Tier]:
+def open_tiers(
+    source_identity: str, *wanted: TierConfig, tolerant: bool = False
+) -> list[CacheDirectory]:
     """Open all directories in the given order. Blocks.
 
     If one can't be used, closes the others and raises `CacheDirError`. With `tolerant`, for a mount
     that is already in use, it logs an error and continues without that directory.
     """
-    tiers: list[Tier] = []
+    tiers: list[CacheDirectory] = []
     try:
         for config in wanted:
             for path, quota_bytes in zip(config.paths, config.quotas, strict=True):
@@ -45,8 +47,10 @@ def open_tiers(source_identity: str, *wanted: TierConfig, tolerant: bool = False
     return tiers
 
 
-def _open_tier(source_identity: str, config: TierConfig, path: Path, quota_bytes: int) -> Tier:
-    return Tier.open(
+def _open_tier(
+    source_identity: str, config: TierConfig, path: Path, quota_bytes: int
+) -> CacheDirectory:
+    return CacheDirectory.open(
         path,
         quota_bytes=quota_bytes,
         source_identity=source_identity,
@@ -87,7 +91,7 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def close_all(tiers: list[Tier]) -> None:
+def close_all(tiers: list[CacheDirectory]) -> None:
     """Close tiers in any state. Blocks."""
     for tier in tiers:
         tier.close()
@@ -110,7 +114,7 @@ def _make_private(home: Path) -> None:
         )
 
 
-def home_of(config: MountConfig, tiers: list[Tier], spare: Path) -> TierPaths:
+def home_of(config: MountConfig, tiers: list[CacheDirectory], spare: Path) -> TierPaths:
     """Return the directory for names, attributes and jobs.
 
     If its tier isn't open, creates and returns `spare`, a directory in memory. It never uses

@@ -5,10 +5,11 @@ import resource
 from cachefs.errors import UsageError
 
 LEAST_OPEN_FILES = 192
-"""Descriptors that a daemon needs: its own, connections, and some slabs (`tiers/open_slabs.py`)."""
+"""Descriptors that a daemon needs: its own, connections, and some slabs
+(`cache_dir/open_slabs.py`)."""
 _OPEN_FILES = 1 << 17
-"""One descriptor for each slab file, for as many files as a cache usually has (`tiers/tier.py`). If
-there are more files, only recently read ones are open."""
+"""One descriptor for each slab file, for as many files as a cache usually has
+(`cache_dir/directory.py`). If there are more files, only recently read ones are open."""
 
 
 def raise_file_limit() -> None:

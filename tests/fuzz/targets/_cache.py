@@ -10,8 +10,8 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check import directory as check
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CachefsError
-from cachefs.tiers.tier import Tier
 from cachefs.types import ObjectRef
 from tests.cache.harness import assert_right, put_many
 from tests.fuzz.targets._support import directory
@@ -21,8 +21,8 @@ SLAB_BYTES = 64 << 10
 _QUOTA_BYTES = 1 << 20
 
 
-def _open(path: Path, origin: MemoryOrigin) -> Tier:
-    return Tier.open(
+def _open(path: Path, origin: MemoryOrigin) -> CacheDirectory:
+    return CacheDirectory.open(
         path, _QUOTA_BYTES, origin.identity, free_space_ratio=0.0, slab_bytes=SLAB_BYTES
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.config import MountConfig, TierConfig, load_mount_config
 from cachefs.control.api import Handler, Route
 from cachefs.control.routes.cache import CacheRoutes
@@ -33,7 +34,6 @@ from cachefs.load.paths import PathReader
 from cachefs.log import is_debugging, set_debugging
 from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import Resilience, ResilientOrigin
-from cachefs.tiers.tier import Tier
 from tests.fuzz.targets._namespace import running_tree
 from tests.namespace.harness import Tree, open_tier
 
@@ -46,7 +46,7 @@ def _config() -> MountConfig:
     return load_mount_config("s3://bucket", "/mnt/m", {})
 
 
-def _no_tier(wanted: TierConfig) -> list[Tier]:
+def _no_tier(wanted: TierConfig) -> list[CacheDirectory]:
     raise CacheDirError("no disk here")
 
 

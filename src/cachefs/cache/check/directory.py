@@ -17,6 +17,7 @@ from pathlib import Path
 from cachefs.cache.check.repair import Repair
 from cachefs.cache.check.slab import Problem, check_slots, describe, read_header
 from cachefs.cache.tier.index import boot_id
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.db import DamagedDatabaseError, DatabaseReader, database_exists
 from cachefs.db.read_through import refuse_unreadable
 from cachefs.errors import CacheDirError
@@ -39,7 +40,6 @@ from cachefs.format.index_record import (
 from cachefs.format.paths import TierPaths, slab_id_of, slab_name
 from cachefs.format.slab import SlabLayout, decode_header, slab_layout
 from cachefs.format.tier_identity import TierIdentity, decode_identity
-from cachefs.tiers.tier import Tier
 from cachefs.types import BlockLocation
 
 Progress = Callable[[int, int], None]
@@ -97,7 +97,7 @@ def check_directory(
     except OSError as error:
         raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
     source = decode_identity(data, str(path)).source
-    tier = Tier.open(path, _ANY_QUOTA_BYTES, source)
+    tier = CacheDirectory.open(path, _ANY_QUOTA_BYTES, source)
     try:
         return _check_locked(tier.paths, tier.identity, repair, progress)
     except OSError as error:

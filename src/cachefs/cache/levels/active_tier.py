@@ -13,8 +13,8 @@ from cachefs.cache.tier.evictor import Evictor
 from cachefs.cache.tier.scrubber import Scrubber
 from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
-from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey
 from cachefs.units import format_bytes
 
@@ -39,12 +39,12 @@ class ActiveTier:
     """See the module docstring. The owner, `TierSet`, updates `level` when tiers are added,
     removed or resized."""
 
-    def __init__(self, tier: Tier, shared: Shared, neighbours: Neighbours) -> None:
-        """Opens the index. Raises `CacheDirError`; the caller still owns `tier` then."""
-        self.tier = tier
+    def __init__(self, directory: CacheDirectory, shared: Shared, neighbours: Neighbours) -> None:
+        """Opens the index. Raises `CacheDirError`; the caller still owns `directory` then."""
+        self.directory = directory
         self.level = 0
         self._neighbours = neighbours
-        self.store = TierStore(tier, shared)
+        self.store = TierStore(directory, shared)
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, shared.cooldown)
         self.mover = Mover(self.store, shared.cooldown, self._target_below)
@@ -62,7 +62,7 @@ class ActiveTier:
     @property
     def place(self) -> TierPlace:
         """The tier's entry for `Placement`."""
-        return TierPlace(self.tier.identity.uuid, self.tier.quota_bytes, self.level)
+        return TierPlace(self.directory.identity.uuid, self.directory.quota_bytes, self.level)
 
     def connect(self, level: int, level_count: int) -> None:
         """Set the tier's `level` (0 is the fastest) of `level_count`."""
@@ -94,19 +94,20 @@ class ActiveTier:
 
     def refuse_to_lose_pinned(self, quota_bytes: int) -> None:
         """Raises `CacheDirError` if the pinned blocks would not fit into `quota_bytes`."""
-        pinned_bytes = self.tier.slabs.pinned_charge_bytes
-        if (
-            pinned_bytes
-            > quota_bytes // self.tier.identity.slab_bytes * self.tier.identity.slab_bytes
-        ):
+        directory = self.directory
+        pinned_bytes, slab_bytes = (
+            directory.slabs.pinned_charge_bytes,
+            directory.identity.slab_bytes,
+        )
+        if pinned_bytes > quota_bytes // slab_bytes * slab_bytes:
             raise CacheDirError(
-                f"{format_bytes(pinned_bytes)} are pinned in {self.tier.paths.root}, more than "
+                f"{format_bytes(pinned_bytes)} are pinned in {directory.paths.root}, more than "
                 f"{format_bytes(quota_bytes)}: nothing was changed; unpin some first"
             )
 
     def has_room(self) -> bool:
         """Whether the tier can take promoted blocks without evicting others."""
-        return self.tier.slabs.used_charge_bytes < self.tier.watermarks.low_bytes
+        return self.directory.slabs.used_charge_bytes < self.directory.watermarks.low_bytes
 
     def _health_changed(self) -> None:
         if not self.store.io.health.usable:
@@ -115,21 +116,21 @@ class ActiveTier:
 
     def status(self) -> TierStatus:
         """Return sizes, limits, health and statistics of the tier."""
-        tier = self.tier
+        directory = self.directory
         return TierStatus(
-            path=str(tier.paths.root),
-            medium=tier.medium,
+            path=str(directory.paths.root),
+            medium=directory.medium,
             health=self.store.io.health.state.value,
-            quota_bytes=tier.quota_bytes,
-            capacity_bytes=tier.slabs.capacity_bytes,
-            disk_bytes=tier.slabs.disk_bytes,
-            used_bytes=tier.slabs.used_charge_bytes,
-            high_bytes=tier.watermarks.high_bytes,
-            low_bytes=tier.watermarks.low_bytes,
-            cached_bytes=tier.slabs.cached_bytes,
-            cached_blocks=tier.slabs.cached_blocks,
-            pinned_bytes=tier.slabs.pinned_charge_bytes,
-            pin_limit_bytes=tier.pin_limit_bytes,
+            quota_bytes=directory.quota_bytes,
+            capacity_bytes=directory.slabs.capacity_bytes,
+            disk_bytes=directory.slabs.disk_bytes,
+            used_bytes=directory.slabs.used_charge_bytes,
+            high_bytes=directory.watermarks.high_bytes,
+            low_bytes=directory.watermarks.low_bytes,
+            cached_bytes=directory.slabs.cached_bytes,
+            cached_blocks=directory.slabs.cached_blocks,
+            pinned_bytes=directory.slabs.pinned_charge_bytes,
+            pin_limit_bytes=directory.pin_limit_bytes,
             counters=self.store.counters,
         )
 
@@ -201,7 +202,9 @@ class ActiveTier:
             if patience.cancelled_caught:
                 store.io.detach()
                 await self._stopped.wait()
-                log.warning("%s: the disk does not answer; left as it is", self.tier.paths.root)
+                log.warning(
+                    "%s: the disk does not answer; left as it is", self.directory.paths.root
+                )
                 return  # the process keeps descriptors and lock until it ends
         if store.io.health.usable:
             await store.index.commit()

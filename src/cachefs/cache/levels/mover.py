@@ -28,8 +28,8 @@ from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.slot_io import Checked, read_and_check
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.sweeper import Pick
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer
 
 _BATCH_BYTES = 8 << 20
@@ -206,7 +206,7 @@ class Mover:
         size_bytes = sum(move.location.length for move in batch)
         try:
             with store.slabs.references((move.slab, move.location.slot) for move in batch):
-                blocks = await store.io.read(size_bytes, _read_all, store.tier.disk, batch)
+                blocks = await store.io.read(size_bytes, _read_all, store.directory.disk, batch)
         except OSError:
             store.counters.read_errors += len(batch)
             return []

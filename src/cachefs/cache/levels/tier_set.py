@@ -15,8 +15,8 @@ from cachefs.cache.levels.placement import Placement
 from cachefs.cache.tier.admission import Admission
 from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
-from cachefs.tiers.tier import Tier
 from cachefs.types import BlockKey, BlockLocation, Medium
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class TierSet:
     """The tiers of one mount; its `BlockCache` owns the object. Each tier sees it as its
     `Neighbours`."""
 
-    def __init__(self, tiers: Sequence[Tier], shared: Shared) -> None:
+    def __init__(self, tiers: Sequence[CacheDirectory], shared: Shared) -> None:
         """Open the indexes of the tiers. If this raises `CacheDirError`, the caller still owns the
         tiers and must close them."""
         self.shared = shared
@@ -70,15 +70,15 @@ class TierSet:
         self._arrange()
         return tiers
 
-    def _activate(self, tier: Tier) -> ActiveTier:
+    def _activate(self, tier: CacheDirectory) -> ActiveTier:
         return ActiveTier(tier, self.shared, self)
 
     def _arrange(self) -> None:
         """Compute levels and placement again after a tier was added, removed or changed."""
-        self._tiers.sort(key=lambda active: _SPEED[active.tier.medium])
-        media = list(dict.fromkeys(active.tier.medium for active in self._tiers))
+        self._tiers.sort(key=lambda active: _SPEED[active.directory.medium])
+        media = list(dict.fromkeys(active.directory.medium for active in self._tiers))
         for active in self._tiers:
-            active.connect(media.index(active.tier.medium), len(media))
+            active.connect(media.index(active.directory.medium), len(media))
             active.store.on_admitted = self._on_admitted
         self._placement = Placement([active.place for active in self._tiers])
         self.only_store = self._tiers[0].store if len(self._tiers) == 1 else None
@@ -171,7 +171,7 @@ class TierSet:
 
     # -- coming and going ----------------------------------------------------------------------
 
-    async def add(self, tier: Tier, nursery: trio.Nursery) -> None:
+    async def add(self, tier: CacheDirectory, nursery: trio.Nursery) -> None:
         """Start using the tier. If this raises `CacheDirError`, the caller still owns the tier."""
         active = self._activate(tier)
         await nursery.start(active.run)
@@ -192,12 +192,12 @@ class TierSet:
         pinned blocks would not fit into the new quota."""
         active = self._find(path)
         active.refuse_to_lose_pinned(quota_bytes)
-        active.tier.resize(quota_bytes)
+        active.directory.resize(quota_bytes)
         self._arrange()
         active.evictor.wake()
 
     def _find(self, path: Path) -> ActiveTier:
         for active in self._tiers:
-            if active.tier.paths.root == path:
+            if active.directory.paths.root == path:
                 return active
         raise CacheDirError(f"{path} is no cache directory of this mount")

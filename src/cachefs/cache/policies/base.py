@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import ClassVar
 
-from cachefs.tiers.slab import USED, Slab
+from cachefs.cache_dir.slab import USED, Slab
 from cachefs.types import BlockKey
 
 CLOCK_MASK = 0xFFFFFFFF

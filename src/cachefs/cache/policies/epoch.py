@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from cachefs.cache.policies.base import CLOCK_MASK, SAMPLE_BLOCKS, EvictionPolicy, History, rank_of
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.slab import Slab
 from cachefs.types import BlockKey
 
 _PERIOD_REUSES = 128

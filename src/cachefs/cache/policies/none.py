@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.slab import Slab
 
 
 class NoReplacement(EvictionPolicy):

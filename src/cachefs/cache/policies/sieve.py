@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy, History
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.slab import Slab
 
 _ORDER_MASK = 0x7FFFFFFF
 

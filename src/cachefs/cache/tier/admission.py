@@ -22,9 +22,9 @@ from cachefs.cache.tier.evictor import Evictor
 from cachefs.cache.tier.partial_checksums import PartialChecksums
 from cachefs.cache.tier.slot_io import write_block
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Allocation, Slab
 from cachefs.format.slab import SlotEntry, checksum_of, class_of
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Allocation, Slab
 from cachefs.types import BlockKey
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class Admission:
             for candidate in waiting:
                 candidate.finish(False)
             raise
-        if self._store.slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes:
+        if self._store.slabs.used_charge_bytes > self._store.directory.watermarks.high_bytes:
             self._evictor.wake()
 
     async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | bool:
@@ -288,7 +288,7 @@ class Admission:
         self._progress_s = time.monotonic()
         partial_checksums = store.partial_checksums if store.is_on_disk else None
         results = await store.io.write_in_steps(
-            size_bytes, _write_all, store.tier.disk, writes, partial_checksums
+            size_bytes, _write_all, store.directory.disk, writes, partial_checksums
         )
         with trio.CancelScope(shield=True):
             for first in range(0, len(writes), _FINISH_BLOCKS):
@@ -327,7 +327,9 @@ class Admission:
         # Don't evict blocks for a block that can't be written either.
         self._no_room_before = time.monotonic() + _FAILURE_PAUSE_S
         if not self._failing:
-            log.warning("%s: can't store blocks: %s", self._store.tier.paths.root, error.strerror)
+            log.warning(
+                "%s: can't store blocks: %s", self._store.directory.paths.root, error.strerror
+            )
         self._failing = True
 
 

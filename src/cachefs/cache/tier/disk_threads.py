@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar, TypeVarTuple
 import outcome
 import trio
 
-from cachefs.tiers.health import DiskHealth, Health
-from cachefs.tiers.tier import Tier
+from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.health import DiskHealth, Health
 from cachefs.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class DiskThreads:
     It accepts calls between `start` and `stop`. It calls `on_change` when `health.usable` changes.
     """
 
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
-        self.health = DiskHealth(tier.medium)
+    def __init__(self, directory: CacheDirectory) -> None:
+        self._directory = directory
+        self.health = DiskHealth(directory.medium)
         self.health.on_change = self._changed
         self.on_change: Callable[[], None] = lambda: None
         self._probing = False
@@ -168,7 +168,7 @@ class DiskThreads:
             nursery.start_soon(self._probe)
 
     async def _probe(self) -> None:
-        call = _Call(self._under_way, 0, True, self._tier.probe, ())
+        call = _Call(self._under_way, 0, True, self._directory.probe, ())
         await self._prober.run_lending(lambda: None, call.run)
         failure = call.outcome.error if isinstance(call.outcome, outcome.Error) else None
         if failure is not None and not isinstance(failure, OSError):
@@ -177,7 +177,7 @@ class DiskThreads:
         self.health.probe_done(call.duration_s, failure, time.monotonic())
 
     def _changed(self, before: Health, after: Health, reason: str) -> None:
-        path = self._tier.paths.root
+        path = self._directory.paths.root
         if after is Health.NORMAL:
             log.info("%s: the disk answers again; it is used from now on", path)
         else:

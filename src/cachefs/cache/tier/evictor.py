@@ -16,10 +16,10 @@ import trio
 from cachefs.cache.policies.base import SAMPLE_BLOCKS
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.sweeper import Demote, Sweeper
+from cachefs.cache_dir.slab import Slab
+from cachefs.cache_dir.slabs import NEAR_CLASSES
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import SLOT_CLASSES
-from cachefs.tiers.slab import Slab
-from cachefs.tiers.slabs import NEAR_CLASSES
 from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -168,10 +168,10 @@ class Evictor:
     # -- watermarks ----------------------------------------------------------------------------
 
     def above_high(self) -> bool:
-        return self._slabs.used_charge_bytes > self._store.tier.watermarks.high_bytes
+        return self._slabs.used_charge_bytes > self._store.directory.watermarks.high_bytes
 
     def _at_low(self) -> bool:
-        return self._slabs.used_charge_bytes <= self._store.tier.watermarks.low_bytes
+        return self._slabs.used_charge_bytes <= self._store.directory.watermarks.low_bytes
 
     def _plan(self, least: float = 0.0) -> float | None:
         """Return the policy's plan that evicts blocks down to the low watermark; None if no block
@@ -184,7 +184,7 @@ class Evictor:
         evictable = used - self._slabs.pinned_charge_bytes
         if evictable <= 0:
             return None
-        surplus = (used - self._store.tier.watermarks.low_bytes) / evictable
+        surplus = (used - self._store.directory.watermarks.low_bytes) / evictable
         fraction = min(1.0, max(least, surplus))
         slabs = list(self._slabs.by_id.values())
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
@@ -250,17 +250,17 @@ class Evictor:
 
     async def _grow(self, class_index: int) -> bool:
         """Create a slab of the class if quota and free space allow. Returns whether it did."""
-        tier, slabs = self._store.tier, self._slabs
+        directory, slabs = self._store.directory, self._slabs
         if len(slabs.by_id) >= slabs.max_slabs or time.monotonic() < self._no_growth_before:
             return False
         slab_id = self._store.files.take_id()
         try:
             fd = await self._store.io.write(
-                tier.identity.slab_bytes, self._create_slab, slab_id, class_index
+                directory.identity.slab_bytes, self._create_slab, slab_id, class_index
             )
         except OSError as error:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
-            self._failed(error, f"{tier.paths.root}: can't grow", error.errno not in _FULL)
+            self._failed(error, f"{directory.paths.root}: can't grow", error.errno not in _FULL)
             return False
         if fd is None:
             self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
@@ -268,7 +268,7 @@ class Evictor:
                 log.info(
                     "%s: the cache stops growing at %s: more would leave less than "
                     "--free-space-ratio of the disk free",
-                    *(tier.paths.root, format_bytes(slabs.disk_bytes)),
+                    *(directory.paths.root, format_bytes(slabs.disk_bytes)),
                 )
             self._told_full = True
             return False
@@ -296,10 +296,10 @@ class Evictor:
 
     def _create_slab(self, slab_id: int, class_index: int) -> int | None:
         """Create the file in the writer thread; None if it would leave too little free space."""
-        tier = self._store.tier
-        if not tier.has_free_space(tier.identity.slab_bytes):
+        directory = self._store.directory
+        if not directory.has_free_space(directory.identity.slab_bytes):
             return None
-        return tier.create_slab(slab_id, class_index)
+        return directory.create_slab(slab_id, class_index)
 
     def _donor(self, class_index: int) -> Slab | None:
         """Return a slab of another class that is worth little, if the policy may empty it."""
@@ -325,9 +325,11 @@ class Evictor:
         self._slabs.drain(slab)
         try:
             with slab.in_use():
-                await store.io.write(0, store.tier.format_slab, slab.fd, slab.slab_id, class_index)
+                await store.io.write(
+                    0, store.directory.format_slab, slab.fd, slab.slab_id, class_index
+                )
         except OSError as error:
-            what = f"{store.tier.paths.slab(slab.slab_id)}: can't be rewritten"
+            what = f"{store.directory.paths.slab(slab.slab_id)}: can't be rewritten"
             self._failed(error, what, broken=True)
             self._slabs.reformat(slab, None, self._policy.now)
             store.put_row(slab)
@@ -353,14 +355,14 @@ class Evictor:
             log.warning(
                 "%s: uses more than it should, and can give nothing back: there are pinned blocks "
                 "in all of its slabs; unpin some",
-                self._store.tier.paths.root,
+                self._store.directory.paths.root,
             )
 
     async def _should_shrink(self) -> bool:
         if len(self._slabs.by_id) > self._slabs.max_slabs:
             return True
         try:
-            return not await self._store.io.write(0, self._store.tier.has_free_space)
+            return not await self._store.io.write(0, self._store.directory.has_free_space)
         except OSError:
             return False
 
@@ -379,10 +381,10 @@ class Evictor:
             return False
         slabs.drain(slab)
         try:
-            await store.io.write(0, store.tier.delete_slab, slab.slab_id)
+            await store.io.write(0, store.directory.delete_slab, slab.slab_id)
         except OSError as error:
             self._failed(
-                error, f"{store.tier.paths.slab(slab.slab_id)}: can't be deleted", broken=True
+                error, f"{store.directory.paths.slab(slab.slab_id)}: can't be deleted", broken=True
             )
             slabs.undrain(slab)
             return False

@@ -14,9 +14,9 @@ import trio
 from cachefs.cache.tier.disk_threads import Step
 from cachefs.cache.tier.slot_io import is_right, read_data, read_entry, write_block
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Allocation, Slab
 from cachefs.format.slab import SlotEntry
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Allocation, Slab
 from cachefs.types import BlockLocation
 
 _BATCH_BYTES = 8 << 20
@@ -107,7 +107,9 @@ class Relocator:
         size_bytes = len(slots) * slab.slot_bytes
         try:
             with self._slabs.references((slab, slot) for slot in slots):
-                found = await store.io.read(size_bytes, _read_blocks, store.tier.disk, slab, slots)
+                found = await store.io.read(
+                    size_bytes, _read_blocks, store.directory.disk, slab, slots
+                )
         except OSError:
             store.counters.read_errors += 1
             return
@@ -116,7 +118,7 @@ class Relocator:
         ]
         pairs = list(zip(sources, targets, strict=False))
         results = await store.io.write_in_steps(
-            slab.slot_bytes, _write_blocks, store.tier.disk, pairs
+            slab.slot_bytes, _write_blocks, store.directory.disk, pairs
         )
         for (source, target), is_written in zip(pairs, results, strict=True):
             if is_written and self._arrive(slab, source, target):

@@ -11,9 +11,9 @@ import trio
 
 from cachefs.cache.tier.slot_io import is_right, read_data, read_entry
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import SlotEntry
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Slab
 
 _MAX_BYTES_PER_S = 64 << 20
 _IDLE_S = 1.0
@@ -69,7 +69,9 @@ class Scrubber:
         slots = [slot for slot in slots if slab.holds(slot)]
         try:
             with store.slabs.references((slab, slot) for slot in slots):
-                found = await store.io.read(size_bytes, _read_slots, store.tier.disk, slab, slots)
+                found = await store.io.read(
+                    size_bytes, _read_slots, store.directory.disk, slab, slots
+                )
         except OSError:
             store.counters.read_errors += 1
             return

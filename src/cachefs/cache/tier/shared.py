@@ -6,7 +6,7 @@ from cachefs.cache.policies import DEFAULT_POLICY, History
 from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.partial_checksums import PartialChecksums
-from cachefs.tiers.open_slabs import OpenSlabs
+from cachefs.cache_dir.open_slabs import OpenSlabs
 
 
 @dataclass(frozen=True)

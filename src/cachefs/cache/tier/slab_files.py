@@ -25,18 +25,18 @@ import trio
 from cachefs.cache.counters import TierCounters
 from cachefs.cache.tier.disk_threads import DiskThreads, OverdueError
 from cachefs.cache.tier.index import Index
+from cachefs.cache_dir.directory import CacheDirectory, OpenedSlab
+from cachefs.cache_dir.open_slabs import OpenSlabs
+from cachefs.cache_dir.slab import FREE, Slab
 from cachefs.format.index_record import NO_CLASS
 from cachefs.format.slab import entry_at
-from cachefs.tiers.open_slabs import OpenSlabs
-from cachefs.tiers.slab import FREE, Slab
-from cachefs.tiers.tier import OpenedSlab, Tier
 from cachefs.types import BlockLocation
 
 log = logging.getLogger(__name__)
 
 _OUT_OF_FDS = (errno.EMFILE, errno.ENFILE)
 _OPEN_ATTEMPTS = 4
-"""Must exceed the number of errors that make a disk unusable (`tiers/health.py`)."""
+"""Must exceed the number of errors that make a disk unusable (`cache_dir/health.py`)."""
 _STEP_SLOTS = 256
 """Most slots to reconcile in one turn of the event loop. Each takes about 3 us."""
 
@@ -49,7 +49,7 @@ class SlabFiles:
 
     def __init__(
         self,
-        tier: Tier,
+        directory: CacheDirectory,
         index: Index,
         io: DiskThreads,
         counters: TierCounters,
@@ -59,9 +59,9 @@ class SlabFiles:
         self.closed = False
         self.open_slabs = open_slabs
         """Open slab files of the whole mount; all its tiers share this object."""
-        self._tier = tier
-        self._slabs = tier.slabs
-        self._by_id = tier.slabs.by_id
+        self._directory = directory
+        self._slabs = directory.slabs
+        self._by_id = directory.slabs.by_id
         self._index = index
         self._io = io
         self._counters = counters
@@ -86,7 +86,7 @@ class SlabFiles:
 
     def _load(self) -> None:
         """Create the slabs from index rows and file names only, so that a start scans no file."""
-        on_disk = self._tier.slab_ids_on_disk()
+        on_disk = self._directory.slab_ids_on_disk()
         lost = []
         for slab_id, row in self._index.slab_rows():
             if slab_id in on_disk:
@@ -192,7 +192,7 @@ class SlabFiles:
 
     def _open_into(self, slab_id: int) -> None:
         """Run in a reader thread. It may end long after all waiting tasks have given up."""
-        self._opened[slab_id] = self._tier.open_slab(slab_id)
+        self._opened[slab_id] = self._directory.open_slab(slab_id)
 
     def _install(self, slab: Slab, opened: OpenedSlab) -> None:
         if not self._is_ours(slab):
@@ -229,7 +229,9 @@ class SlabFiles:
     async def _reconcile_open(self, slab: Slab) -> bool:
         layout = slab.layout
         try:
-            table = await self._io.read(layout.data_offset, self._tier.read_table, slab.fd, layout)
+            table = await self._io.read(
+                layout.data_offset, self._directory.read_table, slab.fd, layout
+            )
         except OSError:
             self._counters.read_errors += 1
             if self._may_get_better(slab):
@@ -313,13 +315,13 @@ class SlabFiles:
         self._index.delete_slab(slab.slab_id)
         # Whatever has the file's name now would use space that no quota counts.
         with contextlib.suppress(OSError):
-            await self._io.read(0, self._tier.delete_slab, slab.slab_id)
+            await self._io.read(0, self._directory.delete_slab, slab.slab_id)
 
     def report(self, slab: Slab, text: str) -> None:
         """Log a warning about the slab, once per slab."""
         if not slab.reported:
             slab.reported = True
-            log.warning("%s: %s", self._tier.paths.slab(slab.slab_id), text)
+            log.warning("%s: %s", self._directory.paths.slab(slab.slab_id), text)
 
     def close(self) -> None:
         """Close the files that no task has installed. The tier owns the descriptors of open

@@ -6,6 +6,8 @@ The caller of a read must hold a reference to the slot, so that descriptor and l
 from typing import NamedTuple
 
 from cachefs.cache.tier.partial_checksums import Bytes
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import (
     SLOT_ENTRY,
     SlotEntry,
@@ -14,8 +16,6 @@ from cachefs.format.slab import (
     entry_at,
     table_offset,
 )
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.slab import Slab
 from cachefs.types import BlockLocation
 
 

@@ -21,9 +21,9 @@ from cachefs.cache.tier.partial_checksums import Bytes
 from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.slab_files import SlabFiles
 from cachefs.cache.tier.slot_io import Checked, read_and_check
+from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import SLOT_ENTRY, SlotEntry, checksum_of, entry_at, table_offset
-from cachefs.tiers.slab import Slab
-from cachefs.tiers.tier import Tier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
 
 _COMMIT_INTERVAL_S = 1.0
@@ -43,20 +43,22 @@ class TierStore:
     """Slabs, index and policy of one tier; its `ActiveTier` owns it. For the invariants see the
     module docstring."""
 
-    def __init__(self, tier: Tier, shared: Shared) -> None:
+    def __init__(self, directory: CacheDirectory, shared: Shared) -> None:
         """Opens the tier's index. Raises `CacheDirError`."""
-        index = Index.open(str(tier.paths.index), tier.quota_bytes, tier.identity.uuid)
-        self.tier = tier
+        index = Index.open(
+            str(directory.paths.index), directory.quota_bytes, directory.identity.uuid
+        )
+        self.directory = directory
         self.partial_checksums = shared.partial_checksums
-        self.is_on_disk = tier.medium is not Medium.MEM
+        self.is_on_disk = directory.medium is not Medium.MEM
         """Whether each read must be compared with a checksum. A disk can lose or change data, and
         the daemon cannot find out which pages of a slab the kernel has read from the disk since
         the last comparison."""
         self.admission_filter = shared.admission_filter
-        self.slabs = tier.slabs
+        self.slabs = directory.slabs
         self.index = index
         self.counters = TierCounters(bad_index=int(index.replaced_bad))
-        self.io = DiskThreads(tier)
+        self.io = DiskThreads(directory)
         self.policy = make_policy(shared.options.policy, shared.history)
         self.history = shared.history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
@@ -66,14 +68,19 @@ class TierStore:
         self.retired = False
         """True once the tier is about to be closed. It then serves no block."""
         self._verify_full = shared.options.verify_full
-        self._by_id = tier.slabs.by_id
-        self._disk = tier.disk
-        self._read_nowait = tier.disk.read_nowait
-        self._page_in = PageInPolling(tier.disk.read_nowait)
+        self._by_id = directory.slabs.by_id
+        self._disk = directory.disk
+        self._read_nowait = directory.disk.read_nowait
+        self._page_in = PageInPolling(directory.disk.read_nowait)
         self._whole_block = memoryview(bytearray(BLOCK_BYTES))
         self._entry = memoryview(bytearray(SLOT_ENTRY.size))
         self.files = SlabFiles(
-            tier, index, self.io, self.counters, lambda: self.policy.now, shared.options.open_slabs
+            directory,
+            index,
+            self.io,
+            self.counters,
+            lambda: self.policy.now,
+            shared.options.open_slabs,
         )
         self.open_slab = self.files.open
         self.reconcile = self.files.reconcile
@@ -93,7 +100,7 @@ class TierStore:
         if self.index.is_cold:
             return None
         found = self.index.find(key)
-        flags = self.tier.read_flags
+        flags = self.directory.read_flags
         if found is None or flags is None:
             return None
         slab_id, slot, stored_length, checksum = found
@@ -128,7 +135,7 @@ class TierStore:
         if not self._fits(slab, location, offset + length):
             return None
         block = self._whole_block[: location.length]
-        position, flags = slab.layout.slot_offset(location.slot), self.tier.read_flags or 0
+        position, flags = slab.layout.slot_offset(location.slot), self.directory.read_flags or 0
         try:
             read = self._read_nowait(slab.fd, (block,), position, flags)
             self._read_nowait(slab.fd, (self._entry,), table_offset(location.slot), flags)
@@ -154,7 +161,7 @@ class TierStore:
         first, end = self.partial_checksums.range_of(location, offset, length)
         data = buffer if end - first == length else self._whole_block[: end - first]
         position = slab.layout.slot_offset(location.slot) + first
-        flags = self.tier.read_flags or 0
+        flags = self.directory.read_flags or 0
         if self._read_nowait(slab.fd, (data,), position, flags) != end - first:
             return None
         if not self.partial_checksums.agree(location, first, data):
@@ -227,7 +234,7 @@ class TierStore:
         """Return the bytes; fewer than `length` if the file ends there. `drop_reference` is called
         once the slot is not read any more. Raises `OSError`, `OverdueError`."""
         try:
-            data = await self._page_in.read(fd, length, position, self.tier.read_flags)
+            data = await self._page_in.read(fd, length, position, self.directory.read_flags)
         except BaseException:
             drop_reference()
             raise
@@ -318,7 +325,7 @@ class TierStore:
 
     def may_pin(self, charge_bytes: int) -> bool:
         """Return whether the tier's limit allows so many more bytes of pinned slots."""
-        return self.slabs.pinned_charge_bytes + charge_bytes <= self.tier.pin_limit_bytes
+        return self.slabs.pinned_charge_bytes + charge_bytes <= self.directory.pin_limit_bytes
 
     def pin_moved(self, key: BlockKey) -> None:
         """Pin a block that was pinned in the tier that it came from, regardless of the
@@ -429,10 +436,10 @@ class TierStore:
         if not self.files.must_reconcile:
             self.index.put_clean_mark()
         self.index.close()
-        self.tier.close()
+        self.directory.close()
 
     def abandon(self) -> None:
         """Close everything as a crash would, without writing."""
         self.files.close()
         self.index.abandon()
-        self.tier.close()
+        self.directory.close()

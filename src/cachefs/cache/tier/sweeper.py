@@ -11,8 +11,8 @@ import trio
 
 from cachefs.cache.tier.relocator import Relocator
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import SLOT_ENTRY, SlotEntry, entry_at
-from cachefs.tiers.slab import Slab
 
 _STEP_SLOTS = 512
 """Most slots to check in one turn of the event loop."""
@@ -147,12 +147,12 @@ class Sweeper:
     async def _read_table(self, slab: Slab, first: int) -> bytes:
         """Return `_STEP_SLOTS` entries of the slot table, from slot `first` on; empty if they
         cannot be read."""
-        tier, stop = self._store.tier, first + _STEP_SLOTS
+        directory, stop = self._store.directory, first + _STEP_SLOTS
         size_bytes = _STEP_SLOTS * SLOT_ENTRY.size
         try:
             with slab.in_use():
                 return await self._store.io.read(
-                    size_bytes, tier.read_table, slab.fd, slab.layout, first, stop
+                    size_bytes, directory.read_table, slab.fd, slab.layout, first, stop
                 )
         except OSError:
             self._store.counters.read_errors += 1

@@ -12,12 +12,12 @@ from typing import Any
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.config import MIN_CACHE_DIR_BYTES, MountConfig, TierConfig, absolute_path, load_tier
 from cachefs.control import api
 from cachefs.control.api import Handler, NoSuchTierError, Route
 from cachefs.control.report import TierReport, tier_report
 from cachefs.errors import CacheDirError, UsageError
-from cachefs.tiers.tier import Tier
 from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class TierRoutes:
         self,
         cache: BlockCache,
         config: MountConfig,
-        open_tiers: Callable[[TierConfig], list[Tier]],
-        tiers: list[Tier],
+        open_tiers: Callable[[TierConfig], list[CacheDirectory]],
+        tiers: list[CacheDirectory],
         home: Path,
     ) -> None:
         self._cache = cache
@@ -135,7 +135,7 @@ class TierRoutes:
         table["path"] = [str(_checked_path(arguments.get("path")))]
         return load_tier(self._config, table)
 
-    def _find(self, path: object) -> Tier:
+    def _find(self, path: object) -> CacheDirectory:
         wanted = _checked_path(path)
         for tier in self._tiers:
             if tier.paths.root == wanted:
@@ -143,7 +143,7 @@ class TierRoutes:
         known = ", ".join(str(tier.paths.root) for tier in self._tiers)
         raise NoSuchTierError(f"{wanted} is no tier of this mount; its tiers are {known}")
 
-    def _report(self, tier: Tier) -> TierReport | None:
+    def _report(self, tier: CacheDirectory) -> TierReport | None:
         path = str(tier.paths.root)
         return next((tier_report(t) for t in self._cache.status() if t.path == path), None)
 

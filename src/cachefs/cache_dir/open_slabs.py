@@ -9,7 +9,7 @@ import os
 import resource
 from collections import OrderedDict
 
-from cachefs.tiers.slab import Slab
+from cachefs.cache_dir.slab import Slab
 
 _RESERVED, _MOST_RESERVED = 144, 4096
 """Least and greatest number of descriptors reserved for other uses: about 40, one connection for

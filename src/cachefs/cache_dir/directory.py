@@ -1,9 +1,8 @@
 """One cache directory: its access checks, its lock and its files.
 
-Only `Tier.open` decides whether a directory may be used. It leaves a refused directory unchanged,
-byte for byte. The methods that touch slab files block on the disk: worker threads call them. They
-raise `OSError` and change no state but that of the file.
-"""
+Only `CacheDirectory.open` decides whether a directory may be used. It leaves a refused directory
+unchanged, byte for byte. The methods that touch slab files block on the disk: worker threads call
+them. They raise `OSError` and change no state but that of the file."""
 
 import errno
 import fcntl
@@ -14,6 +13,9 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.probe import probe_read_flags
+from cachefs.cache_dir.slabs import SlabSet
 from cachefs.errors import CacheDirError
 from cachefs.format.paths import OWN_NAMES, TierPaths, slab_id_of
 from cachefs.format.slab import (
@@ -31,9 +33,6 @@ from cachefs.format.slab import (
 )
 from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
 from cachefs.mounts import mountpoint_of
-from cachefs.tiers.disk import Disk
-from cachefs.tiers.probe import probe_read_flags
-from cachefs.tiers.slabs import SlabSet
 from cachefs.types import BLOCK_BYTES, Medium
 
 log = logging.getLogger(__name__)
@@ -75,8 +74,9 @@ def slab_bytes_for(quota_bytes: int) -> int:
     return slots_bytes + HEADER_BYTES + -(-table_bytes // HEADER_BYTES) * HEADER_BYTES
 
 
-class Tier:
-    """An open, locked cache directory. `Tier.open` makes it; it owns locks and slab descriptors."""
+class CacheDirectory:
+    """An open, locked cache directory. `CacheDirectory.open` makes it; it owns locks and slab
+    descriptors."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Tier:
         medium: Medium = Medium.SSD,
         disk: Disk | None = None,
         slab_bytes: int | None = None,
-    ) -> "Tier":
+    ) -> "CacheDirectory":
         """Open or create a cache directory for the blocks of one source, and lock it.
 
         `slab_bytes` applies to a new directory; its default is `slab_bytes_for(quota_bytes)`.

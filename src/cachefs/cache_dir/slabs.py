@@ -19,9 +19,9 @@ So a tier with all slots used has its whole quota charged, whatever the classes.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from cachefs.cache_dir.slab import FREE, NO_LAYOUT, PINNED, USED, WRITING, ZOMBIE, Slab
 from cachefs.format.index_record import NO_CLASS, SlabRow
 from cachefs.format.slab import SLOT_CLASSES, slab_layout
-from cachefs.tiers.slab import FREE, NO_LAYOUT, PINNED, USED, WRITING, ZOMBIE, Slab
 
 NEAR_CLASSES = 5
 """How many larger classes a block may use. From 4 KiB on, classes grow by an eighth at most, so
@@ -29,7 +29,7 @@ such a slot is at most 80 % larger than one of the block's own class."""
 
 
 class SlabSet:
-    """All slabs of one tier, and the sums over them. The `Tier` owns it."""
+    """All slabs of one tier, and the sums over them. The `CacheDirectory` owns it."""
 
     def __init__(self, slab_bytes: int, max_slabs: int) -> None:
         self.slab_bytes = slab_bytes
