@@ -75,9 +75,9 @@ def test_every_policy_is_documented(policy: str) -> None:
 
 
 def origins() -> set[str]:
-    """The names of all functions `open_NAME` in the folders of `origin/`."""
+    """The names of all functions `open_NAME` in the folders of `origin/` that return an origin."""
     text = words_of(*(SOURCE / "origin").glob("*/*.py"))
-    return set(re.findall(r"^def open_(\w+)\([^)]*OriginOptions", text, re.MULTILINE))
+    return set(re.findall(r"^def open_(\w+)\([^)]*\) -> \W?\w*Origin\b", text, re.MULTILINE))
 
 
 def test_origins_are_found() -> None:

@@ -9,7 +9,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cachefs.config.fields import absolute_path, nearest, show
+from cachefs.config.fields import (
+    FILE_OR_URL,
+    MODE,
+    OPTIONAL_PATH,
+    PATH,
+    PATHS,
+    absolute_path,
+    nearest,
+    show,
+)
 from cachefs.config.model import MountConfig, flags, refuse_below_mountpoint
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
@@ -22,8 +31,8 @@ SECRET = re.compile(
 _ARGUMENTS = {"source": "SOURCE", "mountpoint": "MOUNTPOINT"}
 _OTHER_TABLES = ("load",)
 """Tables of an instance's file that other commands read."""
-_PATHS = {"cache_dir": ":", "mem_dir": "", "log_file": "", "credentials_dir": "", "manifest": ""}
-"""Keys whose values are paths, with the separators between several paths."""
+_PATH_CHECKS = {PATH: "", OPTIONAL_PATH: "", FILE_OR_URL: "", PATHS: ":"}
+"""The checks of options whose values are paths, with the separators between several paths."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
@@ -149,18 +158,19 @@ def _read_toml(file: Path) -> dict[str, Any]:
     for key in values:
         if key not in fields:
             raise UsageError(f"{file}: {_explain_unknown(key, list(fields))}")
-    for key in ("file_mode", "dir_mode"):
-        if key in values and not isinstance(values[key], str):
-            raise UsageError(
-                f"{file}: {key}: {show(values[key])} is ambiguous; write three octal digits in "
-                'quotes, such as "644"'
-            )
     for table in values.get(_TIER_TABLES, ()) if isinstance(values.get(_TIER_TABLES), list) else ():
         if isinstance(table, dict) and "path" in table:
             table["path"] = _anchored(table["path"], file, ":,")
-    for key, separators in _PATHS.items():
-        if key in values:
-            values[key] = _anchored(values[key], file, separators)
+    for field, flag in flags().items():
+        if (key := flag.key) in values:
+            for check in MountConfig.model_fields[field].metadata:
+                if check is MODE and not isinstance(values[key], str):
+                    raise UsageError(
+                        f"{file}: {key}: {show(values[key])} is ambiguous; write three octal "
+                        'digits in quotes, such as "644"'
+                    )
+                if check in _PATH_CHECKS:
+                    values[key] = _anchored(values[key], file, _PATH_CHECKS[check])
     return {fields[key]: value for key, value in values.items()}
 
 

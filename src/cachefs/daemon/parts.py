@@ -31,6 +31,7 @@ from cachefs.fuse.attrs import AttrBuilder, Ownership
 from cachefs.fuse.hint_requests import HintRequests
 from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.operations import Operations
+from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import JobContext
@@ -168,9 +169,10 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
 
     publisher = relay_stats = None
     if relayed is not None:
-        relayed.yield_to(observers)
+        # While there are observers, the relay sends all requests to the daemon.
+        observers.on_change = relayed.table.pause
         publisher = relayed.publisher(cache, readers)
-        relay_stats = relayed.stats(publisher, requests)
+        relay_stats = RelayStats(relayed.table, publisher, requests)
 
     options = live_options(origin, limits, namespace, readers)
     set_routes = SetRoutes(options, access_log, config.mountpoint)

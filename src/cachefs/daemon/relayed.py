@@ -3,9 +3,6 @@
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError
-from cachefs.fuse.observers import RequestObservers
-from cachefs.fuse.relay.stats import RelayStats
-from cachefs.metrics import Requests
 from cachefs.namespace.reader import Readers
 from cachefs.supervisor.link import Link
 from cachefs.types import BlockKey
@@ -34,11 +31,3 @@ class Relayed:
                 return None
 
         return Publisher(cache, self.table, self._link, key_of)
-
-    def stats(self, publisher: Publisher, requests: Requests) -> RelayStats:
-        """Return the relay's statistics for status and metrics."""
-        return RelayStats(self.table, publisher, requests)
-
-    def yield_to(self, observers: RequestObservers) -> None:
-        """While there are observers of requests, make the relay send all requests to the daemon."""
-        observers.on_change = self.table.pause
