@@ -94,10 +94,10 @@ async def test_a_large_file_is_read_as_ever(tree: Tree, reading: Reading, origin
 async def test_bytes_that_come_unasked_are_dropped_where_there_is_no_memory(
     tree: Tree, reading: Reading, origin: Bringing
 ) -> None:
-    memory = reading.cache._fetches.memory
+    memory = reading.cache._memory
     assert memory.try_reserve(memory._free_bytes)
     inode = await tree.find("d0/f0")
     assert not reading.cache.is_stored(tree.namespace.object_ref(inode))
-    memory.release(memory._total_bytes)
+    memory.release(memory.total_bytes)
     await read(reading, "d0/f0")
     assert origin.brought

@@ -1,11 +1,11 @@
 """Serves blocks to readers: from memory, from a tier, or from the origin, fetched once.
 
 A read first calls `read_block_now` (on the loop, without waiting). If that returns None, it calls
-`read_block`, which uses a worker thread or an in-flight fetch. A block passes through `_in_flight`
--> `_admitting` -> a tier's index. It is in exactly one of them at every moment, because each step
-is atomic on the loop. (A block that no tier stores leaves after `_admitting`.)
+`read_block`, which uses a worker thread or an in-flight fetch.
 
-`fetch/fetches.py` fetches blocks from the origin.
+A missing block passes through `Fetches` (in flight) -> `FetchedBlocks` (in memory) -> a tier's
+index. It is in exactly one of them at every moment, because each step is atomic on the loop. (A
+block that no tier stores leaves after `FetchedBlocks`.)
 """
 
 import math
@@ -17,13 +17,12 @@ import trio
 
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
-from cachefs.cache.fetch.in_flight import InFlightFetch
-from cachefs.cache.fetch.unstored import UnstoredAhead
+from cachefs.cache.fetch.in_flight import FetchMemory
+from cachefs.cache.fetched_blocks import FetchedBlocks
 from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
-from cachefs.cache.tier.admission import Candidate
 from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.shared import CacheOptions, Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
@@ -63,17 +62,19 @@ class BlockCache:
         """
         self.counters = CacheCounters()
         self.admission_filter = AdmissionFilter()
-        self._history = make_history(policy_name)
+        history = make_history(policy_name)
         self.verify_full = verify_full
         options = CacheOptions(policy_name, verify_full, scrub_interval_s, tolerant)
-        shared = Shared(options, self._history, self.admission_filter)
+        shared = Shared(options, history, self.admission_filter)
         self._tiers = TierSet(tiers, shared)
+        self._memory = FetchMemory(buffer_bytes)
+        fetched = FetchedBlocks(self._tiers, self._memory)
         self._fetches = Fetches(
-            origin, self._history, self.counters, buffer_bytes, patience_s, self._admit
+            origin, history, self.counters, self._memory, patience_s, fetched.admit
         )
         self._in_flight = self._fetches.in_flight
-        self._admitting: dict[BlockKey, memoryview] = {}
-        self._unstored = UnstoredAhead()
+        self._admitting = fetched.admitting
+        self._unstored = fetched.unstored
         self.waiting_readers = 0
         """Number of reads that wait for the origin."""
         self.reader_waited_at = -math.inf
@@ -210,21 +211,16 @@ class BlockCache:
         the fetch receive its errors; otherwise they are dropped. With `ahead`, blocks that no tier
         takes stay in memory for a while, for the expected reader.
         """
-        run_start: int | None = None
         end = min(first_block + block_count, ref.block_count)
         most = max(1, min(block_count, self._fetches.best_read_bytes // BLOCK_BYTES))
-        for index in range(first_block, end):
-            known = self.is_cached_or_inflight(BlockKey(ref.object_id, index))
-            if run_start is not None and index - run_start >= most:
-                self._fetches.start(ref, run_start, index - run_start, ahead)
-                run_start = None
-            if known and run_start is not None:
-                self._fetches.start(ref, run_start, index - run_start, ahead)
-                run_start = None
-            elif not known and run_start is None:
-                run_start = index
-        if run_start is not None:
-            self._fetches.start(ref, run_start, end - run_start, ahead)
+        run = 0  # number of blocks before `index` that are not known and not started yet
+        for index in range(first_block, end + 1):
+            known = index == end or self.is_cached_or_inflight(BlockKey(ref.object_id, index))
+            if run and (known or run >= most):
+                self._fetches.start(ref, index - run, run, ahead)
+                run = 0
+            if not known:
+                run += 1
 
     def put_ahead(self, ref: ObjectRef, data: Buffer) -> None:
         """Take the bytes of a whole file of one block, which came with a look-up.
@@ -271,7 +267,7 @@ class BlockCache:
     @property
     def held_bytes(self) -> int:
         """Buffer memory of blocks that are in flight or wait to be stored."""
-        return self._fetches.memory.used_bytes
+        return self._memory.used_bytes
 
     @property
     def is_reconciled(self) -> bool:
@@ -305,46 +301,6 @@ class BlockCache:
         return min(1.0, cached_bytes / ref.meta.size_bytes)
 
     # -- tiers ---------------------------------------------------------------------------------
-
-    def _admit(self, fetch: InFlightFetch) -> None:
-        for key in fetch.keys:
-            data = fetch.block(key.block_index)
-            candidate = Candidate(key, data, self._admission_finished, fetch)
-            self._admitting[key] = data
-            if not self._offer(candidate, 0):
-                if len(self._tiers):
-                    self._tiers[-1].store.counters.rejected += 1
-                self._give_up(candidate)
-
-    def _offer(self, candidate: Candidate, first_level: int) -> bool:
-        """Queue the block for the first level from `first_level` on that has room for it."""
-        target = self._tiers.entry(candidate.key, len(candidate.data), first_level)
-        if target is None:
-            return False
-        candidate.level = target.level
-        if len(self._tiers) > 1 and self.admission_filter.must_be_pinned(candidate.key):
-            candidate.must_pin = target.store.may_pin(len(candidate.data))
-        target.admission.offer(candidate)
-        return True
-
-    def _admission_finished(self, candidate: Candidate, stored: bool) -> None:
-        if stored:
-            self._finish(candidate)
-        elif not self._offer(candidate.anew(), candidate.level + 1):
-            self._give_up(candidate)
-
-    def _give_up(self, candidate: Candidate) -> None:
-        """End the admission of a block that no tier takes."""
-        if candidate.fetch is not None and candidate.fetch.is_ahead:
-            self._unstored.put(candidate.key, candidate.data)
-        self._finish(candidate)
-
-    def _finish(self, candidate: Candidate) -> None:
-        self._fetches.finished_at = trio.current_time()
-        self._admitting.pop(candidate.key, None)
-        fetch = candidate.fetch
-        if fetch is not None and fetch.finish_block():
-            self._fetches.memory.release(fetch.length)
 
     async def add_tier(self, tier: CacheDirectory) -> None:
         """Add a cache directory to the mount. Raises `CacheDirError`; the caller still owns `tier`

@@ -33,8 +33,8 @@ _FAILURES = 4096
 class Fetches:
     """All in-flight fetches of one cache, which owns this object.
 
-    Calls `admit` with each fetch that has its bytes. The cache must release these bytes from
-    `memory` when it has stored them or given them up.
+    Calls `admit` with each fetch that has its bytes. The receiver must report each block of it to
+    `FetchMemory.finish_block` when the block is stored or given up.
     """
 
     def __init__(
@@ -42,19 +42,17 @@ class Fetches:
         origin: Origin,
         history: History,
         counters: CacheCounters,
-        buffer_bytes: int,
+        memory: FetchMemory,
         patience_s: float,
         admit: Callable[[InFlightFetch], None],
     ) -> None:
         self.in_flight: dict[BlockKey, InFlightFetch] = {}
-        self.memory = FetchMemory(buffer_bytes)
         self.nursery: trio.Nursery | None = None
-        self.finished_at = -math.inf
-        """When a block was last stored or given up, on trio's clock; set by the cache."""
+        """Where fetches run. The `BlockCache` sets it while it runs."""
         self._origin = origin
         self._history = history
         self._counters = counters
-        self._buffer_bytes = buffer_bytes
+        self._memory = memory
         self._patience_s = patience_s
         self._admit = admit
         self._failed: dict[BlockKey, InFlightFetch] = {}
@@ -94,7 +92,7 @@ class Fetches:
                 fetch.began_at, self._landed_at, origin.held_back_at, origin.progressed_at
             )
             if not fetch.has_room:
-                moved_at = max(moved_at, self.finished_at)
+                moved_at = max(moved_at, self._memory.finished_at)
             if moved_at + self._patience_s <= trio.current_time():
                 raise OriginUnavailableError(
                     f"{fetch.ref.path} can't be read: nothing has come from the origin for "
@@ -139,7 +137,7 @@ class Fetches:
         Returns False if the budget has no room. There must be no await between the caller's check
         of `in_flight` and this call.
         """
-        if not self.memory.try_reserve(data.nbytes):
+        if not self._memory.try_reserve(data.nbytes):
             return False
         fetch = InFlightFetch(ref, 0, 1)
         fetch.is_ahead = fetch.has_room = True
@@ -161,7 +159,7 @@ class Fetches:
         length = fetch.length
         reserved = False
         try:
-            await self.memory.reserve(length)
+            await self._memory.reserve(length)
             reserved = fetch.has_room = True
             fetch.data = await self._get(fetch, length)
         except BaseException as error:
@@ -173,7 +171,7 @@ class Fetches:
                 raise
         finally:
             if fetch.data is None and reserved:
-                self.memory.release(length)
+                self._memory.release(length)
             self._end(fetch)
 
     async def _get(self, fetch: InFlightFetch, length: int) -> memoryview:
@@ -210,7 +208,7 @@ class Fetches:
         Returns the files that must be fetched one by one. No file may be in `in_flight`, with no
         await between the caller's check and this call. `at_a_time` files are fetched in parallel.
         """
-        if sum(ref.meta.size_bytes for ref in refs) > self._buffer_bytes:
+        if sum(ref.meta.size_bytes for ref in refs) > self._memory.total_bytes:
             return list(refs)
         nursery = self._open_nursery()
         fetches = [InFlightFetch(ref, 0, 1) for ref in refs]
@@ -230,7 +228,7 @@ class Fetches:
         found: list[memoryview | None] = [None] * len(fetches)
         reserved = shut_down = False
         try:
-            await self.memory.reserve(size_bytes)
+            await self._memory.reserve(size_bytes)
             reserved = True
             for fetch in fetches:
                 fetch.has_room = True
@@ -257,7 +255,7 @@ class Fetches:
             self._counters.fetched_bytes += fetch.length
             fetch.data = data
         elif reserved:
-            self.memory.release(fetch.length)
+            self._memory.release(fetch.length)
             fetch.has_room = False
         if fetch.data is None and fetch.is_joined and not shut_down and self.nursery:
             self._history.on_miss(key)

@@ -18,7 +18,6 @@ class InFlightFetch:
     """
 
     __slots__ = (
-        "_open_blocks",
         "began_at",
         "block_count",
         "data",
@@ -32,6 +31,7 @@ class InFlightFetch:
         "keys",
         "length",
         "offset",
+        "open_blocks",
         "ref",
     )
 
@@ -54,7 +54,8 @@ class InFlightFetch:
         """A reader waits for it, or has waited."""
         self.data: memoryview | None = None
         self.error: BaseException | None = None
-        self._open_blocks = block_count
+        self.open_blocks = block_count
+        """Number of blocks that are neither stored nor given up."""
 
     @property
     def failed_slowly(self) -> bool:
@@ -72,12 +73,6 @@ class InFlightFetch:
             raise _afresh(self.error)
         start = (block_index - self.first_block) * BLOCK_BYTES
         return self.data[start : start + self.ref.block_length(block_index)]
-
-    def finish_block(self) -> bool:
-        """Record that one block is stored or given up. Returns True for the last block: the memory
-        of the fetch can be released then."""
-        self._open_blocks -= 1
-        return self._open_blocks == 0
 
 
 def _afresh(error: BaseException | None) -> CachefsError:
@@ -98,13 +93,15 @@ class FetchMemory:
     """
 
     def __init__(self, total_bytes: int) -> None:
-        self._total_bytes = total_bytes
+        self.total_bytes = total_bytes
+        self.finished_at = -math.inf
+        """When a block was last stored or given up, on trio's clock."""
         self._free_bytes = total_bytes
         self._waiting: deque[tuple[int, trio.Event]] = deque()
 
     @property
     def used_bytes(self) -> int:
-        return self._total_bytes - self._free_bytes
+        return self.total_bytes - self._free_bytes
 
     def try_reserve(self, size_bytes: int) -> bool:
         """Reserve the bytes if they are free and no request waits. Returns whether it did."""
@@ -115,7 +112,7 @@ class FetchMemory:
 
     async def reserve(self, size_bytes: int) -> None:
         """Wait until the bytes can be held. A cancelled wait reserves nothing."""
-        size_bytes = min(size_bytes, self._total_bytes)
+        size_bytes = min(size_bytes, self.total_bytes)
         if self.try_reserve(size_bytes):
             return
         granted = trio.Event()
@@ -133,8 +130,16 @@ class FetchMemory:
 
     def release(self, size_bytes: int) -> None:
         """Return reserved bytes and grant waiting requests in order."""
-        self._free_bytes += min(size_bytes, self._total_bytes)
+        self._free_bytes += min(size_bytes, self.total_bytes)
         self._grant()
+
+    def finish_block(self, fetch: InFlightFetch) -> None:
+        """Record that one block of the fetch is stored or given up. After its last block, release
+        the bytes of the whole fetch."""
+        self.finished_at = trio.current_time()
+        fetch.open_blocks -= 1
+        if fetch.open_blocks == 0:
+            self.release(fetch.length)
 
     def _grant(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free_bytes:
