@@ -18,7 +18,7 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
-from cachefs.format.manifest_record import Directory
+from cachefs.format.manifest_record import Directory, ManifestRow
 from cachefs.manifest.table import ManifestTable, is_unknown
 from cachefs.origin.base import Origin
 from cachefs.origin.body import Body
@@ -46,11 +46,13 @@ class ManifestOrigin(WrappingOrigin):
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`. A path that is not in the manifest costs no request."""
+        return await self._complete(path, self._row(path))
+
+    def _row(self, path: str) -> ManifestRow:
         try:
-            row = self._table.find(path)
+            return self._table.find(path)
         except KeyError:
             raise NotFoundError(f"{join(self.url, path)} is not in the manifest") from None
-        return await self._complete(path, row)
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`. If the manifest lacks attributes of a file, this sends a request
@@ -60,10 +62,7 @@ class ManifestOrigin(WrappingOrigin):
         async def next_page() -> list[Entry] | None:
             nonlocal after
             await trio.lowlevel.checkpoint()
-            try:
-                row = self._table.find(path)
-            except KeyError:
-                raise NotFoundError(f"{join(self.url, path)} is not in the manifest") from None
+            row = self._row(path)
             if not isinstance(row, Directory):
                 raise NotADirError(f"{join(self.url, path)} is an object, not a directory")
             children = self._table.children(row.number, after, _PAGE_ENTRIES)
@@ -75,9 +74,7 @@ class ManifestOrigin(WrappingOrigin):
 
         return Pages(next_page)
 
-    async def _page(
-        self, path: str, children: Sequence[tuple[bytes, Directory | ObjectMeta | None]]
-    ) -> list[Entry]:
+    async def _page(self, path: str, children: Sequence[tuple[bytes, ManifestRow]]) -> list[Entry]:
         found: list[Entry | None] = [None] * len(children)
         wanted: list[int] = []
         for number, (raw_name, row) in enumerate(children):
@@ -110,7 +107,7 @@ class ManifestOrigin(WrappingOrigin):
             raise failures[0]
         return [entry for entry in found if entry is not None]
 
-    async def _complete(self, path: str, row: Directory | ObjectMeta | None) -> Found:
+    async def _complete(self, path: str, row: ManifestRow) -> Found:
         """Return the attributes of a path from its row, and request from `inner` those that the row
         lacks."""
         if isinstance(row, Directory):

@@ -8,6 +8,7 @@ window, and the job does not displace the files that it needs first.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import trio
@@ -45,21 +46,19 @@ class _Ahead(NamedTuple):
     at_s: float
 
 
+@dataclass(slots=True, eq=False)
 class _TrainingJob:
     """The queue and the window of one job; `Hints` owns it."""
 
-    __slots__ = ("ahead", "ahead_bytes", "changed", "paths", "started", "used_at")
-
-    def __init__(self) -> None:
-        self.paths: deque[tuple[int, bytes]] = deque()
-        """Inode numbers of directories, and paths below them."""
-        self.ahead: OrderedDict[int, _Ahead] = OrderedDict()
-        """Files fetched ahead and not read yet, by inode number, in order of fetching."""
-        self.ahead_bytes = 0
-        self.started = 0
-        """Fetches that are not in `ahead` yet."""
-        self.used_at = trio.current_time()
-        self.changed = trio.Event()
+    paths: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """Inode numbers of directories, and paths below them."""
+    ahead: OrderedDict[int, _Ahead] = field(default_factory=OrderedDict)
+    """Files fetched ahead and not read yet, by inode number, in order of fetching."""
+    ahead_bytes: int = 0
+    started: int = 0
+    """Fetches that are not in `ahead` yet."""
+    used_at: float = field(default_factory=trio.current_time)
+    changed: trio.Event = field(default_factory=trio.Event)
 
     def drop(self, ino: int) -> None:
         """Remove a file from `ahead`: it was read, or its fetch failed."""

@@ -12,6 +12,7 @@ random order very rarely start one: three files in order are very improbable.
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 
 import trio
@@ -47,38 +48,27 @@ _OVERTAKEN = 32
 """Most unread prefetched files before the one that is read; more of them count as skipped."""
 
 
+@dataclass(slots=True, eq=False)
 class _FileRun:
     """A run of files of one directory that a reader reads in name order."""
 
-    __slots__ = (
-        "ahead",
-        "asked",
-        "files",
-        "following",
-        "head",
-        "length",
-        "next_names",
-        "parent",
-    )
-
-    def __init__(self, parent: int, head: bytes, length: int) -> None:
-        self.parent = parent
-        self.head = head
-        """The greatest name that was read."""
-        self.next_names: frozenset[bytes] | None = None
-        """The names that follow `head`; None until they are needed. They are cached because a
-        read in random order would otherwise cost one table look-up for each run."""
-        self.length = length
-        """Number of files that were read in order."""
-        self.files = _FIRST_FILES
-        """Number of files that may be fetched ahead."""
-        self.asked = head
-        """The last name that was considered for fetching."""
-        self.following: deque[tuple[bytes, int]] = deque()
-        """Names after `asked` and their inode numbers, as the table had them when they were read.
-        It may be empty although there are more."""
-        self.ahead: OrderedDict[bytes, int] = OrderedDict()
-        """Sizes in bytes of the files that were fetched ahead and not read yet, in name order."""
+    parent: int
+    head: bytes
+    """The greatest name that was read."""
+    length: int
+    """Number of files that were read in order."""
+    asked: bytes
+    """The last name that was considered for fetching; `head` at first."""
+    next_names: frozenset[bytes] | None = None
+    """The names that follow `head`; None until they are needed. They are cached because a read in
+    random order would otherwise cost one table look-up for each run."""
+    files: int = _FIRST_FILES
+    """Number of files that may be fetched ahead."""
+    following: deque[tuple[bytes, int]] = field(default_factory=deque)
+    """Names after `asked` and their inode numbers, as the table had them when they were read. It
+    may be empty although there are more."""
+    ahead: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    """Sizes in bytes of the files that were fetched ahead and not read yet, in name order."""
 
 
 class OrderPrefetcher:
@@ -135,7 +125,7 @@ class OrderPrefetcher:
                 run.asked = max(run.asked, name)
                 return run
         is_first = not runs and next(self._namespace.table.dirents(parent), (b"",))[0] == name
-        run = _FileRun(parent, name, 2 if is_first else 1)
+        run = _FileRun(parent, name, 2 if is_first else 1, asked=name)
         runs.insert(0, run)
         if len(runs) > _RUNS:
             self._drop(runs.pop())
