@@ -35,7 +35,7 @@ class Answers(NamedTuple):
 
 
 class DirectReader(SmallReader["_Connection"]):
-    """Reads small objects of one bucket and owns the idle connections. Thread-safe."""
+    """Reads small objects of one bucket for loads (`ObjectStoreOrigin.read_many`). Thread-safe."""
 
     _tls: ssl.SSLContext | None = None
 

@@ -66,8 +66,8 @@ class LookedUp(NamedTuple):
 
 
 class LoopReader(SmallReader["_Connection"]):
-    """Reads small objects of one bucket and owns the connections for this. Not thread-safe: only
-    the loop may use it."""
+    """Reads small objects of one bucket for readers (`ObjectStoreOrigin.read` and `stat_and_read`).
+    Not thread-safe: only the loop may use it."""
 
     def __init__(
         self, target: S3Target, provider: CredentialProvider, options: OriginOptions
