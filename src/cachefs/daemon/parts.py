@@ -147,24 +147,8 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
     relayed, cache, limits = base.relayed, base.cache, base.limits
     requests, observers, initialised = Requests(), RequestObservers(), trio.Event()
     access_log = AccessLog(observers)
-    context = JobContext(
-        namespace,
-        cache,
-        origin,
-        JobFiles(opened.home.jobs),
-        PathReader(str(config.mountpoint), origin.url),
-        base.buffer_bytes // 2,
-    )
-    jobs = Jobs(context)
-    prefetch = Prefetch(
-        namespace,
-        cache,
-        nursery,
-        base.look_up_reads,
-        lambda: not origin.is_down and not origin.queued,
-        config.readahead,
-        in_order=config.prefetch == "order",
-    )
+    jobs = _jobs(opened, base, namespace)
+    prefetch = _prefetch(opened, base, namespace, nursery)
     readers = prefetch.readers
 
     publisher = relay_stats = None
@@ -216,3 +200,28 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
         HintRequests(prefetch.hints),
     )
     return Parts(access_log, jobs, state, handlers, publisher, operations, initialised)
+
+
+def _jobs(opened: Opened, base: Base, namespace: Namespace) -> Jobs:
+    context = JobContext(
+        namespace,
+        base.cache,
+        opened.origin,
+        JobFiles(opened.home.jobs),
+        PathReader(str(opened.config.mountpoint), opened.origin.url),
+        base.buffer_bytes // 2,
+    )
+    return Jobs(context)
+
+
+def _prefetch(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nursery) -> Prefetch:
+    config, origin = opened.config, opened.origin
+    return Prefetch(
+        namespace,
+        base.cache,
+        nursery,
+        base.look_up_reads,
+        lambda: not origin.is_down and not origin.queued,
+        config.readahead,
+        in_order=config.prefetch == "order",
+    )
