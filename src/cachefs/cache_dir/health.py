@@ -128,7 +128,7 @@ class DiskHealth:
         self.reason = ""
         """The cause of the last change of `state`, as one phrase; empty if it never changed."""
         self.on_change: Callable[[Health, Health, str], None] | None = None
-        """Called with the old state, the new one and the reason."""
+        """Called with the old state, the new one and the reason. Only `DiskThreads` sets it."""
         self.patience_s = 0.0
         """How long a reader should wait for this disk before it reads from the origin instead."""
         self._usual_s = self._limits.usual_s

@@ -45,9 +45,11 @@ class SlabSet:
         """Slab id -> slab, of the slabs that any class may take."""
         self._next_id = 0
         self.on_freed: Callable[[Slab, int], None] = lambda slab, slot: None
-        """Called when a slot of a published slab is freed, before the slot is used again."""
+        """Called when a slot of a published slab is freed, before the slot is used again. Only the
+        `Publisher` sets it."""
         self.on_withdrawn: Callable[[Slab], None] = lambda slab: None
-        """Called before a published slab loses all its blocks or is withdrawn."""
+        """Called before a published slab loses all its blocks or is withdrawn. Only the `Publisher`
+        sets it."""
 
     def withdraw(self, slab: Slab) -> None:
         """End the publication of the slab's blocks to the relay."""

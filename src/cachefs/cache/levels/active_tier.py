@@ -78,6 +78,7 @@ class ActiveTier:
     def _target_above(self, key: BlockKey, length: int) -> Admission | None:
         if self.store.retired:  # a retired tier has no neighbours
             return None
+        # None if this tier has become the fastest since the block was queued for promotion.
         above = self._neighbours.above(self, key)
         return above.admission if above is not None and above.admission.takes(length) else None
 
@@ -95,10 +96,8 @@ class ActiveTier:
     def refuse_to_lose_pinned(self, quota_bytes: int) -> None:
         """Raises `CacheDirError` if the pinned blocks would not fit into `quota_bytes`."""
         directory = self.directory
-        pinned_bytes, slab_bytes = (
-            directory.slabs.pinned_charge_bytes,
-            directory.identity.slab_bytes,
-        )
+        pinned_bytes = directory.slabs.pinned_charge_bytes
+        slab_bytes = directory.identity.slab_bytes
         if pinned_bytes > quota_bytes // slab_bytes * slab_bytes:
             raise CacheDirError(
                 f"{format_bytes(pinned_bytes)} are pinned in {directory.paths.root}, more than "

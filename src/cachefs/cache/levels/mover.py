@@ -226,11 +226,13 @@ class Mover:
 class Promoter:
     """Moves blocks of one tier to the next faster level if they are read often enough."""
 
-    def __init__(self, mover: Mover, store: TierStore, cooldown: Cooldown, wanted: Target) -> None:
+    def __init__(
+        self, mover: Mover, store: TierStore, cooldown: Cooldown, promote_to: Target
+    ) -> None:
         self._mover = mover
         self._store = store
         self._cooldown = cooldown
-        self._wanted = wanted
+        self._promote_to = promote_to
         self._queue: dict[BlockKey, None] = {}
         """The keys to promote, in order, each once."""
         self._parked = trio.lowlevel.ParkingLot()
@@ -266,20 +268,12 @@ class Promoter:
         slab = None if location is None else self._store.slabs.by_id.get(location.slab)
         if slab is None or location is None or self._mover.must_stay(key):
             return None
-        target = self._target
-        if slab.is_pinned(location.slot):
-            target = self._target_for_pinned
+        is_pinned = slab.is_pinned(location.slot)
+        target = self._target_for_pinned if is_pinned else self._promote_to
         return self._mover.plan(key, slab, None, target)
 
-    def _target(self, key: BlockKey, length: int) -> Admission | None:
-        # Since the block was queued, this tier may have become the fastest or may be closing.
-        # It then has no faster tier, and the search could find this tier itself.
-        if self._store.on_lower_hit is None or self._store.retired:
-            return None
-        return self._wanted(key, length)
-
     def _target_for_pinned(self, key: BlockKey, length: int) -> Admission | None:
-        target = self._target(key, length)
+        target = self._promote_to(key, length)
         return target if target is not None and target.store.may_pin(length) else None
 
 

@@ -36,7 +36,8 @@ class OverdueError(Exception):
 class DiskThreads:
     """The reader, writer and probe threads of one tier; its `TierStore` owns the object.
 
-    It accepts calls between `start` and `stop`. It calls `on_change` when `health.usable` changes.
+    It accepts calls between `start` and `stop`. It calls `on_change`, which only
+    its `ActiveTier` sets, when `health.usable` changes.
     """
 
     def __init__(self, directory: CacheDirectory) -> None:

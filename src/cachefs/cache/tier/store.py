@@ -62,9 +62,11 @@ class TierStore:
         self.policy = make_policy(shared.options.policy, shared.history)
         self.history = shared.history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
-        """Called for each hit, with key and age of the block, if there is a faster tier."""
+        """Called for each hit, with key and age of the block, if there is a faster tier. Only
+        `ActiveTier.connect` sets it."""
         self.on_admitted: OnAdmitted | None = None
-        """Called for each block that this tier stores; None if not needed."""
+        """Called for each block that this tier stores; None if not needed. Only `TierSet` sets
+        it."""
         self.retired = False
         """True once the tier is about to be closed. It then serves no block."""
         self._verify_full = shared.options.verify_full
