@@ -67,8 +67,14 @@ def _close_in_another_process(descriptor: int) -> None:
     """Close the descriptor here, and then in a process that nobody waits for."""
     until, go = os.pipe()
     try:
-        # It has the descriptor as its stdout, and ends when the pipe is closed.
-        actions = [(os.POSIX_SPAWN_DUP2, until, 0), (os.POSIX_SPAWN_DUP2, descriptor, 1)]
+        # It ends when the pipe, its stdin, is closed. It must not use the descriptor, as its stdout
+        # for example: a call on a mount whose daemon hangs does not return.
+        actions = [
+            (os.POSIX_SPAWN_DUP2, until, 0),
+            (os.POSIX_SPAWN_DUP2, descriptor, 3),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
         with contextlib.suppress(OSError):  # no such program: then this process waits
             os.posix_spawn(_CAT, [_CAT], {}, file_actions=actions, setsid=True)
     finally:
