@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from cachefs.errors import CachefsError, MountError, RelayUnusableError, UsageError
 from cachefs.supervisor.channel import Channel, pair
@@ -18,6 +19,13 @@ START_SILENCE_LIMIT_S = 180.0
 """The same before it is ready, when a slow disk may block its loop for a while."""
 
 _CRASHES = frozenset({signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+
+
+class StartFailure(NamedTuple):
+    """Why a daemon can't begin, and the exit code for this error."""
+
+    reason: str
+    exit_code: int
 
 
 class Child:
@@ -57,8 +65,7 @@ class Child:
         self.was_told_to_start = False
         self.is_ready = False
         self.ready_s = 0.0
-        self.failure: tuple[str, int] | None = None
-        """Why the daemon can't begin, and the exit code for this error."""
+        self.failure: StartFailure | None = None
         self.fall_back: str | None = None
         """Why the relay can't be used; None if it can."""
         self.has_crashed = False
@@ -131,8 +138,8 @@ class Child:
             return RelayUnusableError(self.fall_back)
         if self.failure is None:
             return MountError(f"the daemon {how} before the mount was up; see {log_name}")
-        text, code = self.failure
-        return UsageError(text) if code == 2 else CachefsError(text)
+        kind = UsageError if self.failure.exit_code == 2 else CachefsError
+        return kind(self.failure.reason)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

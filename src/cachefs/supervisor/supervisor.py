@@ -17,7 +17,7 @@ from functools import partial
 from cachefs.errors import MountError, reason_of
 from cachefs.mounts import prepare_mountpoint
 from cachefs.supervisor.channel import PROTOCOL, Message
-from cachefs.supervisor.child import Child
+from cachefs.supervisor.child import Child, StartFailure
 from cachefs.supervisor.link import Start
 from cachefs.supervisor.open_files import raise_file_limit
 from cachefs.supervisor.relayed_mount import RelayedMount
@@ -230,7 +230,7 @@ class Supervisor:
             case {"ready": _}:
                 self._note_ready(child, message.get("warnings", []))
             case {"error": text, "code": code}:
-                child.failure = (str(text), code)
+                child.failure = StartFailure(str(text), code)
             case {"fall_back": reason}:
                 child.fall_back = str(reason)
 
@@ -241,7 +241,7 @@ class Supervisor:
                 f"cachefs {version} can't take over a mount of this version; unmount and mount "
                 "again"
             )
-            child.failure = (text, 1)
+            child.failure = StartFailure(text, 1)
             child.end(0.0)
             return
         child.version = version
@@ -281,7 +281,7 @@ class Supervisor:
         if child is self._successor:
             self._successor = None
             if not self._is_ending:
-                self._note_failed_upgrade(child.failure[0] if child.failure else f"it {how}")
+                self._note_failed_upgrade(child.failure.reason if child.failure else f"it {how}")
             return
         self._daemon = None
         if self._is_ending:
@@ -323,7 +323,7 @@ class Supervisor:
     def _replace(self, child: Child, how: str) -> None:
         """Schedule the next daemon after one that ended by itself and was not the first."""
         if child.failure is not None:
-            how = f"could not begin: {child.failure[0]}"
+            how = f"could not begin: {child.failure.reason}"
         self._note_end(how)
         now_s = time.monotonic()
         if child.is_ready:
