@@ -154,7 +154,7 @@ class Operations(pyfuse3.Operations):
         """Handle INIT, the kernel's first request."""
         self._on_init()
 
-    # -- names and attributes ------------------------------------------------------------------
+    # -- names ---------------------------------------------------------------------------------
 
     @translated
     async def lookup(
@@ -174,20 +174,6 @@ class Operations(pyfuse3.Operations):
             self._namespace.write_ahead()
             return self._attrs.negative(ttl_s)
         return self._attributes(inode, entry_ttl_s)
-
-    @translated
-    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        """Return the attributes of an inode; ESTALE if its record is gone."""
-        if self._namespace.table.is_cold:
-            await self._namespace.table.bring(inode)
-        return self._attributes(self._namespace.inode(inode))
-
-    def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:
-        mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
-        if inode.is_dir:
-            mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
-        self._namespace.write_ahead()
-        return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     async def forget(self, inode_list: Any) -> None:
         """Do nothing. There is no state per look-up: records live in the inode table."""
@@ -356,7 +342,21 @@ class Operations(pyfuse3.Operations):
             return b".", ino
         return b"..", self._namespace.inode(ino).parent if ino != ROOT_INO else ROOT_INO
 
-    # -- the rest ------------------------------------------------------------------------------
+    # -- attributes ----------------------------------------------------------------------------
+
+    @translated
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        """Return the attributes of an inode; ESTALE if its record is gone."""
+        if self._namespace.table.is_cold:
+            await self._namespace.table.bring(inode)
+        return self._attributes(self._namespace.inode(inode))
+
+    def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:
+        mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
+        if inode.is_dir:
+            mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
+        self._namespace.write_ahead()
+        return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
 
     @translated
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
