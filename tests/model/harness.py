@@ -254,7 +254,7 @@ class Model:
 
     def _since_ns(self, since_ns: float) -> float:
         """When an answer must have been right, if this is so for one that isn't stale."""
-        return 0 if self.namespace._outage.is_on else since_ns
+        return 0 if self.namespace.outage.is_on else since_ns
 
     def _judge_error(self, error: Exception) -> None:
         assert str(error) == "on demand", repr(error)

@@ -504,7 +504,7 @@ async def test_who_wants_a_new_listing_does_not_get_a_paused_one(
     names = await pause_a_bounded_listing(tree, origin)
     origin.delete(names[0])
     clock.advance(1)
-    snapshot = await tree.namespace.listed_since(ROOT_INO, tree.namespace.now_ns())
+    snapshot = await tree.namespace.listed_since(ROOT_INO, tree.namespace.clock.now_ns())
     assert len(snapshot) == 49
     assert origin.take_requests() == [("list", "")]
 

@@ -146,7 +146,7 @@ async def test_stale_if_error_0_hands_every_error_on(
     origin.down = None
     await tree.find(names[0])
     assert origin.take_requests() == [("stat", names[0])], "nothing stands in the way"
-    assert not tree.namespace.stale_state.is_stale
+    assert not tree.namespace.outage.state.is_stale
 
 
 async def test_errors_that_are_answers_are_handed_on(
@@ -163,7 +163,7 @@ async def test_errors_that_are_answers_are_handed_on(
     origin.delete(names[0])
     with pytest.raises(NotFoundError):
         await stale.find(names[0])
-    assert stale.namespace.stale_state.answer_count == 0
+    assert stale.namespace.outage.state.answer_count == 0
 
 
 # -- absence -----------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ async def test_an_origin_that_never_answers_and_never_fails_is_asked_again(
     await trio.sleep(60)
     origin.down = None
     await trio.sleep(13)
-    assert not stale.namespace.stale_state.is_stale
+    assert not stale.namespace.outage.state.is_stale
 
 
 # -- the kernel --------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ async def test_what_is_fresh_keeps_its_ttl_in_an_outage(
     assert (await stale.namespace.lookup(directory.ino, b"0000"))[1] == pytest.approx(40)
     snapshot = stale.namespace.open_directory(directory.ino)
     assert stale.namespace.snapshot_ttl_s(snapshot) == pytest.approx(40)
-    assert stale.namespace.stale_state.answer_count == 0
+    assert stale.namespace.outage.state.answer_count == 0
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -500,19 +500,19 @@ async def test_the_log_and_the_state_say_when_stale_answers_begin_and_end(
     names = fill(origin, 25)
     await stale.names()
     origin.down = DOWN
-    assert not stale.namespace.stale_state.is_stale, "all is fresh"
+    assert not stale.namespace.outage.state.is_stale, "all is fresh"
     clock.advance(1000)
     for name in names:
         await stale.find(name)
     began_ns = clock.now_ns()
-    state = stale.namespace.stale_state
+    state = stale.namespace.outage.state
     assert (state.is_stale, state.answer_count) == (True, 25)
     assert state.since_ns is not None
     assert abs(state.since_ns - began_ns) < NS
     clock.advance(3 * 3600)
     origin.down = None
     await trio.sleep(PROBED_S)
-    assert stale.namespace.stale_state == replace(state, is_stale=False, since_ns=None)
+    assert stale.namespace.outage.state == replace(state, is_stale=False, since_ns=None)
     assert caplog.messages == [
         f"the origin does not answer ({DOWN}); {SHOWN_AS_KNOWN}",
         "the origin answers again; stale answers were shown for 3h",
@@ -531,7 +531,7 @@ async def test_a_bug_while_probing_costs_nobody_the_mount(
     await stale.find("a")
     origin.fail_next(1, ZeroDivisionError())
     await trio.sleep(PROBED_S)
-    assert not stale.namespace.stale_state.is_stale
+    assert not stale.namespace.outage.state.is_stale
     await stale.find("a")
 
 

@@ -243,7 +243,7 @@ async def test_a_change_while_it_is_exported_is_in_it_or_not(
     lines = [await anext(export), await anext(export)]
     origin.delete("dir/00000")
     origin.put("dir/new", b"new")
-    await tree.namespace.listed_since((await tree.find("dir")).ino, tree.namespace.now_ns())
+    await tree.namespace.listed_since((await tree.find("dir")).ino, tree.namespace.clock.now_ns())
     lines += [line async for line in export]
     await take(other, json.loads(json.dumps(lines)))
     assert await walk(other) == wanted

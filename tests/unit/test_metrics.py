@@ -50,7 +50,8 @@ class FakeCache:
 class FakeNamespace:
     def __init__(self, stale_if_error_s: float) -> None:
         self.ttls = Ttls(1.0, 1.0, 1.0, 1.0, stale_if_error_s)
-        self.stale_state = StaleState(is_stale=True, since_ns=None, answer_count=3)
+        state = StaleState(is_stale=True, since_ns=None, answer_count=3)
+        self.outage = SimpleNamespace(state=state)
 
 
 class House:

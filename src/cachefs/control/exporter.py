@@ -151,7 +151,7 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     yield "cachefs_origin_requests_in_flight", health["in_flight"]
     yield "cachefs_origin_requests_queued", health["queued"]
     yield "cachefs_origin_request_limit", health["limit"]
-    stale = state.namespace.stale_state
+    stale = state.namespace.outage.state
     yield "cachefs_stale", stale.is_stale
     yield "cachefs_stale_answers_total", stale.answer_count
     usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -98,7 +98,7 @@ class MountState:
             self.relay.update()
         tiers = self.cache.status()
         reads, origin = self.cache.counters, self.origin.counters
-        stale = self.namespace.stale_state
+        stale = self.namespace.outage.state
         return {
             "version": __version__,
             "mountpoint": str(self.config.mountpoint),

@@ -80,7 +80,7 @@ class RunningMount:
     async def _open(self, namespace: Namespace, nursery: trio.Nursery) -> None:
         """Prepare the names for the first request."""
         if self._opened.failure is not None:
-            namespace.begin_outage(self._opened.failure)
+            namespace.outage.begin(self._opened.failure)
         elif self._is_successor:
             nursery.start_soon(_observe_root_later, namespace)
         else:
@@ -164,7 +164,7 @@ async def _observe_root_later(namespace: Namespace) -> None:
     try:
         await namespace.observe_root()
     except OriginUnavailableError as error:
-        namespace.begin_outage(error)
+        namespace.outage.begin(error)
     except OriginError as error:
         log.warning("can't look at the root: %s", error)
 

@@ -87,7 +87,11 @@ class AccessLog:
                 await self._flush()
 
     def observe(self, answered: Answered, path_of: PathOf) -> None:
-        """Log one request. This method is a `RequestObserver`."""
+        """Collect the line for one request. This method is a `RequestObserver`. If a character of
+        the path is not printable, the text is escaped."""
+        if len(self._lines) >= _MOST_LINES:
+            self._lost += 1
+            return
         shown = path_of(answered.ino)
         if answered.offset is not None:
             shown += f",{answered.offset},{answered.wanted_bytes}"
@@ -95,39 +99,14 @@ class AccessLog:
             name = answered.name.decode("utf-8", "surrogateescape")
             is_child = answered.operation == "lookup"
             shown = f"{shown.rstrip('/')}/{name}" if is_child else f"{shown},{name}"
-        self.note(
-            answered.operation,
-            shown,
-            answered.uid,
-            answered.pid,
-            answered.outcome,
-            answered.lasted_ns,
-        )
-
-    def note(
-        self,
-        operation: str,
-        arguments: str,
-        uid: int | None,
-        pid: int | None,
-        outcome: str,
-        lasted_ns: int,
-    ) -> None:
-        """Collect the line for one request.
-
-        `arguments` may hold any characters; if some are not printable, the text is escaped.
-        """
-        if len(self._lines) >= _MOST_LINES:
-            self._lost += 1
-            return
         now = time.time_ns()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000))
-        if not arguments.isprintable():
-            arguments = arguments.encode("unicode_escape").decode()
+        if not shown.isprintable():
+            shown = shown.encode("unicode_escape").decode()
         self._lines.append(
             f"{stamp}.{now // 1000 % 1_000_000:06d}Z "
-            f"[uid:{_shown(uid)},pid:{_shown(pid)}] {operation} ({arguments}): {outcome} "
-            f"<{lasted_ns / 1e9:.6f}>\n"
+            f"[uid:{_shown(answered.uid)},pid:{_shown(answered.pid)}] {answered.operation} "
+            f"({shown}): {answered.outcome} <{answered.lasted_ns / 1e9:.6f}>\n"
         )
 
     async def _flush(self) -> None:

@@ -311,7 +311,7 @@ class Operations(pyfuse3.Operations):
         base = snapshot.generation << _POSITION_BITS
         entry = self._dir_entry
         entry.entry_timeout = kernel_timeout_s(self._namespace.snapshot_ttl_s(snapshot))
-        attr_timeout_s = kernel_timeout_s(self._namespace.attr_ttl_s)
+        attr_timeout_s = kernel_timeout_s(self._namespace.ttls.attr_s)
         while position < len(snapshot) + _DOTS:
             name, child = self._entry(ino, snapshot, position)
             position += 1
@@ -352,7 +352,7 @@ class Operations(pyfuse3.Operations):
         return self._attributes(self._namespace.inode(inode))
 
     def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:
-        mtime_ns, ttl_s = inode.mtime_ns, self._namespace.attr_ttl_s
+        mtime_ns, ttl_s = inode.mtime_ns, self._namespace.ttls.attr_s
         if inode.is_dir:
             mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
         self._namespace.write_ahead()

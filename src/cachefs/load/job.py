@@ -121,7 +121,7 @@ class Job:
     async def _expand(self) -> None:
         context, spec = self._context, self.report.spec
         throttle = LoadThrottle(context.cache, context.origin, context.most_held_bytes)
-        since_ns = context.namespace.now_ns()
+        since_ns = context.namespace.clock.now_ns()
         walk = Walk(context.namespace, spec, since_ns, self._progress, throttle, self._fail)
         await walk.run(spec.paths, self._lines(), context.paths)
         self._inos = walk.inos

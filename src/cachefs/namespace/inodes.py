@@ -219,7 +219,7 @@ class InodeTable:
         if self._is_newer(self._listed_at_ns(parent), observed_ns):
             current = self.dirent(parent, name)
             return (None if current is None else current.ino), False
-        ino, is_new = self._bind(parent, name, meta, observed_ns, note_check=True)
+        ino, is_new = self.bind_seen(parent, name, meta, observed_ns, note_check=True)
         self.found_count += is_new
         return ino, is_new
 
@@ -231,13 +231,6 @@ class InodeTable:
         """Return whether information from `known_ns` is newer than the observation. A time stamp
         from the future never is: the clock was set back after it."""
         return known_ns > observed_ns and known_ns <= self._clock.now_ns()
-
-    def bind_listed(
-        self, parent: int, name: bytes, meta: Found, observed_ns: int
-    ) -> tuple[int, bool]:
-        """Do the same as `bind` for an entry of a listing. An unchanged entry costs no write: the
-        listing's row, which `finish_listing` puts, has the time at which all were checked."""
-        return self._bind(parent, name, meta, observed_ns, note_check=False)
 
     def bind_first(self, parent: int, rows: Iterable[FirstName]) -> list[int]:
         """Bind names that refer to nothing so far; the caller has just checked this, without an
@@ -260,16 +253,15 @@ class InodeTable:
         self._db.put_all("dirents", dirents)
         return inos
 
-    def bind_known(
-        self, parent: int, name: bytes, meta: Found, observed_ns: int
-    ) -> tuple[int, bool]:
-        """Do the same as `bind` for what another node observed at `observed_ns`. The caller has
-        checked that no listing of the directory is newer."""
-        return self._bind(parent, name, meta, observed_ns, note_check=True)
-
-    def _bind(
+    def bind_seen(
         self, parent: int, name: bytes, meta: Found, observed_ns: int, note_check: bool
     ) -> tuple[int, bool]:
+        """Do the same as `bind` for an entry that a listing or another node has seen. The caller
+        has checked that no listing of the directory is newer.
+
+        Without `note_check`, an unchanged entry costs no write: the listing's row, which
+        `finish_listing` puts, has the time at which all were checked.
+        """
         current = self.dirent(parent, name)
         if current is not None:
             if self._is_newer(current.checked_at_ns, observed_ns):

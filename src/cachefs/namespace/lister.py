@@ -216,7 +216,9 @@ class Lister:
             name = text.encode("utf-8", "surrogateescape")
             if name in listing.seen:
                 continue  # twice in the listing: only the first entry counts
-            child, is_new = self._table.bind_listed(ino, name, meta, snapshot.as_of_ns)
+            child, is_new = self._table.bind_seen(
+                ino, name, meta, snapshot.as_of_ns, note_check=False
+            )
             listing.changed |= is_new
             if is_new:
                 self._on_new(ino, name)

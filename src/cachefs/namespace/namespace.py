@@ -31,7 +31,7 @@ from cachefs.namespace.directory_validators import DirectoryValidators
 from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
 from cachefs.namespace.list_or_head import ListOrHead
 from cachefs.namespace.listings import Listings
-from cachefs.namespace.outage import STALE_TTL_S, Outage, StaleState
+from cachefs.namespace.outage import STALE_TTL_S, Outage
 from cachefs.namespace.shared_look_ups import SharedLookUps
 from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
@@ -99,25 +99,27 @@ class Namespace:
 
         Raises `CacheDirError` if the database has another format or belongs to another source."""
         self._db = db
-        self._clock = clock or Clock()
+        self.clock = clock or Clock()
+        """All times of the namespace come from this clock."""
         self.table = InodeTable(
-            db, origin.identity, self._clock, on_unbound, on_changed, wal_stem, is_successor
+            db, origin.identity, self.clock, on_unbound, on_changed, wal_stem, is_successor
         )
         self._origin = origin
         self._ttls = ttls
-        self._outage = Outage(origin, nursery, self._clock, ttls.stale_if_error_s)
+        self.outage = Outage(origin, nursery, self.clock, ttls.stale_if_error_s)
+        """The present outage of the origin, and whether stale answers are given because of it."""
         list_ttl_ns = ttls.list_s * NS
         self.validators = DirectoryValidators(
-            self.table, self._clock, list_ttl_ns, self._outage, on_changed
+            self.table, self.clock, list_ttl_ns, self.outage, on_changed
         )
-        self.absent = AbsentNames(self._clock, ttls.negative_s * NS, on_unbound)
+        self.absent = AbsentNames(self.clock, ttls.negative_s * NS, on_unbound)
         self._listings = Listings(
             self.table,
             origin,
             nursery,
-            self._clock,
+            self.clock,
             list_ttl_ns,
-            self._outage,
+            self.outage,
             self.validators,
             give_way,
             self.absent.note_new,
@@ -136,7 +138,7 @@ class Namespace:
     @ttls.setter
     def ttls(self, ttls: Ttls) -> None:
         self._ttls = ttls
-        self._outage.set_stale_if_error(ttls.stale_if_error_s)
+        self.outage.set_stale_if_error(ttls.stale_if_error_s)
         self.absent.ttl_ns = ttls.negative_s * NS
         self.validators.list_ttl_ns = ttls.list_s * NS
         self._listings.set_ttl(ttls.list_s * NS)
@@ -147,14 +149,6 @@ class Namespace:
         """Get owner and mode of the root, before the mount serves requests. Raises
         `OriginError`."""
         await self._listings.observe_root()
-
-    def now_ns(self) -> int:
-        """Return the time, in ns, of the clock that all time stamps here come from."""
-        return self._clock.now_ns()
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
 
     def outlive(self) -> None:
         """Prepare for a kernel that outlives this process (the relay path) and caches whole
@@ -167,11 +161,6 @@ class Namespace:
         """Call this before the kernel receives names and attributes: see `Database.write_ahead`."""
         self._db.write_ahead()
 
-    def begin_outage(self, error: OriginUnavailableError) -> None:
-        """Begin an outage with this error, as the origin is already unreachable: requests then
-        don't wait for their own error."""
-        self._outage.begin(error)
-
     def inode(self, ino: int) -> Inode:
         """Return the inode. Raises `ObjectChangedError` (ESTALE) if its record is gone."""
         inode = self.table.get(ino)
@@ -179,21 +168,12 @@ class Namespace:
             raise ObjectChangedError(f"inode {ino} no longer exists")
         return inode
 
-    @property
-    def attr_ttl_s(self) -> float:
-        return self._ttls.attr_s
-
     def directory_mtime(self, ino: int, mtime_ns: int) -> tuple[int, float]:
         """Return the mtime, in ns, to show for a directory with the given one (see
         `directory_validators.py`),
         and for how many seconds the kernel may cache its attributes."""
         shown_ns, for_ns = self.validators.of(ino, mtime_ns)
         return shown_ns, min(self._ttls.attr_s, for_ns / NS)
-
-    @property
-    def stale_state(self) -> StaleState:
-        """Whether, and since when, stale answers are given because the origin is unreachable."""
-        return self._outage.state
 
     def object_ref(self, inode: Inode) -> ObjectRef:
         """Return what the cache needs to read this file version. Raises `NoPathError`."""
@@ -221,7 +201,7 @@ class Namespace:
         if self.table.is_cold:
             await self.table.bring(parent, name)
         known = self._known(parent, name)
-        if known is None and self._outage.is_on:
+        if known is None and self.outage.is_on:
             known = self._stale(parent, name)
         if known is None and await self._listings.wait_for_first_page(parent, _FIRST_PAGE_WAIT_S):
             known = self._known(parent, name)
@@ -278,17 +258,15 @@ class Namespace:
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             inode = self.table.get(dirent.ino)
-            if inode is None or not self._outage.may_show(
-                self._dirent_remaining_ns(parent, dirent)
-            ):
+            if inode is None or not self.outage.may_show(self._dirent_remaining_ns(parent, dirent)):
                 return None
-            self._outage.note_shown()
+            self.outage.note_shown()
             return inode, self._stale_ttl_s(self._ttls.entry_s)
         listed_ns = self._listings.remaining_ns(parent)
         remaining_ns = self.absent.remaining_ns(parent, name, listed_ns)
-        if remaining_ns is None or not self._outage.may_show(remaining_ns):
+        if remaining_ns is None or not self.outage.may_show(remaining_ns):
             return None
-        self._outage.note_shown()
+        self.outage.note_shown()
         raise NotFoundError("no such file or directory")
 
     def _stale_ttl_s(self, ttl_s: float) -> float:
@@ -296,13 +274,13 @@ class Namespace:
 
     def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
         """Return the ns until the dirent expires; negative if it has expired."""
-        remaining_ns = self._clock.remaining_ns(dirent.checked_at_ns, self._ttls.entry_s * NS)
+        remaining_ns = self.clock.remaining_ns(dirent.checked_at_ns, self._ttls.entry_s * NS)
         if remaining_ns > 0:
             return remaining_ns
         listing = self.table.listing(parent)
         if listing is None:
             return remaining_ns
-        listed_ns = self._clock.remaining_ns(listing.listed_at_ns, self._ttls.entry_s * NS)
+        listed_ns = self.clock.remaining_ns(listing.listed_at_ns, self._ttls.entry_s * NS)
         return max(remaining_ns, listed_ns)
 
     def entry_ttl_s(self, parent: int, name: bytes) -> float:
@@ -316,13 +294,13 @@ class Namespace:
     def snapshot_ttl_s(self, snapshot: DirectorySnapshot) -> float:
         """Return for how many more seconds the kernel may cache the names of a snapshot with the
         inodes from `listed_ino`."""
-        remaining_ns = self._clock.remaining_ns(snapshot.as_of_ns, self._ttls.entry_s * NS)
+        remaining_ns = self.clock.remaining_ns(snapshot.as_of_ns, self._ttls.entry_s * NS)
         return self._shown_s(remaining_ns, self._ttls.entry_s)
 
     def _shown_s(self, remaining_ns: float, ttl_s: float) -> float:
         if remaining_ns > 0:
             return remaining_ns / NS
-        if self._outage.is_on and self._outage.may_show(remaining_ns):
+        if self.outage.is_on and self.outage.may_show(remaining_ns):
             return self._stale_ttl_s(ttl_s)
         return 0.0
 
@@ -356,11 +334,11 @@ class Namespace:
         if not directory.is_dir:
             raise NotADirError("not a directory")
         self._list_or_head.note_head(directory)
-        observed_ns = self._clock.now_ns()
+        observed_ns = self.clock.now_ns()
         # A known name is looked up again because its TTL has ended. Its bytes are mostly cached.
         is_unknown = self.table.dirent(parent, name) is None
         try:
-            with self._outage.asking():
+            with self.outage.asking():
                 meta, data = await self._ask_origin(directory, name, is_unknown)
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)

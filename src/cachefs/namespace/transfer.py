@@ -271,7 +271,7 @@ class MetadataImport:
             found: Found = ObjectMeta(size_bytes, mtime_ns, version, posix)
             if is_dir:
                 found = None if posix == NO_POSIX else posix
-            child, is_new = self._table.bind_known(ino, name, found, observed_ns)
+            child, is_new = self._table.bind_seen(ino, name, found, observed_ns, note_check=True)
             bound += is_new
             if is_new and is_dir:
                 self._fresh[child] = 0

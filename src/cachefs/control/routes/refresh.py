@@ -63,7 +63,7 @@ class Refresher:
         self._invalidate_entry = invalidate_entry
         self._invalidate_attributes = invalidate_attributes
         self._wait = wait
-        self._since_ns = self._namespace.now_ns()
+        self._since_ns = self._namespace.clock.now_ns()
         self._first_new = self._table.next_ino
         self._unnamed: list[int] = []
         self._fresh_count = 0
