@@ -10,8 +10,8 @@ import trio.testing
 
 from cachefs.db import ChangedRows, database
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
+from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.namespace import ROOT_INO, Ttls
-from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.names import Pages
 from cachefs.types import Entry, ObjectMeta
 from tests.namespace.harness import ScriptedOrigin, Tree, WallClock
@@ -335,7 +335,7 @@ async def test_a_bug_while_listing_costs_an_error_and_not_the_mount(
 async def test_a_reader_goes_on_where_it_was_after_its_snapshot_was_evicted(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.kept_snapshots._KEPT_NAMES", 60)
+    monkeypatch.setattr("cachefs.namespace.directories.kept_snapshots._KEPT_NAMES", 60)
     fill(origin, 30, "a/")
     fill(origin, 50, "b/")
     first, second = [await tree.find(name) for name in "ab"]
@@ -371,7 +371,7 @@ async def test_a_reader_keeps_its_snapshot_while_the_directory_is_listed_again(
 async def test_a_long_directory_is_read_back_in_pieces_in_order(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.lister._FILL_CHUNK", 7)
+    monkeypatch.setattr("cachefs.namespace.directories.lister._FILL_CHUNK", 7)
     names = fill(origin, 49)
     await tree.names()
     await tree.restart()

@@ -3,7 +3,7 @@
 import pytest
 
 from cachefs.errors import NotFoundError
-from cachefs.namespace.prefetched_listings import PrefetchedListings
+from cachefs.namespace.directories.prefetched_listings import PrefetchedListings
 from cachefs.types import Entry
 from tests.namespace.harness import NS, ScriptedOrigin, Tree, WallClock, read_directory
 

@@ -22,7 +22,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3 import small_reader
+from cachefs.origin.s3.fast_path import small_reader
 from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 

@@ -17,7 +17,7 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3 import small_reader
+from cachefs.origin.s3.fast_path import small_reader
 from cachefs.types import ObjectMeta
 
 BODY = bytes(range(256)) * 400

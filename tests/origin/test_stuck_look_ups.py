@@ -11,7 +11,7 @@ from cachefs.origin.host_names import HostNames
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.client import ObjectStoreOrigin
 from cachefs.origin.s3.credentials import CredentialSource
-from cachefs.origin.s3.wire import Wanted
+from cachefs.origin.s3.fast_path.wire import Wanted
 
 _MORE_THAN_TRIO_HAS = 60
 

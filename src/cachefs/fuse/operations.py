@@ -30,9 +30,9 @@ from cachefs.fuse.observers import Answered, RequestObservers, path_of
 from cachefs.fuse.uid_limits import INO_BITS, INO_MASK, UidLimits
 from cachefs.fuse.xattrs import HINT, PREFIX, USER_PREFIX, Xattrs
 from cachefs.metrics import Requests
+from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
-from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.types import Buffer
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Decides when to list a directory instead of asking the origin for single names of it."""
 
 from cachefs.format.inode_record import Inode
+from cachefs.namespace.directories.listings import Listings
 from cachefs.namespace.inodes import InodeTable
-from cachefs.namespace.listings import Listings
 from cachefs.origin.base import Origin
 
 _LIST_PAGE_ENTRIES = 1_000

@@ -27,13 +27,13 @@ from cachefs.format.inode_record import Dirent, Inode
 from cachefs.format.object_id import object_id
 from cachefs.namespace.absent_names import AbsentNames
 from cachefs.namespace.clock import Clock
-from cachefs.namespace.directory_validators import DirectoryValidators
+from cachefs.namespace.directories.directory_validators import DirectoryValidators
+from cachefs.namespace.directories.listings import Listings
+from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.inodes import ROOT_INO, InodeTable, join
 from cachefs.namespace.list_or_head import ListOrHead
-from cachefs.namespace.listings import Listings
 from cachefs.namespace.outage import STALE_TTL_S, Outage
 from cachefs.namespace.shared_look_ups import SharedLookUps
-from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
 

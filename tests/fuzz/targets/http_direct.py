@@ -1,12 +1,12 @@
-"""Answers to the GETs of loads (origin/s3/direct_reader.py, wire.py): several, one connection
-each."""
+"""Answers to the GETs of loads (origin/s3/fast_path/direct_reader.py, wire.py): several, one
+connection each."""
 
 import socket
 
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.direct_reader import DirectReader
-from cachefs.origin.s3.wire import Wanted
+from cachefs.origin.s3.fast_path.direct_reader import DirectReader
+from cachefs.origin.s3.fast_path.wire import Wanted
 from tests.fuzz.targets._support import parts
 
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)

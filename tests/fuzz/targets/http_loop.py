@@ -1,4 +1,5 @@
-"""Answers to the GETs that are sent on the event loop (origin/s3/loop_reader.py, wire.py)."""
+"""Answers to the GETs that are sent on the event loop (origin/s3/fast_path/loop_reader.py,
+wire.py)."""
 
 import socket
 
@@ -7,8 +8,8 @@ import trio
 from cachefs.errors import OriginError
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.loop_reader import LoopReader, _Connection
-from cachefs.origin.s3.wire import Wanted
+from cachefs.origin.s3.fast_path.loop_reader import LoopReader, _Connection
+from cachefs.origin.s3.fast_path.wire import Wanted
 
 BODY = b"x" * 1000
 WANTED = Wanted("key", '"etag"', len(BODY), None)

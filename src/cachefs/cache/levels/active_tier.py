@@ -10,9 +10,9 @@ from cachefs.cache.levels.mover import Mover, Promoter
 from cachefs.cache.levels.placement import TierPlace, promotes
 from cachefs.cache.tier.admission import Admission
 from cachefs.cache.tier.evictor import Evictor
-from cachefs.cache.tier.scrubber import Scrubber
 from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache.tier.upkeep.scrubber import Scrubber
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
 from cachefs.types import BlockKey

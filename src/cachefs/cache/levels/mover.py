@@ -27,7 +27,7 @@ from cachefs.cache.tier.admission import Admission, Candidate
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.slot_io import Checked, read_and_check
 from cachefs.cache.tier.store import TierStore
-from cachefs.cache.tier.sweeper import Pick
+from cachefs.cache.tier.upkeep.sweeper import Pick
 from cachefs.cache_dir.disk import Disk
 from cachefs.cache_dir.slab import Slab
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer

@@ -15,7 +15,7 @@ import trio
 
 from cachefs.cache.policies.base import SAMPLE_BLOCKS
 from cachefs.cache.tier.store import TierStore
-from cachefs.cache.tier.sweeper import Demote, Sweeper
+from cachefs.cache.tier.upkeep.sweeper import Demote, Sweeper
 from cachefs.cache_dir.slab import Slab
 from cachefs.cache_dir.slabs import NEAR_CLASSES
 from cachefs.format.index_record import NO_CLASS

@@ -29,18 +29,18 @@ from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.s3 import digest, obstore_requests
 from cachefs.origin.s3 import errors as s3_errors
-from cachefs.origin.s3 import wire as s3_wire
 from cachefs.origin.s3.config import S3Target, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
-from cachefs.origin.s3.direct_reader import DirectReader
+from cachefs.origin.s3.fast_path import wire as s3_wire
+from cachefs.origin.s3.fast_path.direct_reader import DirectReader
+from cachefs.origin.s3.fast_path.loop_reader import LoopReader
+from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
-from cachefs.origin.s3.loop_reader import LoopReader
 from cachefs.origin.s3.obstore_requests import is_strong, meta_from, open_store
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
-from cachefs.origin.s3.wire import Wanted
 from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
 

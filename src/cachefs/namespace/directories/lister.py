@@ -14,11 +14,11 @@ import trio
 
 from cachefs.errors import BadDataError, NotFoundError
 from cachefs.format.inode_record import Inode, Listing
-from cachefs.namespace.directory_validators import DirectoryValidators
+from cachefs.namespace.directories.directory_validators import DirectoryValidators
+from cachefs.namespace.directories.prefetched_listings import PrefetchedListing
+from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.inodes import ROOT_INO, InodeTable
 from cachefs.namespace.outage import Outage
-from cachefs.namespace.prefetched_listings import PrefetchedListing
-from cachefs.namespace.snapshot import DirectorySnapshot
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages
 from cachefs.types import Entry

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from cachefs.namespace.clock import Clock
-from cachefs.namespace.lister import ListingProgress
+from cachefs.namespace.directories.lister import ListingProgress
 from cachefs.namespace.outage import NS
 
 _MOST = 16

@@ -15,12 +15,13 @@ import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3 import digest, small_reader
+from cachefs.origin.s3 import digest
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
-from cachefs.origin.s3.small_reader import SmallReader
-from cachefs.origin.s3.wire import (
+from cachefs.origin.s3.fast_path import small_reader
+from cachefs.origin.s3.fast_path.small_reader import SmallReader
+from cachefs.origin.s3.fast_path.wire import (
     Head,
     UnusualError,
     Wanted,

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from cachefs.format.inode_record import Inode, Listing
-from cachefs.namespace.snapshot import DirectorySnapshot
+from cachefs.namespace.directories.snapshot import DirectorySnapshot
 
 _KEPT_NAMES = 500_000
 """The most names kept, about 25 MB. The least recently read snapshots are dropped first."""

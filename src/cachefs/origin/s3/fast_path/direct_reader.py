@@ -20,8 +20,8 @@ from http.client import HTTPConnection, HTTPSConnection
 from typing import NamedTuple
 
 from cachefs.origin.s3 import digest
-from cachefs.origin.s3.small_reader import SmallReader
-from cachefs.origin.s3.wire import REPLACED, UnusualError, Wanted, get_request, read_head
+from cachefs.origin.s3.fast_path.small_reader import SmallReader
+from cachefs.origin.s3.fast_path.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
 _LITTLE_S = 0.1
 _LINE_BYTES = 16 << 10

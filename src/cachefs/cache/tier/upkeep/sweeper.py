@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import trio
 
-from cachefs.cache.tier.relocator import Relocator
 from cachefs.cache.tier.store import TierStore
+from cachefs.cache.tier.upkeep.relocator import Relocator
 from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import SLOT_ENTRY, SlotEntry, entry_at
 

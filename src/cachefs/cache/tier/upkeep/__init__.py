@@ -1,0 +1,1 @@
+"""The background work on one cache directory: moving blocks together, removing, verifying."""

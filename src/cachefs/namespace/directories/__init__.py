@@ -1,0 +1,1 @@
+"""Lists directories: new and paused listings, the snapshots they give, and mtimes."""
