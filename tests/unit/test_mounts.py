@@ -182,10 +182,13 @@ def test_another_process_frees_what_was_unmounted(
 
 @pytest.mark.root
 def test_the_copy_of_a_mount_does_not_make_it_busy_and_its_users_do(tmpfs: Path) -> None:
-    with (tmpfs / "f").open("w"):
+    # Another process is the user: a file of this one is for a moment also a file of each process
+    # that it starts, as `unmount` does.
+    with subprocess.Popen(["cat"], cwd=tmpfs, stdin=subprocess.PIPE) as user:
         with pytest.raises(OSError) as caught:
             mounts.unmount(tmpfs)
         assert caught.value.errno == errno.EBUSY
+        user.communicate()
     mounts.unmount(tmpfs)
     assert mounts.find_mount(tmpfs) is None
 
