@@ -45,7 +45,7 @@ class Workers:
         """Submitted calls whose results have not arrived on the loop, including abandoned ones."""
         self._held: set[_Call] = set()
         """The calls of cancelled callers of `run` that still wait for their thread."""
-        self._deserted = False
+        self._detached = False
         self._idle = trio.lowlevel.ParkingLot()
         self._stopped = False
         self._threads = 0
@@ -59,7 +59,7 @@ class Workers:
         call = self._submit(function, args)
 
         def hold(raise_cancel: RaiseCancelT) -> Abort:
-            if self._deserted:
+            if self._detached:
                 call.task = None
                 return Abort.SUCCEEDED
             call.raise_cancel = raise_cancel
@@ -117,7 +117,7 @@ class Workers:
     def detach(self) -> None:
         """Release cancelled callers of `run` although their threads still run. The resources lent
         to these threads must never be reused."""
-        self._deserted = True
+        self._detached = True
         for call in self._held:
             task, call.task = call.task, None
             if task is not None and call.raise_cancel is not None:

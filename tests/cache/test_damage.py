@@ -273,7 +273,7 @@ async def test_a_slab_without_a_header_that_a_kill_has_left_is_no_damage(
 
 
 @warns_of_slabs
-async def test_slabs_cut_after_their_blocks_were_proven(tmp_path: Path) -> None:
+async def test_slabs_cut_after_their_blocks_were_verified(tmp_path: Path) -> None:
     """A short read is seen without a checksum."""
     origin, refs = await fill(tmp_path)
     async with serving(origin, open_tier(tmp_path)) as cache:

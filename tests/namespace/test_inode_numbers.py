@@ -45,7 +45,7 @@ async def test_kills_while_neither_disk_nor_journal_can_be_written(
     expect_log: object,
 ) -> None:
     """The last reservation is used up by the process that has it: the next one has none."""
-    expect_log("if the daemon dies now|can't keep a journal")  # type: ignore[operator]
+    expect_log("if the daemon dies now|can't keep a write-ahead log")  # type: ignore[operator]
     origin.put("known", b"x")
     known = await outlived.find("known")
     await outlived.db.commit()

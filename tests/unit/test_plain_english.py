@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.unit.texts import DOCUMENTS, ROOT, SOURCES
+
 TELLTALE = re.compile(
     r"\b(he|him|his|shall|whoever|whomever|anyhow|in vain|thereof|whereof|hence|lest)\b",
     re.IGNORECASE,
 )
-NOT_OURS = {"xxhash.h"}
-SOURCES = sorted(
-    path
-    for suffix in ("py", "c", "h")
-    for path in (ROOT / "src").rglob(f"*.{suffix}")
-    if path.name not in NOT_OURS
-)
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def text_of_python(source: str) -> Iterator[tuple[int, str]]:

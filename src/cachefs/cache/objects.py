@@ -49,7 +49,7 @@ class TierShare:
 
 
 @dataclass(slots=True)
-class Whereabouts:
+class CachedShare:
     """What is cached of an object version, by tier and in total. A block that is moving is in two
     tiers; the totals count it once."""
 
@@ -114,11 +114,11 @@ class CachedObjects:
 
     # -- asking --------------------------------------------------------------------------------
 
-    async def where(self, ref: ObjectRef) -> Whereabouts:
+    async def where(self, ref: ObjectRef) -> CachedShare:
         """Return what the indexes say is cached of the object version. It lets the event loop run
         only if the version is large."""
         tiers = list(self._tiers())
-        found = Whereabouts([TierShare(a.directory.paths.root, a.directory.medium) for a in tiers])
+        found = CachedShare([TierShare(a.directory.paths.root, a.directory.medium) for a in tiers])
         seen: set[int] = set()
         for active, share in zip(tiers, found.tiers, strict=True):
             by_id = active.directory.slabs.by_id

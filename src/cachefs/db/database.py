@@ -223,7 +223,7 @@ class Database:
         try:
             changes = read_write_ahead_log(self._wal_stem, position)
         except OSError as error:
-            log.warning("can't read the journal of %s: %s", self._env.path(), error)
+            log.warning("can't read the write-ahead log of %s: %s", self._env.path(), error)
             changes = []
         pending = list(self._pending.values())
         for change in changes:
@@ -247,7 +247,7 @@ class Database:
         try:
             self._wal = WriteAheadLog(self._wal_stem, position, self._uncommitted())
         except OSError as error:
-            log.warning("can't keep a journal in %s: %s", self._wal_stem.parent, error)
+            log.warning("can't keep a write-ahead log in %s: %s", self._wal_stem.parent, error)
 
     def _uncommitted(self) -> Iterator[LoggedChange]:
         for number, pending in enumerate(self._pending.values()):

@@ -62,7 +62,7 @@ def class_of(length: int) -> int:
 
 
 def checksum_of(data: Buffer) -> int:
-    """Return the xxh3_64 of `data`, with 0 replaced by 1: a checksum of 0 means "not proven"."""
+    """Return the xxh3_64 of `data`, with 0 replaced by 1: a checksum of 0 means "not verified"."""
     return xxhash.xxh3_64_intdigest(data) or 1
 
 

@@ -8,7 +8,7 @@ Invariants:
   where the next process finds it.
 - Only the newest observation binds a name. An answer is ignored if its request began before the
   look-up or the complete listing that last saw the name (or its absence). So an answer is never
-  older than `checked_at_ns`, or the listing's row, says. Time stamps from the future (the clock
+  older than `checked_at_ns`, or the listing's row, says. Timestamps from the future (the clock
   was set back) are ignored.
 - A record outlives its name, so that an open file can still read its version. Records without a
   name are *unnamed inodes*, in the table `orphans`. They are deleted at the next start, when no

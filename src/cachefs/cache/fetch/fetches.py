@@ -134,7 +134,7 @@ class Fetches:
     def put(self, ref: ObjectRef, data: memoryview) -> bool:
         """Take the only block of a file, whose bytes came without a fetch.
 
-        Returns False if the budget has no room. There must be no await between the caller's check
+        Returns False if the fetch memory has no room. There must be no await between the caller's check
         of `in_flight` and this call.
         """
         if not self._memory.try_reserve(data.nbytes):

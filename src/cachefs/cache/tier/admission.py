@@ -148,7 +148,7 @@ class Admission:
         self._parked.unpark()
 
     def give_up(self) -> None:
-        """Settle all candidates as not stored, without waiting for the disk.
+        """Finish all candidates as not stored, without waiting for the disk.
 
         A block that is being written at this moment may still be stored.
         """

@@ -277,7 +277,7 @@ class SlabFiles:
         return entry.length
 
     async def reconcile_all(self) -> None:
-        """Settle the slabs without a row, and after a crash all slabs. This runs in the background
+        """Reconcile the slabs without a row, and after a crash all slabs. This runs in the background
         while the cache already serves reads.
 
         Slabs without a row come first. They were created in the last second before the crash, and

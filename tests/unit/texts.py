@@ -1,0 +1,13 @@
+"""The files of the project that people read: its own sources and its documents."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NOT_OURS = {"xxhash.h"}
+SOURCES = sorted(
+    path
+    for suffix in ("py", "c", "h")
+    for path in (ROOT / "src").rglob(f"*.{suffix}")
+    if path.name not in NOT_OURS
+)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
