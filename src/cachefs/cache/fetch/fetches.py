@@ -134,9 +134,8 @@ class Fetches:
     def put(self, ref: ObjectRef, data: memoryview) -> bool:
         """Take the only block of a file, whose bytes came without a fetch.
 
-        Returns False if the fetch memory has no room. There must be no await between the caller's check
-        of `in_flight` and this call.
-        """
+        Returns False if the fetch memory has no room. There must be no await between the caller's
+        check of `in_flight` and this call."""
         if not self._memory.try_reserve(data.nbytes):
             return False
         fetch = InFlightFetch(ref, 0, 1)

@@ -277,8 +277,8 @@ class SlabFiles:
         return entry.length
 
     async def reconcile_all(self) -> None:
-        """Reconcile the slabs without a row, and after a crash all slabs. This runs in the background
-        while the cache already serves reads.
+        """Reconcile the slabs without a row, and after a crash all slabs. This runs in the
+        background while the cache already serves reads.
 
         Slabs without a row come first. They were created in the last second before the crash, and
         no index row leads a read to their blocks.
