@@ -260,15 +260,6 @@ class SlabSet:
         slab.draining = False
         self._sort_in(slab)
 
-    def free_charge_by_class(self) -> dict[int, int]:
-        """Return, for each class that has a slab, the charge of its free slots in bytes."""
-        totals: dict[int, int] = {}
-        for slab in self.by_id.values():
-            if slab.class_index != NO_CLASS:
-                free = slab.free_count * slab.charge_bytes
-                totals[slab.class_index] = totals.get(slab.class_index, 0) + free
-        return totals
-
     def _release(self, slab: Slab, slot: int) -> None:
         slab.state[slot] = FREE
         slab.free_count += 1

@@ -115,7 +115,7 @@ class Mover:
         self._demote_to = demote_to
         self._moving: set[BlockKey] = set()
 
-    async def demote(self, _: TierStore, slab: Slab, picks: Sequence[Pick]) -> list[Pick]:
+    async def demote(self, slab: Slab, picks: Sequence[Pick]) -> list[Pick]:
         """Move blocks to slower tiers. Returns those that no tier took: the caller drops them.
 
         A block that was moved lately or is being moved stays, and is not returned.

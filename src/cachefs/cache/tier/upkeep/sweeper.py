@@ -34,7 +34,7 @@ class Pick(NamedTuple):
     entry: SlotEntry | None
 
 
-Demote = Callable[[TierStore, Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
+Demote = Callable[[Slab, Sequence[Pick]], Awaitable[Sequence[Pick]]]
 """Moves blocks to slower tiers. Returns the picks that must be dropped instead."""
 
 
@@ -109,7 +109,7 @@ class Sweeper:
         """Move blocks to slower tiers; drop those that none takes."""
         assert self.demote is not None
         layout = slab.layout
-        unwanted = await self.demote(self._store, slab, picks)
+        unwanted = await self.demote(slab, picks)
         if slab.layout is layout:
             self._drop(slab, unwanted, enough)
 
