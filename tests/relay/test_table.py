@@ -11,6 +11,7 @@ import xxhash
 
 from cachefs.format.slab import checksum_of
 from cachefs.fuse import relay
+from cachefs.fuse.uid_limits import UidLimits
 
 if relay.why_not() is not None:
     pytest.skip(str(relay.why_not()), allow_module_level=True)
@@ -199,3 +200,20 @@ def test_a_place_where_all_are_limited_is_full(table: _relay.Table) -> None:
     assert table.user(uids[64]) == 0
     table.limit_user(table.user(uids[3]), False)
     assert table.user(uids[64]) == table.user(uids[64]) != 0
+
+
+def test_the_bytes_of_a_user_never_become_less(table: _relay.Table) -> None:
+    """A daemon moves its count to the table whenever it reports, so the next one goes on there."""
+
+    def reported(limits: UidLimits) -> dict[int | None, int]:
+        return {usage.uid: usage.read_bytes for usage in limits.usage()}
+
+    old = UidLimits({}, table)
+    number = table.user(7)
+    for total in (100, 200):
+        old.read_bytes[number] += 100
+        assert reported(old) == {None: 0, 7: total}
+    new = UidLimits({}, table)
+    assert reported(new) == {None: 0, 7: 200}
+    new.read_bytes[number] += 50
+    assert reported(new) == reported(new) == {None: 0, 7: 250}

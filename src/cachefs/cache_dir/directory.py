@@ -297,6 +297,8 @@ def _lock(paths: TierPaths) -> tuple[int, ...]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
         owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
         _close_all((fd, directory_fd))
@@ -306,8 +308,9 @@ def _lock(paths: TierPaths) -> tuple[int, ...]:
             f"cache directory {paths.root} is in use by another cachefs (pid {owner}){where}: "
             "use that mount, or give this one a directory of its own with --cache-dir"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        _close_all((fd, directory_fd))
+        raise
     return fd, directory_fd
 
 

@@ -37,6 +37,7 @@ class Users(Protocol):
     def user(self, uid: int, /) -> int: ...
     def limit_user(self, user: int, limited: bool, /) -> None: ...
     def users(self) -> list[tuple[int, int, int]]: ...
+    def add_user_bytes(self, user: int, read_bytes: int, /) -> None: ...
 
 
 class UidLimits:
@@ -110,15 +111,22 @@ class UidLimits:
         return {uid: int(b.bytes_per_s) for uid, b in found.items() if b and b.bytes_per_s}
 
     def usage(self) -> Iterator[UserUsage]:
-        """Yield the usage of the users without a number first, then of each user with a number."""
+        """Yield the usage of the users without a number first, then of each user with a number.
+
+        With `users`, this moves the bytes that this process has served to the shared table, so the
+        next daemon of the mount continues with the values that were yielded here.
+        """
         if self._users is not None:
             for number, uid, sent_bytes in self._users.users():
                 if self._owners.setdefault(number, uid) != uid and number:
                     self._owners[number] = uid
                     self.read_bytes[0] += self.read_bytes[number]
                     self.read_bytes[number] = self.stalled_ns[number] = 0
-                given_bytes = self.read_bytes[number] + sent_bytes
-                yield UserUsage(uid if number else None, given_bytes, self.stalled_ns[number])
+                given_bytes, self.read_bytes[number] = self.read_bytes[number], 0
+                if given_bytes:
+                    self._users.add_user_bytes(number, given_bytes)
+                total_bytes = given_bytes + sent_bytes
+                yield UserUsage(uid if number else None, total_bytes, self.stalled_ns[number])
             return
         yield UserUsage(None, self.read_bytes[0], self.stalled_ns[0])
         for uid, number in self._numbers.items():

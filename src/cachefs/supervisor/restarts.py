@@ -5,8 +5,8 @@ from collections import deque
 
 MOST_FAILURES, FAILURES_WITHIN_S = 5, 60.0
 """So many failures of one kind within this time end the mount."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
-"""Pauses before the next start, if a daemon failed early or several crashed."""
+_FIRST_PAUSE_S = 0.25
+"""The pause before the next start, if a daemon failed early or several crashed."""
 _BARELY_S = 0.2
 """A daemon that ends this soon after it was ready counts as one that failed early."""
 
@@ -35,5 +35,6 @@ def pause_after_crash_s(crashes: int) -> float:
 
 
 def pause_after_failure_s(failures: int) -> float:
-    """Return the pause after the latest of so many daemons that could not begin."""
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (failures - 1))
+    """Return the pause after the latest of so many daemons that could not begin: at most 2 s, as
+    `MOST_FAILURES` end the mount."""
+    return _FIRST_PAUSE_S * 2.0 ** (failures - 1)

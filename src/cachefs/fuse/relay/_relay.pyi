@@ -166,8 +166,11 @@ class Table:
     def limit_user(self, user: int, limited: bool, /) -> None:
         """Set whether all READs of this user number go to the daemon."""
 
+    def add_user_bytes(self, user: int, read_bytes: int, /) -> None:
+        """Count bytes that a daemon has served for this user number."""
+
     def users(self) -> list[tuple[int, int, int]]:
-        """Return number, uid and bytes served by the relay for each user.
+        """Return number, uid and bytes served for each user: by the relay, and those added.
 
         Number 0 comes first. It stands for all users without a number, and its uid is meaningless.
         """

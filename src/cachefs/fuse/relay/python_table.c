@@ -167,6 +167,14 @@ static PyObject *Table_limit_user(TableObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Table_add_user_bytes(TableObject *self, PyObject *args) {
+    unsigned user;
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(args, "IK", &user, &bytes)) return NULL;
+    if (user < RT_USERS) atomic_fetch_add(&self->table.user_bytes[user], bytes);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Table_users(TableObject *self, PyObject *none) {
     (void)none;
     PyObject *users = PyList_New(0);
@@ -228,6 +236,7 @@ static PyMethodDef table_methods[] = {
     {"sums_agree", (PyCFunction)Table_sums_agree, METH_VARARGS, NULL},
     {"user", (PyCFunction)Table_user, METH_VARARGS, NULL},
     {"limit_user", (PyCFunction)Table_limit_user, METH_VARARGS, NULL},
+    {"add_user_bytes", (PyCFunction)Table_add_user_bytes, METH_VARARGS, NULL},
     {"users", (PyCFunction)Table_users, METH_NOARGS, NULL},
     {"take_file_hits", (PyCFunction)Table_take_file_hits, METH_VARARGS, NULL},
     {"counters", (PyCFunction)Table_counters, METH_NOARGS, NULL},

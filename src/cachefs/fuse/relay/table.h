@@ -96,7 +96,7 @@ struct rt_table {
     struct rt_header *header;
     _Atomic uint32_t *users;         /* [RT_USERS] uid + 1; 0: free. Number 0 has no uid. */
     _Atomic uint8_t *limited;        /* [RT_USERS] 1: READs of this user go to the daemon */
-    _Atomic uint64_t *user_bytes;    /* [RT_USERS] bytes that the relay has served */
+    _Atomic uint64_t *user_bytes;    /* [RT_USERS] bytes served, see Table.add_user_bytes */
     _Atomic uint64_t *ring;          /* [RT_RING] index of an entry, plus 1; 0: empty */
     _Atomic uint8_t *alive;          /* [RT_FILES] 1: blocks of this file may be served */
     _Atomic uint32_t *file_hits;     /* [RT_FILES] hits since the writer last took them */
