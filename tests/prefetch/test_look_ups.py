@@ -1,6 +1,8 @@
 """Which look-ups bring the file along, and what becomes of its bytes."""
 
 import pytest
+import trio
+import trio.testing
 
 from cachefs.namespace.reader import Readers
 from cachefs.prefetch.look_ups import LookUpReads
@@ -101,3 +103,39 @@ async def test_bytes_that_come_unasked_are_dropped_where_there_is_no_memory(
     memory.release(memory.total_bytes)
     await read(reading, "d0/f0")
     assert origin.brought
+
+
+@pytest.mark.parametrize("brings", [True, False])
+async def test_a_look_up_that_brings_the_file_does_not_wait_for_a_list(
+    tree: Tree, reading: Reading, origin: Bringing, mock_clock: trio.testing.MockClock, brings: bool
+) -> None:
+    """The eighth look-up in a directory begins a LIST. A look-up of only a name waits for it."""
+    for number in range(20):
+        origin.put_generated(f"one/f{number}", SIZE_BYTES, seed=number)
+    may_list = trio.Event()
+
+    async def hold(path: str, number: int) -> None:
+        await may_list.wait()
+
+    origin.before_page = hold
+    for number in range(8):
+        await read(reading, f"one/f{number}")
+    await trio.testing.wait_all_tasks_blocked()
+    assert ("list", "one") in origin.requests
+    if not brings:
+        reading.tree.namespace._look_up_policy._credit = 0
+    async with trio.open_nursery() as nursery:
+        ended = trio.Event()
+
+        async def look_up() -> None:
+            await tree.find("one/f9")
+            ended.set()
+
+        nursery.start_soon(look_up)
+        if brings:
+            await ended.wait()
+            assert origin.brought[-1] == "one/f9"
+        else:
+            await trio.testing.wait_all_tasks_blocked()
+            assert not ended.is_set()
+        may_list.set()

@@ -61,6 +61,9 @@ class Ttls:
 class LookUpPolicy(Protocol):
     """Decides whether a look-up also fetches the file's bytes, and receives them."""
 
+    def would_bring(self) -> bool:
+        """Return whether `may_bring` would return True now."""
+
     def may_bring(self) -> bool:
         """Return whether the next look-up of an unknown name also asks for the bytes."""
 
@@ -203,7 +206,7 @@ class Namespace:
         known = self._known(parent, name)
         if known is None and self.outage.is_on:
             known = self._stale(parent, name)
-        if known is None and await self._listings.wait_for_first_page(parent, _FIRST_PAGE_WAIT_S):
+        if known is None and await self._first_page(parent):
             known = self._known(parent, name)
         if known is not None:
             return known
@@ -219,6 +222,17 @@ class Namespace:
         if dirent is None or dirent.ino != inode.ino:
             return inode, 0.0
         return inode, self.entry_ttl_s(parent, name)
+
+    async def _first_page(self, parent: int) -> bool:
+        """Wait for the page that answers many look-ups of single names, if one is on its way.
+
+        A look-up that fetches the file does not wait for a LIST: with its answer it would still
+        have to fetch the file.
+        """
+        policy = self._look_up_policy
+        only_prefetched = policy is not None and policy.would_bring()
+        wait = self._listings.wait_for_first_page
+        return await wait(parent, _FIRST_PAGE_WAIT_S, only_prefetched)
 
     async def lookup_since(self, parent: int, name: bytes, since_ns: int) -> Inode:
         """Return the inode of a name, from an answer of the origin at `since_ns` or later.

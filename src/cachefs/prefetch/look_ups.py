@@ -29,6 +29,10 @@ class LookUpReads:
         self._looked_up: OrderedDict[int, None] = OrderedDict()
         """Inode numbers of files that a look-up has found and no reader has read yet."""
 
+    def would_bring(self) -> bool:
+        """Return whether `may_bring` would return True now."""
+        return self._credit > 0
+
     def may_bring(self) -> bool:
         """Return whether the next look-up of an unknown name may fetch the bytes too. If so, take
         one credit."""

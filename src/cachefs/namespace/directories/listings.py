@@ -182,15 +182,20 @@ class Listings:
         """See `Lister.observe_root`."""
         await self._lister.observe_root()
 
-    async def wait_for_first_page(self, ino: int, most_s: float) -> bool:
-        """Wait at most `most_s` for a bounded listing of one page, if one is running. If the
-        listing is prefetched, begin one. Return False if there is none."""
+    async def wait_for_first_page(
+        self, ino: int, most_s: float, only_prefetched: bool = False
+    ) -> bool:
+        """Wait at most `most_s` for a bounded listing of one page, if one is running, unless
+        `only_prefetched`. If the listing is prefetched, begin one, and wait for it. Return False
+        if there is none."""
+        begun = False
         if self._prefetched and ino not in self._running:
             directory = self._table.get(ino)
             if directory is not None and self._prefetched.knows(self._table.path(directory)):
                 self.list_bounded(directory, 1)
+                begun = True
         snapshot = self._running.get(ino)
-        if snapshot is None or snapshot.max_pages != 1:
+        if snapshot is None or snapshot.max_pages != 1 or (only_prefetched and not begun):
             return False
         snapshot.is_awaited = True
         with trio.move_on_after(most_s):
