@@ -22,7 +22,7 @@ _WARM_STEP_BYTES = 4 << 20
 _MOST_MAPPED_BYTES = 64 << 20
 """`keep_small` acts when more bytes of mapped files than this are in the process's memory,
 libraries (some 25 MiB) included."""
-_KEEP_SMALL_INTERVAL_S = 1.0
+_KEEP_SMALL_INTERVAL_S = 0.25
 _KEEP_WARM_INTERVAL_S = 1.0
 _WARM_AGAIN_S = 10.0
 _COLD_SHARE = 1 / 64
@@ -54,7 +54,7 @@ class Residency:
 
     async def keep_small(self, most_bytes: int = _MOST_MAPPED_BYTES) -> None:
         """Unmap the file's pages whenever mapped files take more than `most_bytes` of this
-        process's memory; check once a second until cancelled. Cancel it before `close`.
+        process's memory; check four times a second until cancelled. Cancel it before `close`.
 
         Use it for a database that needs few look-ups because the kernel caches the results, or
         that is rarely read as a whole.
