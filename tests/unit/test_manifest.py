@@ -22,6 +22,7 @@ from cachefs.types import ObjectMeta, Posix
 
 META = ObjectMeta(5, 1_700_000_000_000_000_000, "etag")
 OWNED = ObjectMeta(0, -1, "v", Posix(1000, 100, 0o640))
+MORE_THAN_A_ROW_GROUP = 100_002
 
 
 def read(file: Path) -> list[Listed]:
@@ -117,12 +118,13 @@ def test_names_that_are_no_utf8_are_read(tmp_path: Path) -> None:
 def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     with manifest_writer(str(file), "s3://bucket/data") as writer:
-        for number in range(250_000 if name == "m.parquet" else 2):
+        for number in range(MORE_THAN_A_ROW_GROUP if name == "m.parquet" else 2):
             writer.add(f"dir/{number}", OWNED if number % 2 else META)
     assert os.listdir(tmp_path) == [name]
     found = read(file)
     assert len(found) == writer.count
     assert found[:2] == [Listed("dir/0", META), Listed("dir/1", OWNED)]
+    assert found[-1] == Listed(f"dir/{writer.count - 1}", OWNED)
     assert found[1].meta is not None
     assert found[1].meta.posix == OWNED.posix
 

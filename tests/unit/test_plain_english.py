@@ -4,7 +4,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,9 +35,11 @@ def text_of_c(source: str) -> Iterator[tuple[int, str]]:
         yield from enumerate(found[0].splitlines(), first)
 
 
-def text_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The text of a file for its readers, by lines."""
+def suspicious_text_of(path: Path) -> Iterable[tuple[int, str]]:
+    """The text of a file for its readers, by lines; nothing if no telltale word is in the file."""
     source = path.read_text()
+    if not TELLTALE.search(source):
+        return ()  # to find the comments takes a hundred times as long
     if path.suffix == ".py":
         return text_of_python(source)
     if path.suffix in (".c", ".h"):
@@ -52,7 +54,7 @@ def test_no_telltale_words(kind: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in files
-        for number, line in text_of(path)
+        for number, line in suspicious_text_of(path)
         if TELLTALE.search(line)
     ]
     assert found == [], "say it with a noun: the reader, the daemon, the process"
