@@ -17,8 +17,7 @@ import pytest
 
 from cachefs import log as cachefs_log
 from cachefs.cache.tier import admission
-from cachefs.cache_dir import health
-from cachefs.types import Medium
+from tests.disk_limits import set_disk_limits
 from tests.full_database import FullDatabase
 
 pytest_plugins = ["tests.servers.fixtures"]
@@ -33,10 +32,8 @@ def _no_disk_is_slow(request: pytest.FixtureRequest) -> Iterator[None]:
     are about it."""
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("real_disk_limits") is None:
-            limits = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-            patch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-            patch.setattr(health, "_MAX_PATIENCE_S", 1000.0)
-            patch.setattr(admission, "_STALL_S", 1e6)
+            set_disk_limits(patch, patience_s=1000.0, hung_s=1000.0, most_patience_s=1000.0)
+            patch.setattr(admission, "STALL_S", 1e6)
         yield
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.object_id import object_id
@@ -111,8 +112,18 @@ async def assert_kept(cache: BlockCache, origin: MemoryOrigin, refs: list[Object
             await cache.drain()
 
 
+def tiers_of(cache: BlockCache) -> TierSet:
+    """The only place where these tests look into a cache: a move has to be seen from inside."""
+    return cache._tiers
+
+
 def stores(cache: BlockCache) -> list[TierStore]:
-    return [active.store for active in cache._tiers]
+    return [active.store for active in tiers_of(cache)]
+
+
+def moves(cache: BlockCache) -> bool:
+    """Whether blocks are on their way from one tier to another."""
+    return any(active.mover.moving for active in tiers_of(cache))
 
 
 def recount(cache: BlockCache) -> None:

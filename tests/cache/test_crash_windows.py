@@ -152,7 +152,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(store_module, "_COMMIT_INTERVAL_S", 1e6)
+    monkeypatch.setattr(store_module, "COMMIT_INTERVAL_S", 1e6)
     return Scene(tmp_path)
 
 
@@ -294,7 +294,7 @@ def evict_all(cache: BlockCache) -> None:
         for slot in list(slab.used_slots()):
             store.evict(slab, slot, entry_at(table, slot))
         store.put_row(slab)
-        slab._hint = 0
+        slab.free_hint = 0
 
 
 async def test_evicted_index_not_committed(scene: Scene) -> None:

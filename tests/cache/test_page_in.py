@@ -58,8 +58,13 @@ async def test_a_failing_disk_is_left_to_a_thread() -> None:
     assert await PageInPolling(fail).read(3, 10, 0, FLAGS) is None
 
 
-async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_in, "_LOOK_FOR_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_time_to_look")
+async def test_a_slow_disk_is_rarely_watched() -> None:
     disk = Disk(None)
     watched = PageInPolling(disk.read_nowait)
     for _ in range(1000):
@@ -67,8 +72,8 @@ async def test_a_slow_disk_is_rarely_watched(monkeypatch: pytest.MonkeyPatch) ->
     assert disk.looks < 30
 
 
-async def test_a_disk_that_became_fast_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_in, "_LOOK_FOR_S", 0.0)
+@pytest.mark.usefixtures("no_time_to_look")
+async def test_a_disk_that_became_fast_is_watched_again() -> None:
     disk = Disk(None)
     watched = PageInPolling(disk.read_nowait)
     for _ in range(100):

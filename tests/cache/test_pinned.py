@@ -19,6 +19,7 @@ from tests.cache.harness import (
     PATIENCE_S,
     assert_right,
     key_of,
+    moves,
     open_tier,
     put,
     put_many,
@@ -26,6 +27,7 @@ from tests.cache.harness import (
     recount,
     serving,
     stores,
+    tiers_of,
     until,
 )
 from tests.memory_origin import MemoryOrigin
@@ -53,7 +55,7 @@ def below_high(cache: BlockCache) -> bool:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Background work comes soon."""
-    monkeypatch.setattr(evictor_module, "_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(evictor_module, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(cooldown, "COOLDOWN_S", 0.01)
 
 
@@ -114,7 +116,7 @@ async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
         store = stores(cache)[0]
         location = store.index.locate(key_of(refs[3]))
         assert location is not None
-        store._disk.write(store.slabs.by_id[location.slab].fd, b"damage", 2 * MIB)
+        store.directory.disk.write(store.slabs.by_id[location.slab].fd, b"damage", 2 * MIB)
     assert check_directory(tmp_path, repair=True).repaired
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         gone = 60 * BLOCK - await cached_bytes(cache, refs)
@@ -168,7 +170,7 @@ async def test_pinned_between_being_chosen_and_being_evicted(tmp_path: Path) -> 
             assert await cached_bytes(cache, refs) == 100 * BLOCK
             store.directory.watermarks = Watermarks(1, 1)
             disk.hang("read")
-            cache._tiers[0].evictor.wake()
+            tiers_of(cache)[0].evictor.wake()
             await until(lambda: disk.hanging)
             assert (await cache.objects.pin(refs[:100])).blocks == 100
             disk.heal()
@@ -316,7 +318,7 @@ async def test_a_damaged_block_is_pinned_again_when_it_was_fetched_again(tmp_pat
         assert location is not None
         slab = store.slabs.by_id[location.slab]
         await store.open_slab(slab)
-        store._disk.write(slab.fd, b"damage", slab.layout.slot_offset(location.slot))
+        store.directory.disk.write(slab.fd, b"damage", slab.layout.slot_offset(location.slot))
         await read_all(cache, origin, refs)
         assert store.counters.bad_blocks == 1
         assert await pinned_bytes(cache, refs) == 10 * BLOCK
@@ -360,7 +362,7 @@ async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(tmp_p
             await read_all(cache, origin, refs)
             await trio.sleep(0.05)
         mem = stores(cache)[0]
-        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await until(lambda: not moves(cache))
         assert mem.counters.promoted > 10
         assert await pinned_bytes(cache, refs) == 30 * BLOCK
         up = mem.slabs.pinned_charge_bytes
@@ -420,7 +422,7 @@ async def test_pinned_while_it_moves(tmp_path: Path) -> None:
             nursery.start_soon(pin_on)
         assert len(pinned) > 20
         assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
-        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await until(lambda: not moves(cache))
         assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
 
 
@@ -431,11 +433,11 @@ async def test_dropped_while_it_moves(tmp_path: Path) -> None:
         for _ in range(8):
             await read_all(cache, origin, refs)
             assert await cached_bytes(cache, refs) > 80 * BLOCK
-            some = any(active.mover.moving for active in cache._tiers)
+            some = moves(cache)
             dropped = await cache.objects.evict(refs)
             assert dropped.size_bytes >= 80 * BLOCK
             assert await cached_bytes(cache, refs) == 0
-            await until(lambda: not any(active.mover.moving for active in cache._tiers))
+            await until(lambda: not moves(cache))
             assert await cached_bytes(cache, refs) == 0, some
             assert all(status.cached_blocks == 0 for status in cache.status())
 
@@ -514,7 +516,7 @@ async def test_where_counts_by_tier(tmp_path: Path) -> None:
     async with serving(origin, *two_tiers(tmp_path)) as cache:
         assert (await cache.objects.where(ref)).blocks == 0
         await read_all(cache, origin, [ref])
-        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await until(lambda: not moves(cache))
         found = await cache.objects.where(ref)
         assert [share.medium for share in found.tiers] == [Medium.MEM, Medium.SSD]
         assert found.size_bytes == 20 * MIB

@@ -21,6 +21,7 @@ from tests.cache.harness import (
     recount,
     serving,
     stores,
+    tiers_of,
     until,
     will_close_cleanly,
 )
@@ -48,7 +49,7 @@ async def test_blocks_being_stored_are_served(tmp_path: Path) -> None:
     ref = put(origin, "a", 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await cache.read_block(ref, 0, 0, 1)
-        assert key_of(ref) in cache._admitting
+        assert cache.storing_count == 1
         into = memoryview(bytearray(100_000))
         assert cache.read_block_now(key_of(ref), 5, 7) == origin.expected("a")[5:12]
         assert cache.read_block_now(key_of(ref), 5, 7, into) == origin.expected("a")[5:12]
@@ -132,7 +133,7 @@ async def test_crash_after_slots_were_reused(tmp_path: Path) -> None:
             table = store.directory.read_table(slab.fd, slab.layout)
             for slot in list(slab.used_slots()):
                 store.evict(slab, slot, entry_at(table, slot))
-            slab._hint = 0
+            slab.free_hint = 0
         await assert_right(cache, origin, new)
         await cache.drain()
     async with serving(origin, open_tier(tmp_path)) as cache:
@@ -281,7 +282,7 @@ async def test_no_slot_is_used_again_while_the_clean_mark_stands(
         await until(lambda: not stores(cache)[0].files.must_reconcile)
     full_database.is_full = True
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
-        await until(lambda: cache._tiers[0].admission.closed)
+        await until(lambda: tiers_of(cache)[0].admission.closed)
         await assert_right(cache, origin, old + new)
         await cache.drain()
         assert cache.status()[0].counters.admitted == 0
@@ -291,7 +292,7 @@ async def test_no_slot_is_used_again_while_the_clean_mark_stands(
         await assert_right(cache, origin, old)
         assert origin.counters.gets == gets
         recount(cache)
-        await until(lambda: not cache._tiers[0].admission.closed)
+        await until(lambda: not tiers_of(cache)[0].admission.closed)
         await assert_right(cache, origin, new)
         await cache.drain()
         assert cache.status()[0].counters.admitted == 5
@@ -307,9 +308,9 @@ async def test_blocks_are_stored_again_once_the_index_can_be_written(
         await until(lambda: not stores(cache)[0].files.must_reconcile)
     full_database.is_full = True
     async with serving(origin, open_tier(tmp_path)) as cache:
-        await until(lambda: cache._tiers[0].admission.closed)
+        await until(lambda: tiers_of(cache)[0].admission.closed)
         full_database.is_full = False
-        await until(lambda: not cache._tiers[0].admission.closed)
+        await until(lambda: not tiers_of(cache)[0].admission.closed)
         await assert_right(cache, origin, refs)
         await cache.drain()
         assert cache.status()[0].counters.admitted == 5

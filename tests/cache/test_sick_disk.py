@@ -31,6 +31,7 @@ from tests.cache.harness import (
     stores,
     until,
 )
+from tests.disk_limits import set_disk_limits
 from tests.memory_origin import MemoryOrigin
 
 pytestmark = pytest.mark.real_disk_limits
@@ -47,15 +48,28 @@ def disk() -> Iterator[FaultyDisk]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Health judged up to ten times as fast, so that nothing here waits for long."""
-    limits = health._Limits(500e-6, 256 << 10, 0.15, 1.0)
-    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, limits))
-    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 0.2)
+    set_disk_limits(monkeypatch, patience_s=0.15, hung_s=1.0, most_patience_s=0.2)
     monkeypatch.setattr(health, "_PROBE_EVERY_S", 0.1)
     monkeypatch.setattr(health, "_MAX_PROBE_EVERY_S", 0.2)
     monkeypatch.setattr(health, "_PROBE_DOWN_EVERY_S", 0.2)
     monkeypatch.setattr(tier_io, "_WATCH_INTERVAL_S", 0.05)
     monkeypatch.setattr(admission, "_FAILURE_PAUSE_S", 0.1)
-    monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(evictor, "CHECK_INTERVAL_S", 0.1)
+
+
+@pytest.fixture(params=[True, False])
+def noticed(
+    request: pytest.FixtureRequest,
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: Callable[..., None],
+) -> bool:
+    """Whether the health rules see the disk hang. If not, its reads are still given up early."""
+    if request.param:
+        expect_log("the disk is")
+    else:
+        set_disk_limits(monkeypatch, patience_s=0.1, hung_s=1000.0, most_patience_s=0.2)
+    return request.param
 
 
 def tier(path: Path, disk: FaultyDisk | None = None, medium: Medium = Medium.SSD) -> CacheDirectory:
@@ -239,9 +253,7 @@ async def test_nobody_waits_for_another_path(
     tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All threads of one path hang, and nobody has noticed yet."""
-    patient = health._Limits(500e-6, 256 << 10, 1000.0, 1000.0)
-    monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
-    monkeypatch.setattr(health, "_MAX_PATIENCE_S", 2000.0)
+    set_disk_limits(monkeypatch, patience_s=1000.0, hung_s=1000.0, most_patience_s=2000.0)
     good = FaultyDisk()
     origin = MemoryOrigin()
     refs = put_many(origin, 60, 100_000)
@@ -273,24 +285,16 @@ async def test_nobody_waits_for_another_path(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("noticed", [True, False])
 async def test_cold_reads_go_on_while_writes_hang(
     layout: str,
     noticed: bool,
     tmp_path: Path,
     disk: FaultyDisk,
-    fast: None,
     monkeypatch: pytest.MonkeyPatch,
-    expect_log: Callable[..., None],
 ) -> None:
     """Many times the memory for blocks under way is read; a hung writer must not hold it all.
     Neither when the health rules see the disk hang, nor before they do."""
-    if noticed:
-        expect_log("the disk is")
-    else:
-        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
-        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
-    monkeypatch.setattr(admission, "_STALL_S", 0.3)
+    monkeypatch.setattr(admission, "STALL_S", 0.3)
     origin = MemoryOrigin()
     refs = put_many(origin, 24, 4 * MIB)
     tiers = lay_out(layout, tmp_path, disk)
@@ -308,7 +312,7 @@ async def test_cold_reads_go_on_while_writes_hang(
         if noticed:
             await until(lambda: sick_one(cache).health != "normal")
         await until(lambda: cache.held_bytes == 0)
-        assert not cache._admitting
+        assert cache.storing_count == 0
         disk.heal()
         if noticed:
             await until(lambda: sick_one(cache).health == "normal")
@@ -327,21 +331,13 @@ async def test_cold_reads_go_on_while_writes_hang(
         recount(cache)
 
 
-@pytest.mark.parametrize("noticed", [True, False])
 async def test_a_hung_disk_below_does_not_stop_the_one_above(
     noticed: bool,
     tmp_path: Path,
     disk: FaultyDisk,
-    fast: None,
     monkeypatch: pytest.MonkeyPatch,
-    expect_log: Callable[..., None],
 ) -> None:
-    if noticed:
-        expect_log("the disk is")
-    else:
-        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
-        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
-    monkeypatch.setattr(admission, "_STALL_S", 0.3)
+    monkeypatch.setattr(admission, "STALL_S", 0.3)
     origin = MemoryOrigin()
     identity = origin.identity
     above = CacheDirectory.open(
@@ -374,23 +370,16 @@ async def test_a_hung_disk_below_does_not_stop_the_one_above(
 
 
 @pytest.mark.parametrize("fault", ["reads hang", "writes hang", "all hangs"])
-@pytest.mark.parametrize("noticed", [True, False])
 async def test_closing_with_a_hanging_disk_ends(
     fault: str,
     noticed: bool,
     tmp_path: Path,
     disk: FaultyDisk,
-    fast: None,
     monkeypatch: pytest.MonkeyPatch,
     expect_log: Callable[..., None],
 ) -> None:
     expect_log("does not answer")
-    if noticed:
-        expect_log("the disk is")
-    else:
-        patient = health._Limits(500e-6, 256 << 10, 0.1, 1000.0)
-        monkeypatch.setattr(health, "_LIMITS", dict.fromkeys(Medium, patient))
-    monkeypatch.setattr(active_tier, "_IDLE_S", 0.3)
+    monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.3)
     origin = MemoryOrigin()
     refs = put_many(origin, 20, 100_000)
     good, path = tier(tmp_path / "good"), tmp_path / "sick"
@@ -431,7 +420,7 @@ async def test_a_hanging_disk_can_be_taken_out_of_use(
 ) -> None:
     expect_log("does not answer")
     expect_log("the disk is")
-    monkeypatch.setattr(active_tier, "_IDLE_S", 0.3)
+    monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.3)
     origin = MemoryOrigin()
     refs = put_many(origin, 20, 100_000)
     async with serving(origin, *lay_out("one of two", tmp_path, disk)) as cache:

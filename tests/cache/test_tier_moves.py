@@ -5,7 +5,9 @@ so that no test depends on how fast it runs.
 """
 
 import errno
+import math
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,11 +31,13 @@ from tests.cache.harness import (
     PATIENCE_S,
     assert_right,
     key_of,
+    moves,
     open_tier,
     put_many,
     recount,
     serving,
     stores,
+    tiers_of,
     until,
 )
 from tests.memory_origin import MemoryOrigin
@@ -45,7 +49,7 @@ BLOCK = 100_000
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing happens because time has passed."""
     monkeypatch.setattr(cooldown, "COOLDOWN_S", 1e6)
-    monkeypatch.setattr(evictor, "_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(evictor, "CHECK_INTERVAL_S", 0.05)
 
 
 @pytest.fixture
@@ -83,9 +87,13 @@ def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]
 
 
 def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
-    """A second has passed for these."""
-    for ref in refs:
-        cache._tiers.shared.cooldown._since.pop(key_of(ref), None)
+    """A second has passed for these, and for no others."""
+    resting = tiers_of(cache).shared.cooldown
+    keys = {key for store in stores(cache) for key, _ in store.index.blocks_of(b"")}
+    others = {key for key in keys if key in resting}.difference(map(key_of, refs))
+    resting.expire(math.inf)
+    for key in others:
+        resting.begin(key, time.monotonic())
 
 
 async def fill(cache: BlockCache, origin: MemoryOrigin, count: int, name: str) -> list[ObjectRef]:
@@ -100,16 +108,21 @@ async def overfill(cache: BlockCache, origin: MemoryOrigin) -> list[ObjectRef]:
     refs = await fill(cache, origin, 64, "f")
     assert held(cache, "mem", refs) == refs
     have_rested(cache, refs)
-    cache._tiers[0].evictor.wake()
+    tiers_of(cache)[0].evictor.wake()
     return refs
 
 
 def swept(cache: BlockCache) -> bool:
     """MEM is at its low mark, and nothing is on its way from there."""
     store = store_of(cache, "mem")
-    if cache._tiers[0].mover.moving:
+    if tiers_of(cache)[0].mover.moving:
         return False
     return store.slabs.used_charge_bytes <= store.directory.watermarks.low_bytes
+
+
+def waiting(cache: BlockCache, number: int) -> int:
+    """How many blocks of that tier wait for their promotion."""
+    return len(tiers_of(cache)[number].promoter._queue)
 
 
 def assert_each_once(cache: BlockCache, refs: list[ObjectRef]) -> None:
@@ -144,7 +157,7 @@ async def test_what_one_tier_refuses_goes_on_to_the_next(
     why: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "stalls":
-        monkeypatch.setattr(admission, "_STALL_S", 0.2)
+        monkeypatch.setattr(admission, "STALL_S", 0.2)
     origin = MemoryOrigin()
     middle = ssd(tmp_path, disk, 8 * MIB if why == "keeps what it has" else 32 * MIB)
     async with serving(origin, middle, hdd(tmp_path)) as cache:
@@ -205,8 +218,8 @@ async def test_a_bad_sector_stops_only_its_block(tmp_path: Path, disk: FaultyDis
 
         disk.read = read  # type: ignore[method-assign]
         have_rested(cache, refs)
-        cache._tiers[0].directory.watermarks = Watermarks(0, 0)
-        cache._tiers[0].evictor.wake()
+        tiers_of(cache)[0].directory.watermarks = Watermarks(0, 0)
+        tiers_of(cache)[0].evictor.wake()
         await until(lambda: swept(cache))
         mine = counters(cache, "mem")
         assert (mine.read_errors, mine.evicted) == (1, 1)
@@ -221,9 +234,9 @@ async def test_what_was_just_copied_stays(tmp_path: Path) -> None:
     origin = MemoryOrigin()
     async with serving(origin, mem(tmp_path), ssd(tmp_path)) as cache:
         refs = await fill(cache, origin, 64, "f")
-        assert cache._tiers[0].evictor.above_high()
+        assert tiers_of(cache)[0].evictor.above_high()
         have_rested(cache, refs[:5])
-        cache._tiers[0].evictor.wake()
+        tiers_of(cache)[0].evictor.wake()
         await until(lambda: len(held(cache, "ssd", refs)) == 5)
         assert held(cache, "ssd", refs) == refs[:5]
         assert counters(cache, "mem").evicted == 0
@@ -277,7 +290,7 @@ async def test_a_stale_row_moves_nobodys_block(tmp_path: Path) -> None:
         assert location is not None
         stale = BlockKey(bytes(16), 0)
         index.put(stale, location)
-        cache._tiers[1]._promoter.want(stale)
+        tiers_of(cache)[1].promoter.want(stale)
         await until(lambda: index.locate(stale) is None)
         await cache.drain()
         assert held(cache, "ssd", refs) == refs
@@ -310,8 +323,7 @@ async def test_wanted_many_times_moved_once(tmp_path: Path, disk: FaultyDisk) ->
         await until(lambda: disk.hanging)
         for _ in range(50):
             await assert_right(cache, origin, refs)
-        promoter = cache._tiers[1]._promoter
-        assert len(promoter._queue) == 3
+        assert waiting(cache, 1) == 3
         disk.heal()
         await until(lambda: counters(cache, "mem").promoted == 3)
         assert counters(cache, "mem").admitted == 3
@@ -417,7 +429,7 @@ async def test_what_is_pinned_on_its_way_is_pinned_where_it_arrives(
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.pin(refs)).blocks == len(refs)
         disk.heal()
-        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await until(lambda: not moves(cache))
         where = [await cache.objects.where(ref) for ref in refs]
         assert sum(found.pinned_bytes for found in where) == BLOCK * len(refs)
         assert sum(counters(cache, name).promoted for name in ("mem", "ssd")) == (up and len(refs))
@@ -434,7 +446,7 @@ async def test_what_is_dropped_on_its_way_does_not_arrive(
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.evict(refs)).blocks == len(refs)
         disk.heal()
-        await until(lambda: not any(active.mover.moving for active in cache._tiers))
+        await until(lambda: not moves(cache))
         await cache.drain()
         assert held(cache, "mem", refs) == held(cache, "ssd", refs) == []
         assert all(status.used_bytes == 0 for status in cache.status())
@@ -455,7 +467,7 @@ async def _on_their_way(
             disk.hang("create", "write")
             await assert_right(cache, origin, refs)
             await until(lambda: disk.hanging)
-            await until(lambda: len(cache._tiers[1].mover.moving) == len(refs))
+            await until(lambda: len(tiers_of(cache)[1].mover.moving) == len(refs))
             yield cache, refs
     else:
         async with serving(origin, mem(root), ssd(root, disk)) as cache:
@@ -527,11 +539,11 @@ async def test_the_tier_that_blocks_go_up_to_is_removed(tmp_path: Path, disk: Fa
         await assert_right(cache, origin, refs[:1])
         await until(lambda: disk.hanging)
         await assert_right(cache, origin, refs)
-        assert cache._tiers[1]._promoter._queue
+        assert waiting(cache, 1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cache.remove_tier, tmp_path / "mem")
             await until(lambda: len(stores(cache)) == 1)
-            await until(lambda: not cache._tiers[0]._promoter._queue)
+            await until(lambda: not waiting(cache, 0))
             disk.heal()
         assert held(cache, "ssd", refs) == refs
         await assert_right(cache, origin, refs)
@@ -565,7 +577,7 @@ async def test_the_tier_that_blocks_go_up_from_is_removed(tmp_path: Path, disk: 
 async def test_closing_while_blocks_move(
     way: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active_tier, "_IDLE_S", 0.2)
+    monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.2)
     origin = MemoryOrigin()
     async with serving(origin, ssd(tmp_path, disk if way == "down" else None)) as cache:
         if way == "up":
@@ -598,14 +610,14 @@ async def test_crash_between_the_commits_of_a_move(
 ) -> None:
     """One index knows of the moves, the other doesn't. `ssd`: both tiers hold the blocks. `mem`:
     neither does, until they are found in the slots."""
-    monkeypatch.setattr(store_module, "_COMMIT_INTERVAL_S", 1e6)
+    monkeypatch.setattr(store_module, "COMMIT_INTERVAL_S", 1e6)
     origin = MemoryOrigin()
     left = tmp_path / "left"
     async with serving(origin, mem(tmp_path), ssd(tmp_path), crash=True) as cache:
         refs = await fill(cache, origin, 64, "f")
         await store_of(cache, "mem").index.commit()
         have_rested(cache, refs)
-        cache._tiers[0].evictor.wake()
+        tiers_of(cache)[0].evictor.wake()
         await until(lambda: swept(cache))
         await cache.drain()
         moved = held(cache, "ssd", refs)
@@ -625,7 +637,7 @@ async def test_crash_between_the_commits_of_a_move(
         recount(cache)
         # All go down now; those of which the other has a copy, without another one.
         above.watermarks = Watermarks(0, 0)
-        cache._tiers[0].evictor.wake()
+        tiers_of(cache)[0].evictor.wake()
         await until(lambda: swept(cache))
         assert_each_once(cache, refs)
         assert counters(cache, "ssd").admitted == len(refs) - len(moved)

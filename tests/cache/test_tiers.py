@@ -23,6 +23,7 @@ from tests.cache.harness import (
     recount,
     serving,
     stores,
+    tiers_of,
     until,
 )
 from tests.memory_origin import MemoryOrigin
@@ -91,7 +92,7 @@ async def test_what_is_read_often_comes_up(tmp_path: Path) -> None:
             await calm(cache)
         below = stores(cache)[1]
         hot = next(ref for ref in refs if below.index.find(key_of(ref)) is not None)
-        await until(lambda: cache._tiers[0].evictor.oldest_age > 20)
+        await until(lambda: tiers_of(cache)[0].evictor.oldest_age > 20)
         for _ in range(3):
             await cache.read_block(hot, 0, 0, 1)
         await until(lambda: tier_of(cache, Medium.MEM).counters.promoted >= 1)

@@ -67,7 +67,7 @@ class Worker:
             await cache.aclose()
 
     def _patch(self) -> None:
-        store_module._COMMIT_INTERVAL_S = self._order.commit_interval_s
+        store_module.COMMIT_INTERVAL_S = self._order.commit_interval_s
         store_module._RECENCY_INTERVAL_S = 0.1
         cooldown.COOLDOWN_S = self._order.cooldown_s
         end_commit = Database._end_commit

@@ -371,7 +371,7 @@ async def test_a_reader_keeps_its_snapshot_while_the_directory_is_listed_again(
 async def test_a_long_directory_is_read_back_in_pieces_in_order(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.directories.lister._FILL_CHUNK", 7)
+    monkeypatch.setattr("cachefs.namespace.directories.lister.FILL_CHUNK", 7)
     names = fill(origin, 49)
     await tree.names()
     await tree.restart()

@@ -208,7 +208,7 @@ async def test_a_listed_directory_is_shown_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
     restarted: bool,
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.directories.lister._FILL_CHUNK", 7)
+    monkeypatch.setattr("cachefs.namespace.directories.lister.FILL_CHUNK", 7)
     fill(origin, 25)
     before = await stale.entries()
     if restarted:
@@ -274,7 +274,7 @@ async def test_a_reader_goes_on_in_a_stale_listing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Positions belong to a snapshot, while it is filled and afterwards."""
-    monkeypatch.setattr("cachefs.namespace.directories.lister._FILL_CHUNK", 10)
+    monkeypatch.setattr("cachefs.namespace.directories.lister.FILL_CHUNK", 10)
     fill(origin, 50)
     await stale.names()
     await stale.restart(STALE)

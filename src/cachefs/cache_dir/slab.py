@@ -40,7 +40,6 @@ class Slab:
 
     __slots__ = (
         "_bitmap",
-        "_hint",
         "_pinned_bitmap",
         "_references",
         "charge_bytes",
@@ -49,6 +48,7 @@ class Slab:
         "draining",
         "fd",
         "free_count",
+        "free_hint",
         "is_reconciled",
         "layout",
         "load_ticks",
@@ -110,7 +110,7 @@ class Slab:
         self.writing_count = 0
         self.draining = False
         self.tick = tick
-        self._hint = 0
+        self.free_hint = 0
         self._bitmap: bytes | None = b"\0" * -(-layout.slot_count // 8)
         self._pinned_bitmap = b""
         self.state = bytearray()

@@ -142,12 +142,12 @@ class SlabSet:
         `open_slab` must have returned the slab with no await since.
         """
         slab.hydrate()
-        slot = slab.state.find(FREE, slab._hint)
+        slot = slab.state.find(FREE, slab.free_hint)
         if slot < 0:
             slot = slab.state.find(FREE)
         slab.state[slot] = WRITING
         slab.verified[slot] = 0
-        slab._hint = slot + 1
+        slab.free_hint = slot + 1
         slab.free_count -= 1
         slab.writing_count += 1
         self.spare.pop(slab.slab_id, None)

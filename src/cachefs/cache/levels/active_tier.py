@@ -21,7 +21,7 @@ from cachefs.units import format_bytes
 log = logging.getLogger(__name__)
 
 _COMMIT_RETRY_S = 1.0
-_IDLE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """How long a closing tier waits for its threads: a disk that hangs must not block the shutdown."""
 
 
@@ -48,7 +48,7 @@ class ActiveTier:
         self.evictor = Evictor(self.store)
         self.admission = Admission(self.store, self.evictor, shared.cooldown)
         self.mover = Mover(self.store, shared.cooldown, self._target_below)
-        self._promoter = Promoter(self.mover, self.store, shared.cooldown, self._target_above)
+        self.promoter = Promoter(self.mover, self.store, shared.cooldown, self._target_above)
         self._scrubber = Scrubber(self.store, shared.options.scrub_interval_s)
         self.store.io.on_change = self._health_changed
         self._scope = trio.CancelScope()
@@ -85,7 +85,7 @@ class ActiveTier:
     def _hit(self, key: BlockKey, age: int) -> None:
         above = self._neighbours.above(self, key)
         if above is not None and promotes(age, above.evictor.oldest_age, above.has_room()):
-            self._promoter.want(key)
+            self.promoter.want(key)
 
     def takes(self, key: BlockKey, length: int) -> bool:
         """Whether the tier would probably store the block, and pin it if users request that."""
@@ -147,7 +147,7 @@ class ActiveTier:
                     nursery.start_soon(self.admission.watch)
                     task_status.started()
                     await self._commit_that_it_is_open()
-                    for part in (self.admission, self.evictor, self._promoter, self._scrubber):
+                    for part in (self.admission, self.evictor, self.promoter, self._scrubber):
                         nursery.start_soon(part.run)
                     nursery.start_soon(self._warm_and_reconcile)
                     nursery.start_soon(store.commit_loop)
@@ -186,13 +186,13 @@ class ActiveTier:
     async def close(self) -> None:
         """End `run`, commit and release the directory. The tier must not be used afterwards.
 
-        If the disk does not answer within `_IDLE_S`, descriptors and lock stay open until the
-        process ends.
+        If the disk does not answer within `CLOSE_TIMEOUT_S`, descriptors and lock stay open until
+        the process ends.
         """
         self._scope.cancel()
         store = self.store
         if self._stopped is not None:
-            with trio.move_on_after(_IDLE_S) as patience:
+            with trio.move_on_after(CLOSE_TIMEOUT_S) as patience:
                 await self._stopped.wait()
                 await store.io.idle()  # a reader's thread may still use a slab's descriptor
             store.io.stop()

@@ -35,7 +35,7 @@ _FINISH_BLOCKS = 8
 """Blocks committed between two checkpoints of the loop: about 50 us each."""
 _GATHER_S = 0.02
 _FAILURE_PAUSE_S = 1.0
-_STALL_S = 3.0
+STALL_S = 3.0
 """If a batch makes no progress for so long, all blocks of the batch and the queue are given up."""
 
 
@@ -166,8 +166,8 @@ class Admission:
         wait for it.
         """
         while True:
-            await trio.sleep(_STALL_S / 4)
-            if self._batch and time.monotonic() - self._progress_s >= _STALL_S:
+            await trio.sleep(STALL_S / 4)
+            if self._batch and time.monotonic() - self._progress_s >= STALL_S:
                 self._stalled = True
                 self.give_up()
 

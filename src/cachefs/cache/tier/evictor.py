@@ -24,7 +24,7 @@ from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Interval of the checks of free space, and time until a failed growth is tried again."""
 _REFUSAL_S = 0.05
 """How long no room is made for a class after a failure: a search takes about a millisecond."""
@@ -90,17 +90,17 @@ class Evictor:
     async def run(self) -> None:
         """Run forever: keep the tier within quota, free space and watermarks."""
         while True:
-            with trio.move_on_after(_CHECK_INTERVAL_S):
+            with trio.move_on_after(CHECK_INTERVAL_S):
                 if not self.above_high():
                     await self._parked.park()
             if not self._store.io.health.usable:
-                await trio.sleep(_CHECK_INTERVAL_S)
+                await trio.sleep(CHECK_INTERVAL_S)
                 continue
             await self._shrink_while_needed()
             if self.demote is not None:
                 self.oldest_age = self._policy.oldest_age(list(self._slabs.by_id.values()))
             if self.above_high() and not await self._evict_to_low():
-                await trio.sleep(_CHECK_INTERVAL_S)  # nothing can be evicted; don't spin
+                await trio.sleep(CHECK_INTERVAL_S)  # nothing can be evicted; don't spin
 
     def has_or_makes_room(self, class_index: int) -> bool:
         """Whether `make_room` would probably succeed. Very cheap."""
@@ -259,11 +259,11 @@ class Evictor:
                 directory.identity.slab_bytes, self._create_slab, slab_id, class_index
             )
         except OSError as error:
-            self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
+            self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             self._failed(error, f"{directory.paths.root}: can't grow", error.errno not in _FULL)
             return False
         if fd is None:
-            self._no_growth_before = time.monotonic() + _CHECK_INTERVAL_S
+            self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             if not self._told_full:
                 log.info(
                     "%s: the cache stops growing at %s: more would leave less than "
@@ -285,11 +285,11 @@ class Evictor:
     def _failed(self, error: OSError, what: str, broken: bool) -> None:
         """Count an error, and log it once until a slab has been created.
 
-        If the disk is `broken`, rather than full, no room is made for `_CHECK_INTERVAL_S`.
+        If the disk is `broken`, rather than full, no room is made for `CHECK_INTERVAL_S`.
         """
         self._store.counters.write_errors += 1
         if broken:
-            self._broken_before = time.monotonic() + _CHECK_INTERVAL_S
+            self._broken_before = time.monotonic() + CHECK_INTERVAL_S
         if not self._failing:
             log.warning("%s: %s", what, error.strerror)
         self._failing = True

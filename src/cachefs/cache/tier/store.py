@@ -26,7 +26,7 @@ from cachefs.cache_dir.slab import Slab
 from cachefs.format.slab import SLOT_ENTRY, SlotEntry, checksum_of, entry_at, table_offset
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, Medium
 
-_COMMIT_INTERVAL_S = 1.0
+COMMIT_INTERVAL_S = 1.0
 _VERIFY_NOW_BYTES = 256 << 10
 """Blocks up to this size are compared with their checksums on the event loop, on their first read
 after a start. That takes 10 us for 100 KB; a thread costs ten times as much."""
@@ -415,7 +415,7 @@ class TierStore:
         """Commit changes every second, and the slabs' recency every 5 minutes. Never returns."""
         next_recency = trio.current_time() + _RECENCY_INTERVAL_S
         while True:
-            await trio.sleep(_COMMIT_INTERVAL_S)
+            await trio.sleep(COMMIT_INTERVAL_S)
             if trio.current_time() >= next_recency:
                 next_recency += _RECENCY_INTERVAL_S
                 for slab in list(self._by_id.values()):

@@ -31,7 +31,7 @@ _SWEEP_CHUNK = 500
 """Names that are checked after a listing between two checkpoints: some 1 ms."""
 _PAGES_AGAIN = 100
 """After so many successive pages without a new name, the listing would never end: it fails."""
-_FILL_CHUNK = 2_000
+FILL_CHUNK = 2_000
 """Entries read from the table between two checkpoints: about 2 ms."""
 _BEHIND_S = 0.05
 """How often background listings check whether the database has caught up."""
@@ -175,9 +175,9 @@ class Lister:
                     snapshot.append(name, dirent.ino)
                 after = name
                 count += 1
-                if count == _FILL_CHUNK:
+                if count == FILL_CHUNK:
                     break
-            if count < _FILL_CHUNK:
+            if count < FILL_CHUNK:
                 return
             snapshot.wake()
             await trio.lowlevel.checkpoint()
