@@ -24,6 +24,7 @@ from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.memory_origin import MemoryOrigin
 
 MIB = 1 << 20
+CONTROL = (Path(__file__).parents[2] / "docs/CONTROL.md").read_text()
 
 
 @pytest.fixture
@@ -141,6 +142,7 @@ async def test_every_live_option_has_a_function_that_applies_it(
     caplog.set_level(logging.INFO, logger="cachefs")  # restores the level that `debug` changes
     found = options(ResilientOrigin(MemoryOrigin(), Resilience()), UidLimits({}))
     assert found.keys() == set(LIVE)
+    assert {name for name in LIVE if f"`{name}`" not in CONTROL} == set()
     for option in found.values():
         before = option.get()
         option.put(before)

@@ -1,11 +1,10 @@
 """Publish blocks to the relay, which serves them without the daemon, and count the relay's hits.
 
 The relay looks blocks up in a table in shared memory (fuse/relay/table.h). The daemon publishes a
-block there, with its checksum, after it has answered a read of the block. The relay compares the
-bytes that it reads with the checksum. The daemon removes the block, before anything else happens
-to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied, deleted or
-withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough.
-"""
+block there, with its checksum, when it answers a read of the block. The relay compares the bytes
+that it reads from a disk with the checksum. The daemon removes the block, before anything else
+happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied,
+deleted or withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -4,8 +4,10 @@ No I/O and no waiting: every method is atomic on the loop thread. The states of 
 
     FREE -> WRITING -> USED -> FREE
                   \\-> FREE  \\-> ZOMBIE -> FREE     (freed while a worker thread reads it)
+    FREE -> USED                                    (adopted: only the slot table had the block)
+    USED <-> PINNED                                 (a user has pinned the block)
 
-PINNED is the state of a used slot whose block a user has pinned. An evictable block has the state
+An evictable block has the state
 USED: a search for these (`evictable_slots`) skips pinned ones at no cost. A reference prevents the
 reuse of a slot while a thread reads it; it does not prevent eviction.
 

@@ -1,4 +1,4 @@
-"""Gives out inode numbers, none of them twice in the life of a cache directory.
+"""Gives out inode numbers, none of them twice in the life of a namespace database.
 
 The stored counter (the row `next_ino`) runs ahead of the numbers in use, because a number must not
 be used twice after a crash either. A number is used only after its reservation is stored where the

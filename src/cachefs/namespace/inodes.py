@@ -3,7 +3,7 @@
 Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
   so size, bytes and cached blocks of two versions can't mix. Owner, group and mode change in place.
-- An inode number is never used twice in the life of a cache directory, because the kernel may
+- An inode number is never used twice in the life of a namespace database, because the kernel may
   still cache the bytes of the first file. A number is used only after its reservation is stored
   where the next process finds it.
 - Only the newest observation binds a name. An answer is ignored if its request began before the

@@ -131,7 +131,7 @@ class Origin(ABC):
         the directory does not exist, `NotADirError` if it is an object with nothing below it.
 
         After an `OriginUnavailableError` or a cancellation, the next call on the iterator requests
-        the same page again. Only `resilience` uses this; no other code retries.
+        the same page again. Only `resilience` uses this. Loads and `refresh` repeat whole calls.
         """
 
     @abstractmethod

@@ -68,7 +68,7 @@ class Fetches:
     def failed_lately(self, key: BlockKey) -> InFlightFetch | None:
         """Return the block's fetch that failed slowly within the last `_FAILURE_S`, or None.
         When read-ahead fails, the kernel requests the page once more. Its reader has already waited
-        for the whole patience, so this second request fails at once.
+        for at least half a second, so this second request fails at once.
         """
         failed = self._failed.get(key)
         if failed is None:

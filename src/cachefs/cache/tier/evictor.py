@@ -1,8 +1,13 @@
 """Makes room in one tier: watermarks, free space of the file system, and the mix of classes.
 
-It works slab by slab (`sweeper.py`). Between two steps the loop runs and the lock is free. So
-readers never wait for it, and an admission waits for one step at most.
-"""
+It works slab by slab (`sweeper.py`). Between two slabs the loop runs and the lock is free. So
+readers never wait for it, and an admission waits until one slab is done at most.
+
+A new block gets room in this order (`_make_room`): a slot of a near class, if its class has no slab
+("borrow"); a spare or a new slab; a borrowed slot; a slot of its class, after an eviction; a slot
+of a near class, after an eviction; the slab of another class; whatever can be borrowed. A class
+that has borrowed a quarter of a slab is in debt: it borrows only at the end, and so gets a slab of
+its own."""
 
 import errno
 import logging
@@ -56,7 +61,7 @@ class Evictor:
         self._sweeper = Sweeper(store)
         self._slabs = store.slabs
         self._policy = store.policy
-        # Protects each step: two concurrent steps could choose the same slab.
+        # Held while one slab is chosen and evicted from: two tasks could choose the same one.
         self._lock = trio.Lock()
         self._parked = trio.lowlevel.ParkingLot()
         self._cursor = 0

@@ -247,6 +247,31 @@ class TierStore:
         drop_reference()
         return data
 
+    async def _read_parts(
+        self, slab: Slab, location: BlockLocation, first: int, end: int
+    ) -> bytes | bytearray | None:
+        """Return the bytes from `first` to `end` of a verified block; None if they are wrong now.
+        Bytes of a disk are compared, because the kernel may have read them from it again."""
+        slab.add_reference(location.slot)
+        drop_reference = partial(self.slabs.drop_reference, slab, location.slot)
+        position = slab.layout.slot_offset(location.slot) + first
+        data = await self._read_raw(drop_reference, slab.fd, end - first, position)
+        if len(data) != end - first:
+            return None
+        if self.is_on_disk and not self.partial_checksums.agree(location, first, data):
+            return None
+        return data
+
+    async def _verify(self, slab: Slab, location: BlockLocation) -> Checked:
+        """Read a whole block and compare it with its checksum."""
+        slab.add_reference(location.slot)
+        drop_reference = partial(self.slabs.drop_reference, slab, location.slot)
+        checked = await self.io.read_patiently(
+            drop_reference, location.length, read_and_check, self._disk, slab, location
+        )
+        self.counters.verified += 1
+        return checked
+
     @staticmethod
     def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
         return (
@@ -260,30 +285,19 @@ class TierStore:
     ) -> Buffer | None:
         slot = location.slot
         first, end = 0, location.length
-        is_verified = slab.verified[slot] == location.checksum and not self._verify_full
-        if is_verified and self.is_on_disk:
-            first, end = self.partial_checksums.range_of(location, offset, length)
-        elif is_verified:
-            first, end = offset, offset + length
-        slab.add_reference(slot)
-        drop_reference = partial(self.slabs.drop_reference, slab, slot)
         try:
-            if is_verified:
-                position = slab.layout.slot_offset(slot) + first
-                data = await self._read_raw(drop_reference, slab.fd, end - first, position)
-                right = len(data) == end - first
-                if right and self.is_on_disk:
-                    right = self.partial_checksums.agree(location, first, data)
-                if not right:  # verify the whole block
+            if slab.verified[slot] == location.checksum and not self._verify_full:
+                first, end = offset, offset + length
+                if self.is_on_disk:
+                    first, end = self.partial_checksums.range_of(location, offset, length)
+                data = await self._read_parts(slab, location, first, end)
+                if data is None:
                     if self.index.locate(key) == location and slab.holds(slot):
                         slab.verified[slot] = 0
-                    return await self.read_slot(key, offset, length)
+                    return await self.read_slot(key, offset, length)  # verifies the whole block
                 checked = Checked(data, None)
             else:
-                checked = await self.io.read_patiently(
-                    drop_reference, location.length, read_and_check, self._disk, slab, location
-                )
-                self.counters.verified += 1
+                checked = await self._verify(slab, location)
         except OSError as error:
             self.counters.read_errors += 1
             self.files.report(slab, f"read failed: {error.strerror}")

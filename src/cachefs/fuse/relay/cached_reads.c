@@ -88,7 +88,7 @@ static bool is_same_file(struct relay *relay, const struct piece *piece) {
 
 /* Reads one piece. Disks may corrupt or lose data, and no program can find out which pages of a
  * slab the kernel has read from the disk since the last comparison. So bytes from a file on a
- * disk are compared on every read, in the memory from which they are sent. */
+ * disk are compared on every read, after they were copied to memory of this process. */
 static bool read_piece(struct worker *worker, struct piece *piece, int disk_flags, char *data) {
     struct rt_table *table = &worker->relay->table;
     uint64_t opened = piece->opened = opened_file(worker->relay, piece->found.file);
@@ -178,8 +178,8 @@ static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
                         const char *request, size_t length) {
     struct relay *relay = worker->relay;
     if (length > SMALL_REQUEST) return false;
-    if (ADD(relay->waiting_count, 1) + SPARE_THREADS >= relay->thread_count) {
-        ADD(relay->waiting_count, -1);
+    if (ADD(relay->at_disk_count, 1) + SPARE_THREADS >= relay->thread_count) {
+        ADD(relay->at_disk_count, -1);
         return false;
     }
     waiting_note(&relay->waiting, (const struct fuse_in_header *)request);
@@ -188,13 +188,13 @@ static bool read_slowly(struct worker *worker, struct piece *pieces, int count,
         sem_post(&relay->lead);
     }
     pthread_mutex_lock(&worker->lock);
-    memcpy(worker->waiting, request, length);
-    worker->waiting_length = length;
+    memcpy(worker->at_disk_request, request, length);
+    worker->at_disk_length = length;
     worker->since_ns = now_ns();
     worker->state = WAITING;
     pthread_mutex_unlock(&worker->lock);
     bool is_read = read_pieces(worker, pieces, count, 0);
-    ADD(relay->waiting_count, -1);
+    ADD(relay->at_disk_count, -1);
     if (is_read) ADD(relay->table.header->waited, 1);
     return is_read;
 }
@@ -225,18 +225,20 @@ bool answer_read(struct worker *worker, char *request, size_t length) {
     ssize_t bytes = locate(relay, in->nodeid, read_in->offset, read_in->size, pieces, &count);
     if (bytes < 0 || !are_open(relay, pieces, count)) return false;
 
+    /* 1. From memory. 2. If that is impossible, or the bytes are wrong: from the disk. 3. Is it still
+     * the same block? 4. Has `look_after` handed the READ over meanwhile? */
     bool is_read = read_pieces(worker, pieces, count, RWF_NOWAIT);
-    bool waited = !is_read;
+    bool must_wait = !is_read;
     if (read_in->size >= SEQUENTIAL_BYTES)
-        read_ahead(relay, in->nodeid, read_in->offset, waited);
-    if (waited) is_read = read_slowly(worker, pieces, count, request, length);
+        read_ahead(relay, in->nodeid, read_in->offset, must_wait);
+    if (must_wait) is_read = read_slowly(worker, pieces, count, request, length);
     for (int i = 0; i < count && is_read; i++) {
         if (!rt_still(&relay->table, &pieces[i].found) || !is_same_file(relay, &pieces[i])) {
             ADD(h->changed, 1);
             is_read = false;
         }
     }
-    if (waited && was_handed_over(worker)) return true;
+    if (must_wait && was_handed_over(worker)) return true;
     if (!is_read) return false;
     account(relay, pieces, count, (size_t)bytes, user, began_ns);
     reply(relay, in->unique, 0, worker->data, (size_t)bytes);
@@ -250,8 +252,8 @@ static size_t take_over(struct worker *worker, char *copy) {
     pthread_mutex_lock(&worker->lock);
     if (worker->state == WAITING && now_ns() > worker->since_ns + DISK_WAIT_LIMIT_NS) {
         worker->state = HANDED_OVER;
-        length = worker->waiting_length;
-        memcpy(copy, worker->waiting, length);
+        length = worker->at_disk_length;
+        memcpy(copy, worker->at_disk_request, length);
     }
     pthread_mutex_unlock(&worker->lock);
     return length;
@@ -264,7 +266,7 @@ void *look_after(void *argument) {
     while (!GET(relay->stopping)) {
         nanosleep(&pause, NULL);
         if (GET(relay->waiting.looked_at) > 0) waiting_look(&relay->waiting);
-        if (GET(relay->waiting_count) == 0) continue;
+        if (GET(relay->at_disk_count) == 0) continue;
         for (unsigned i = 0; i < relay->thread_count + HELPERS; i++) {
             size_t length = take_over(&relay->workers[i], copy);
             if (length == 0) continue;

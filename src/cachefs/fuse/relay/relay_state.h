@@ -33,8 +33,8 @@ struct worker {
     pthread_mutex_t lock;         /* protects all fields below, which `look_after` also uses */
     int state;
     uint64_t since_ns;
-    size_t waiting_length;
-    char waiting[SMALL_REQUEST];  /* copy of the READ while `state` is WAITING */
+    size_t at_disk_length;
+    char at_disk_request[SMALL_REQUEST]; /* copy of the READ while `state` is WAITING */
 };
 
 /* Messages in order of arrival, for forwarding.c. The list owns them. */
@@ -55,7 +55,7 @@ struct relay {
     _Atomic int idle_helpers;
 
     /* For cached_reads.c: */
-    _Atomic unsigned waiting_count; /* threads that wait for a disk */
+    _Atomic unsigned at_disk_count; /* threads that wait for a disk */
     _Atomic uint64_t *files;        /* [RT_FILES] low half: fd + 1 and WAITS; high half: the number
                                        of the opening, unique until it wraps; 0: not open here. The
                                        code that replaces a value closes the value's descriptor. */

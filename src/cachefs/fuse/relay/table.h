@@ -1,5 +1,5 @@
-/* The table in which the relay finds cached blocks. It is shared memory with one writer, the
- * daemon, and any number of reading threads in the relay. There are no locks.
+/* The table in which the relay finds cached blocks. It is shared memory without locks.
+ * Only the daemon enters and withdraws blocks; any number of threads of the relay read, and count.
  *
  * docs/formats/relay_table.md describes the layout. docs/CONCURRENCY.md ("The relay's table")
  * describes the protocol and why it is correct. In short:

@@ -5,7 +5,9 @@ that there is time for a retry. A large body may take longer, in proportion to t
 other bodies, and for as long as bytes arrive: both deadlines restart when bytes arrive, and a retry
 requests only the missing bytes. Time in a queue (for a slot, or until a Retry-After ends) counts
 only while the origin answers no request, so that load on a working origin does not cause errors.
-Waits for the bandwidth limit never count.
+Waits for the bandwidth limit never count. The methods that wait (`_take_slot`, `_back_off`,
+`_wait`) return the deadline after the wait: the time of the origin's last answer plus the time that
+was left when the wait began (`_put_off`).
 
 **Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
 (absent, denied, changed) are passed on at once.
