@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 from bench import sandbox
 
-CASES = ("herd", "cached", "cold", "large", "directory", "load", "hdfs", "metadata", "far")
+CASES = ("herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far")
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case starts after more than this share of the time limit."""
@@ -98,6 +98,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "herd": small_files.herd,
         "cached": small_files.cached,
         "cold": small_files.cold,
+        "tls": small_files.tls,
         "large": large_file.large_file,
         "directory": large_directory.large_directory,
         "load": load.load,

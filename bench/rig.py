@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import sandbox
+from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.ports import free_ports
 from tests.servers.seaweedfs import SeaweedFS
 
@@ -28,14 +29,29 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 class Server(SeaweedFS):
-    """SeaweedFS with one bucket, a request counter of its own, and a quick end."""
+    """SeaweedFS with one bucket, a request counter of its own, and a quick end. It also speaks TLS,
+    on another port."""
 
     _metrics_port = 0
+    _https_port = 0
+    certificates: Certificates | None = None
+
+    @property
+    def tls_endpoint(self) -> str:
+        """The address for HTTPS. The CA is in `certificates`."""
+        return f"https://127.0.0.1:{self._https_port}"
 
     def _arguments(self, data: Path, ports: list[int], grpc: list[int]) -> list[str]:
-        (self._metrics_port,) = free_ports(1)
-        arguments = super()._arguments(data, ports, grpc)
-        return [*arguments, f"-metricsPort={self._metrics_port}"]
+        self._metrics_port, self._https_port = free_ports(2)
+        if self.certificates is None:
+            self.certificates = make_certificates(self._directory / "tls")
+        return [
+            *super()._arguments(data, ports, grpc),
+            f"-metricsPort={self._metrics_port}",
+            f"-s3.port.https={self._https_port}",
+            f"-s3.cert.file={self.certificates.server}",
+            f"-s3.key.file={self.certificates.key}",
+        ]
 
     def stop(self) -> None:
         """Kill the server. A normal stop takes half a minute, to store data that is not needed."""

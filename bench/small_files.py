@@ -12,6 +12,7 @@ POLL_NS = 200_000
 WARM_BAR = 0.17
 DROPPED_BAR = 0.4
 COLD_BAR = 0.4
+TLS_BAR = 0.8
 COLD_READERS = 16
 DIRECT_IN_FLIGHT = 32
 
@@ -115,6 +116,37 @@ def cold(bench: Bench) -> list[Row]:
             )
         )
     return rows
+
+
+def tls(bench: Bench) -> list[Row]:
+    """Compare first reads over TLS with those over plain HTTP, of the same server."""
+    names = bench.small_files()
+    certificates = bench.server.certificates
+    assert certificates is not None
+    sides = {
+        "plain": (bench.server.endpoint, ()),
+        "tls": (bench.server.tls_endpoint, ("--ca-file", str(certificates.ca))),
+    }
+    measured: dict[str, list[float]] = defaultdict(list)
+    for turn in range(bench.scale.rounds):
+        bench.say(f"cold small files over TLS: round {turn + 1} of {bench.scale.rounds}")
+        order = shuffled(names, turn)
+        for side in sorted(sides, reverse=bool(turn % 2)):
+            endpoint, options = sides[side]
+            with bench.mount("small", *options, endpoint=endpoint) as mount:
+                measured[side].append(_read(bench, mount.path, order, COLD_READERS).files_s)
+            mount.remove()
+    return [
+        ratio_row(
+            f"{len(names):,} files of 20-180 KB, cold",
+            f"{COLD_READERS} readers, TLS",
+            "files/s",
+            measured["tls"],
+            measured["plain"],
+            "plain HTTP",
+            at_least=TLS_BAR,
+        )
+    ]
 
 
 def herd(bench: Bench) -> list[Row]:

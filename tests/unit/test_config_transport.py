@@ -16,7 +16,7 @@ OPTIONS: list[dict[str, object]] = [
     {"uid": "7", "gid": 8, "allow_other": False, "limit_uid": ("7=1MiB", "8=0")},
     {"attr_ttl": "indefinite", "stale_if_error": 0, "scrub_interval": "7d"},
     {"data_path": "relay", "foreground": True, "log_file": "/log", "hedge": True},
-    {"manifest": "s3://bucket/list", "credentials_dir": "/run/secrets"},
+    {"manifest": "s3://bucket/list", "credentials_dir": "/run/secrets", "ca_file": "/etc/ca.pem"},
     {
         "cache_high": 0.95,
         "tier_tables": [

@@ -21,6 +21,7 @@ _ORIGIN_FIELDS = (
     "anonymous",
     "profile",
     "credentials_dir",
+    "ca_file",
     "oss_driver",
     "hdfs_driver",
 )

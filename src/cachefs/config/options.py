@@ -67,6 +67,13 @@ class OriginSection(Section):
             "is one, session_token, as Kubernetes mounts a Secret; read again when they change.",
         )
     )
+    ca_file: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="the system's")] = (
+        Field(
+            None,
+            description="PEM file with the CAs that may sign the certificate of an object store, "
+            "in place of those of the system.",
+        )
+    )
     verify_origin: Annotated[Literal["auto", "off"], CHOICE, Flag()] = Field(
         "auto",
         description="Whether files that come in one piece are compared with the digest that the "

@@ -27,6 +27,7 @@ def origin_options(config: MountConfig) -> OriginOptions:
         hdfs_driver=config.hdfs_driver,
         oss_driver=config.oss_driver,
         credentials_dir=config.credentials_dir,
+        ca_file=config.ca_file,
         verify_origin=config.verify_origin,
     )
 

@@ -31,14 +31,20 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
         refuse_secrets(url)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if options.credentials_dir is not None and scheme not in ("s3", "oss"):
-        raise UsageError(f"--credentials-dir is for s3:// and oss://, not for {scheme}://")
+    for option, path in (
+        ("--credentials-dir", options.credentials_dir),
+        ("--ca-file", options.ca_file),
+    ):
+        if path is not None and scheme not in ("s3", "oss"):
+            raise UsageError(f"{option} is for s3:// and oss://, not for {scheme}://")
     if scheme == "s3":
         from cachefs.origin.s3.client import open_s3
 
         return open_s3(rest, options)
     if scheme == "oss":
         if options.oss_driver == "ossfs":
+            if options.ca_file is not None:
+                raise UsageError("--oss-driver ossfs has no --ca-file: leave one of them out")
             from cachefs.origin.fsspec.ossfs import open_ossfs
 
             return open_ossfs(rest, options)

@@ -19,8 +19,9 @@ class OriginOptions:
 
     `max_threads` limits the threads and connections for requests, including abandoned requests.
     `total_timeout_s` limits one request, including its body; `idle_timeout_s` the time in which no
-    byte arrives. `credentials_dir` is for S3 and OSS; see `credential_files`. `verify_origin`
-    decides whether bytes are compared with the digests that an object store gives."""
+    byte arrives. `credentials_dir` is for S3 and OSS; see `credential_files`. `ca_file` is for
+    them, too: a PEM file with the CAs of the store. `verify_origin` decides whether bytes are
+    compared with the digests that an object store gives."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -28,6 +29,7 @@ class OriginOptions:
     anonymous: bool = False
     profile: str | None = None
     credentials_dir: Path | None = None
+    ca_file: Path | None = None
     max_threads: int = 64
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0

@@ -19,7 +19,7 @@ class _NoCredentials:
 
 class _Reader(DirectReader):
     def __init__(self, answers: list[bytes]) -> None:
-        super().__init__(TARGET, _NoCredentials(), OriginOptions())  # type: ignore[arg-type]
+        super().__init__(TARGET, _NoCredentials(), OriginOptions(), None)  # type: ignore[arg-type]
         self.answers = answers
         self.peers: list[socket.socket] = []
 

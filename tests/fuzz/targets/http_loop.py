@@ -24,7 +24,7 @@ class _Reader(LoopReader):
     """Connected to somebody who has sent `data` and hung up."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(TARGET, _NoCredentials(), OriginOptions())  # type: ignore[arg-type]
+        super().__init__(TARGET, _NoCredentials(), OriginOptions(), None)  # type: ignore[arg-type]
         self.data = data
         self.peers: list[socket.socket] = []
 
@@ -39,8 +39,7 @@ class _Reader(LoopReader):
         peer.sendall(self.data)
         peer.shutdown(socket.SHUT_WR)
         self.peers.append(peer)
-        mine.setblocking(False)
-        return _Connection(trio.SocketStream(trio.socket.from_stdlib_socket(mine)))
+        return _Connection(mine, None)
 
 
 async def _ask(data: bytes) -> None:

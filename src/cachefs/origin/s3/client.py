@@ -35,6 +35,8 @@ from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
 from cachefs.origin.s3.fast_path import wire as s3_wire
 from cachefs.origin.s3.fast_path.direct_reader import DirectReader
 from cachefs.origin.s3.fast_path.loop_reader import LoopReader
+from cachefs.origin.s3.fast_path.small_reader import address_of
+from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
@@ -87,8 +89,11 @@ class ObjectStoreOrigin(Origin):
         self._store = open_store(target, provider, options)
         self._lister = S3Lister(target, provider, options)
         self.shapes = TreeShapes()
-        self._direct = DirectReader(target, provider, options)
-        self._on_loop = LoopReader(target, provider, options)
+        tls = None
+        if target.base_url.startswith("https://"):
+            tls = TlsConnector(*address_of(target), target.ca_file)
+        self._direct = DirectReader(target, provider, options, tls)
+        self._on_loop = LoopReader(target, provider, options, tls)
         self._denial_explained_at = float("-inf")
 
     async def check(self) -> None:

@@ -6,6 +6,7 @@ same settings as every other tool on the machine.
 
 import os
 import re
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import botocore.session
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError, ProfileNotFound
 
-from cachefs.errors import UsageError
+from cachefs.errors import UsageError, reason_of
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
 
@@ -85,7 +86,7 @@ def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Tar
         base_url=base_url_of(endpoint, bucket, _is_virtual(options, session, endpoint, custom)),
         region=region,
         owns_names=not custom,
-        ca_file=session.get_config_variable("ca_bundle"),
+        ca_file=chosen_ca_file(options, session.get_config_variable("ca_bundle")),
     )
 
 
@@ -100,15 +101,29 @@ def split_location(scheme: str, location: str) -> tuple[str, str]:
     return bucket, prefix + "/" if prefix else ""
 
 
+def chosen_ca_file(options: OriginOptions, configured: str | None) -> str | None:
+    """Return the file of `--ca-file`, else the `configured` one, else None."""
+    return str(options.ca_file) if options.ca_file else configured or None
+
+
 def read_ca_file(target: S3Target) -> bytes | None:
-    """Return the content of the PEM file that AWS_CA_BUNDLE or the configuration names, or None.
-    Raises `UsageError`."""
+    """Return the content of the PEM file that `--ca-file`, AWS_CA_BUNDLE or the configuration
+    names, or None. Raises `UsageError`."""
     if not target.ca_file:
         return None
     try:
-        return Path(target.ca_file).read_bytes()
-    except OSError:
-        raise UsageError(f"AWS_CA_BUNDLE names {target.ca_file}, which can't be read") from None
+        pem = Path(target.ca_file).read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
+    except (ValueError, ssl.SSLError):
+        raise UsageError(
+            f"the CA file {target.ca_file} has no usable certificate: write it in PEM form"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"the CA file {target.ca_file} can't be read ({reason_of(error)}): correct --ca-file "
+            "or AWS_CA_BUNDLE"
+        ) from None
+    return pem
 
 
 def _region(options: OriginOptions, session: Any) -> str:

@@ -5,6 +5,7 @@ which are long and may quote headers.
 """
 
 import re
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -29,6 +30,37 @@ _SKEWED = "RequestTimeTooSkewed"
 _MOST_SKEW_S = 900
 """S3 refuses requests signed by a clock that is wrong by more than this."""
 _SERVER_TIME = re.compile(r"<ServerTime>([0-9TZ:.+-]{10,40})</ServerTime>")
+_OTHER_HOST, _NOT_NOW = "it is for another host", "it is not valid at this time"
+_UNKNOWN_CA = "its CA is unknown"
+_OPENSSL_REASONS = {
+    7: _UNKNOWN_CA,  # a CA of the same name is known
+    9: _NOT_NOW,
+    10: _NOT_NOW,
+    18: _UNKNOWN_CA,
+    19: _UNKNOWN_CA,
+    20: _UNKNOWN_CA,
+    21: _UNKNOWN_CA,
+    62: _OTHER_HOST,
+    64: _OTHER_HOST,
+}
+"""By the error numbers of X509_verify_cert_error_string(3)."""
+_RUSTLS = re.compile(r"InvalidCertificate\(\s*([A-Za-z]{1,40})")
+_RUSTLS_REASONS = {
+    "Expired": _NOT_NOW,
+    "ExpiredContext": _NOT_NOW,
+    "NotValidYet": _NOT_NOW,
+    "NotValidYetContext": _NOT_NOW,
+    "NotValidForName": _OTHER_HOST,
+    "NotValidForNameContext": _OTHER_HOST,
+    "UnknownIssuer": _UNKNOWN_CA,
+    "BadSignature": _UNKNOWN_CA,
+}
+_CERTIFICATE_ADVICE = {
+    _OTHER_HOST: "write the host name of the certificate in the endpoint",
+    _NOT_NOW: "renew it at the store, or set the clock of this machine",
+}
+_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
+_MOST_CAUSES = 8
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
@@ -140,7 +172,44 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
     status = _STATUS.search(text)
     if status:
         return from_status(target, subject, int(status[1]), code)
+    refused = _RUSTLS.search(text)
+    if refused:
+        return _bad_certificate(target, subject, _RUSTLS_REASONS.get(refused[1], refused[1]))
     return unreachable(target, subject)
+
+
+def from_connection(target: S3Target, subject: str, error: BaseException) -> OriginUnavailableError:
+    """Return the exception for a connection that fails, breaks or times out, or whose certificate
+    is refused. urllib3 and botocore raise their own errors because of Python's."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _bad_certificate(target, subject, _openssl_reason(cause))
+        if type(cause).__name__ == "CertificateError":
+            return _bad_certificate(target, subject, _OTHER_HOST)
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
+            return OriginUnavailableError(
+                f"{subject} can't be read: {target.endpoint} does not speak TLS: write http:// in "
+                "the endpoint, or correct its port"
+            )
+        if cause is None:
+            break
+        cause = cause.__cause__ or cause.__context__
+    return unreachable(target, subject)
+
+
+def _openssl_reason(error: ssl.SSLCertVerificationError) -> str:
+    return _OPENSSL_REASONS.get(error.verify_code, str(error.verify_message))
+
+
+def _bad_certificate(target: S3Target, subject: str, why: str) -> OriginUnavailableError:
+    """Return the error for a certificate that is refused because of `why`. Like `_skewed`, it is
+    not `AccessDeniedError`."""
+    advice = _CERTIFICATE_ADVICE.get(why, "give the PEM file of its CA with --ca-file")
+    return OriginUnavailableError(
+        f"{subject} can't be read: the certificate of {target.endpoint} is refused ({why}): "
+        f"{advice}"
+    )
 
 
 def unreachable(target: S3Target, subject: str) -> OriginUnavailableError:

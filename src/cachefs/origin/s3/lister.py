@@ -98,8 +98,8 @@ class S3Lister:
             body = self._body(answer.raw)
         except OriginError:
             raise
-        except Exception:  # also errors of botocore's libraries, whose texts may quote headers
-            raise s3_errors.unreachable(self._target, subject) from None
+        except Exception as error:  # its text is not shown: it may quote headers
+            raise s3_errors.from_connection(self._target, subject, error) from None
         finally:
             self._turns.release()
         if answer.status_code != 200:

@@ -10,7 +10,13 @@ import re
 
 from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3.config import S3Target, base_url_of, new_session, split_location
+from cachefs.origin.s3.config import (
+    S3Target,
+    base_url_of,
+    chosen_ca_file,
+    new_session,
+    split_location,
+)
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import (
     BotocoreSource,
@@ -57,7 +63,7 @@ def resolve_oss(location: str, options: OriginOptions) -> S3Target:
         base_url=base_url,
         region=found[1] if found else region or _ANY_REGION,
         owns_names=host.endswith(_PROVIDER),
-        ca_file=os.environ.get("AWS_CA_BUNDLE"),
+        ca_file=chosen_ca_file(options, os.environ.get("AWS_CA_BUNDLE")),
         scheme="oss",
     )
 

@@ -12,15 +12,14 @@ All functions here block and must be called in worker threads.
 
 import io
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from http.client import HTTPConnection, HTTPSConnection
 from typing import NamedTuple
 
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.fast_path.small_reader import SmallReader
+from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
 from cachefs.origin.s3.fast_path.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
 _LITTLE_S = 0.1
@@ -36,8 +35,6 @@ class Answers(NamedTuple):
 
 class DirectReader(SmallReader["_Connection"]):
     """Reads small objects of one bucket for loads (`ObjectStoreOrigin.read_many`). Thread-safe."""
-
-    _tls: ssl.SSLContext | None = None
 
     def get(
         self,
@@ -84,7 +81,7 @@ class DirectReader(SmallReader["_Connection"]):
     def _ask(self, item: Wanted) -> "_Connection":
         request = get_request(self._target, item, self._provider.current(), time.time())
         connection = self._idle_connection() or _Connection(
-            self._opened(), self._options.idle_timeout_s
+            self._opened(), self._options.idle_timeout_s, self._tls
         )
         try:
             connection.ask(request)
@@ -94,19 +91,10 @@ class DirectReader(SmallReader["_Connection"]):
         return connection
 
     def _opened(self) -> socket.socket:
-        host, port = str(self._address.hostname), self._address.port
         connect_s = self._options.connect_timeout_s
-        opened: HTTPConnection
-        if self._address.scheme == "https":
-            if self._tls is None:
-                self._tls = ssl.create_default_context()
-                if self._target.ca_file:
-                    self._tls.load_verify_locations(self._target.ca_file)
-            opened = HTTPSConnection(host, port, timeout=connect_s, context=self._tls)
-        else:
-            opened = HTTPConnection(host, port, timeout=connect_s)
-        opened.connect()
-        return opened.sock
+        if self._tls is not None:
+            return self._tls.connect(connect_s)
+        return connect_tcp(self._host, self._port, connect_s)
 
     def _give_back(self, connection: "_Connection") -> None:
         if not connection.is_idle:
@@ -121,8 +109,9 @@ class DirectReader(SmallReader["_Connection"]):
 class _Connection:
     """An HTTP/1.1 connection for one request at a time. It owns the socket."""
 
-    def __init__(self, opened: socket.socket, timeout_s: float) -> None:
+    def __init__(self, opened: socket.socket, timeout_s: float, tls: TlsConnector | None) -> None:
         opened.settimeout(timeout_s)
+        self._tls = tls
         self._socket = opened
         self._answers: io.BufferedReader = opened.makefile("rb")
         self.used_at = time.monotonic()
@@ -165,5 +154,7 @@ class _Connection:
 
     def close(self) -> None:
         """Close the buffered reader and the socket."""
+        if self._tls is not None:
+            self._tls.remember(self._socket)
         self._answers.close()
         self._socket.close()

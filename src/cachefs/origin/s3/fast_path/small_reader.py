@@ -14,6 +14,7 @@ from botocore.utils import get_environ_proxies
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.fast_path.tls import TlsConnector
 
 _REST_S = 10.0
 """The cooldown after a failure: `is_usable` is false for so long."""
@@ -32,6 +33,12 @@ class Connection(Protocol):
         """Close the socket."""
 
 
+def address_of(target: S3Target) -> tuple[str, int]:
+    """Return the host and the port of the bucket."""
+    address = urlsplit(target.base_url)
+    return str(address.hostname), address.port or (443 if address.scheme == "https" else 80)
+
+
 C = TypeVar("C", bound=Connection)
 
 
@@ -39,12 +46,18 @@ class SmallReader(Generic[C]):
     """Reads small objects of one bucket, and owns the connections for this."""
 
     def __init__(
-        self, target: S3Target, provider: CredentialProvider, options: OriginOptions
+        self,
+        target: S3Target,
+        provider: CredentialProvider,
+        options: OriginOptions,
+        tls: TlsConnector | None,
     ) -> None:
+        """`tls` opens the connections to the address `target`; None means plain HTTP."""
         self._target = target
         self._provider = provider
         self._options = options
-        self._address = urlsplit(target.base_url)
+        self._tls = tls
+        self._host, self._port = address_of(target)
         self._fits = not get_environ_proxies(target.base_url)
         """Whether the bucket can be read this way at all."""
         self._idle: deque[C] = deque()

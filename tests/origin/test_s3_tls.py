@@ -1,0 +1,278 @@
+"""An object store that speaks TLS: certificates that are accepted or refused, and connections."""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cachefs.errors import OriginUnavailableError, UsageError
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.resilience import Resilience
+from cachefs.origin.resilience.resilient import ResilientOrigin
+from cachefs.origin.s3.fast_path import small_reader
+from cachefs.types import ObjectMeta
+from tests.servers.certificates import Certificates, make_certificates
+from tests.servers.tls_front import TlsFront
+
+LARGE = 1 << 20
+RECORD = 16 << 10
+SIZES = [1, 900, RECORD - 1, RECORD, RECORD + 1, 100_000, 15 * RECORD + 5, 256 << 10]
+UNKNOWN_CA = r"certificate of https://\S+ is refused \(its CA is unknown\): give .* --ca-file"
+OTHER_HOST = r"certificate of https://\S+ is refused \(it is for another host\): write the host"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setattr(small_reader, "REUSED_S", 3600.0)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "right")
+
+
+@pytest.fixture(scope="module")
+def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "other").ca
+
+
+@pytest.fixture(scope="module")
+def bodies() -> dict[str, bytes]:
+    return {f"f{size}": os.urandom(size) for size in [*SIZES, LARGE]}
+
+
+@pytest.fixture(scope="module")
+def store(seaweedfs: Any, bodies: dict[str, bytes]) -> Any:
+    seaweedfs.make_bucket("tls")
+    for name, body in bodies.items():
+        seaweedfs.put("tls", f"d/{name}", body)
+    return seaweedfs
+
+
+@pytest.fixture
+def front(
+    store: Any, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TlsFront]:
+    for name, value in store.environment.items():
+        if "ENDPOINT" not in name:
+            monkeypatch.setenv(name, value)
+    with TlsFront(certificates, int(store.endpoint.rpartition(":")[2])) as running:
+        yield running
+
+
+def opened(front: TlsFront, ca: Path | None, host: str = "127.0.0.1", **more: Any) -> Origin:
+    options = OriginOptions(
+        endpoint=f"https://{host}:{front.port}", addressing="path", ca_file=ca, **more
+    )
+    return open_origin("s3://tls/d", options)
+
+
+@pytest.fixture
+async def origin(front: TlsFront, certificates: Certificates) -> AsyncIterator[Origin]:
+    found = opened(front, certificates.ca)
+    yield found
+    await found.aclose()
+
+
+async def metas_of(origin: Origin) -> dict[str, ObjectMeta]:
+    entries = [entry async for page in origin.list_dir("") for entry in page]
+    return {entry.name: entry.meta for entry in entries if entry.meta is not None}
+
+
+async def check_all(origin: Origin, bodies: dict[str, bytes]) -> None:
+    await origin.check()
+    metas = await metas_of(origin)
+    assert metas.keys() == bodies.keys()
+    for name, body in bodies.items():
+        assert await origin.stat(name) == metas[name]
+        meta, data = await origin.stat_and_read(name)
+        assert meta == metas[name]
+        assert bytes(data or b"") == (body if len(body) < LARGE else b"")
+        assert bytes(await origin.read(name, metas[name], 0, len(body))) == body
+    small = [(name, metas[name]) for name in bodies if len(bodies[name]) < LARGE]
+    found = await origin.read_many(small, 4, lambda: False)
+    assert [bytes(data or b"") for data in found] == [bodies[name] for name, _ in small]
+
+
+async def test_the_right_ca(origin: Origin, bodies: dict[str, bytes]) -> None:
+    await check_all(origin, bodies)
+    assert origin._on_loop.is_usable
+    assert origin._on_loop._idle, "the loop has read"
+    assert origin.counters.errors == 0
+
+
+async def test_a_bundle_in_the_environment(
+    front: TlsFront,
+    certificates: Certificates,
+    other_ca: Path,
+    bodies: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text(other_ca.read_text() + certificates.ca.read_text())
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    origin = opened(front, None)
+    await check_all(origin, bodies)
+    await origin.aclose()
+
+
+@pytest.mark.parametrize("piece_bytes", [RECORD - 30, 1000])
+async def test_answers_in_pieces(
+    origin: Origin, front: TlsFront, bodies: dict[str, bytes], piece_bytes: int
+) -> None:
+    metas = await metas_of(origin)
+    front.piece_bytes, front.pause_s = piece_bytes, 0.0005
+    with trio.fail_after(120):
+        for size in SIZES:
+            name = f"f{size}"
+            assert bytes(await origin.read(name, metas[name], 0, size)) == bodies[name]
+
+
+async def test_connections_are_kept_and_sessions_resumed(
+    origin: Origin, front: TlsFront, bodies: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = (await metas_of(origin))["f900"]
+
+    async def read() -> None:
+        assert bytes(await origin.read("f900", meta, 0, 900)) == bodies["f900"]
+
+    before = len(front.resumed)
+    for _ in range(5):
+        await read()
+    assert len(front.resumed) == before + 1
+    monkeypatch.setattr(small_reader, "REUSED_S", -1.0)
+    for _ in range(2):
+        await read()
+    assert front.resumed[-2:] == [True, True]
+
+
+async def test_a_connection_that_the_server_has_closed(
+    origin: Origin, front: TlsFront, bodies: dict[str, bytes]
+) -> None:
+    meta = (await metas_of(origin))["f900"]
+    for _ in range(3):
+        assert bytes(await origin.read("f900", meta, 0, 900)) == bodies["f900"]
+        front.hang_up()
+    assert origin._on_loop.is_usable
+
+
+async def test_many_readers(origin: Origin, bodies: dict[str, bytes]) -> None:
+    metas = await metas_of(origin)
+
+    async def read(name: str) -> None:
+        assert bytes(await origin.read(name, metas[name], 0, len(bodies[name]))) == bodies[name]
+
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                for size in SIZES:
+                    nursery.start_soon(read, f"f{size}")
+    assert origin.counters.errors == 0
+
+
+async def refused(origin: Origin, bodies: dict[str, bytes], line: str) -> None:
+    """Each way to the store fails with this line, and with no word of the libraries."""
+
+    async def large() -> None:
+        await origin.read("f", ObjectMeta(LARGE, 0, '"a"'), 0, LARGE)
+
+    async def small() -> None:
+        await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+
+    async def look_up() -> None:
+        await origin.stat_and_read("f")
+
+    async def listing() -> None:
+        await metas_of(origin)
+
+    for act in (origin.check, listing, small, look_up, large):
+        with pytest.raises(OriginUnavailableError, match=line) as caught:
+            await act()
+        text = str(caught.value)
+        assert "\n" not in text
+        assert "SSL" not in text
+        assert "ecret" not in text
+    wanted = [("f", ObjectMeta(9, 0, '"a"'))]
+    assert await origin.read_many(wanted, 4, lambda: False) == [None]
+
+
+async def test_an_unknown_ca(front: TlsFront, bodies: dict[str, bytes], other_ca: Path) -> None:
+    for ca in (None, other_ca):
+        origin = opened(front, ca)
+        await refused(origin, bodies, UNKNOWN_CA)
+        await origin.aclose()
+
+
+async def test_another_host(
+    front: TlsFront, bodies: dict[str, bytes], certificates: Certificates
+) -> None:
+    origin = opened(front, certificates.ca, "localhost")
+    await refused(origin, bodies, OTHER_HOST)
+    await origin.aclose()
+
+
+async def test_a_refused_certificate_is_not_tried_for_ever(
+    front: TlsFront, other_ca: Path, nursery: trio.Nursery
+) -> None:
+    inner = opened(front, other_ca)
+    origin = ResilientOrigin(inner, Resilience(read_timeout_s=1.0, request_timeout_s=0.4))
+    with trio.fail_after(60):
+        with pytest.raises(OriginUnavailableError, match=UNKNOWN_CA):
+            await origin.check()
+        with pytest.raises(OriginUnavailableError, match=UNKNOWN_CA):
+            await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+    await origin.aclose()
+
+
+async def test_a_server_without_tls(store: Any, certificates: Certificates) -> None:
+    endpoint = store.endpoint.replace("http://", "https://")
+    options = OriginOptions(endpoint=endpoint, anonymous=True, ca_file=certificates.ca)
+    origin = open_origin("s3://tls/d", options)
+    for act in (origin.check(), origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)):
+        with pytest.raises(OriginUnavailableError, match=r"https://\S+ does not speak TLS: write"):
+            await act
+    await origin.aclose()
+
+
+async def test_a_handshake_that_hangs() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as mute:
+        endpoint = f"https://127.0.0.1:{mute.getsockname()[1]}"
+        options = OriginOptions(endpoint=endpoint, anonymous=True, connect_timeout_s=0.3)
+        origin = open_origin("s3://b", options)
+        for _ in range(2):
+            with trio.move_on_after(0.1) as scope:
+                await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+            assert scope.cancelled_caught
+        with pytest.raises(OriginUnavailableError, match="does not answer"):
+            await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+        await origin.aclose()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not PEM", b"\xff\xfe"])
+def test_a_file_without_certificates(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    for url in ("s3://b", "oss://b"):
+        with pytest.raises(UsageError, match=r"the CA file \S+ca\.pem (has no usable|can't be)"):
+            open_origin(url, OriginOptions(ca_file=file, endpoint="https://h", anonymous=True))
+
+
+def test_only_object_stores_take_a_ca_file(tmp_path: Path) -> None:
+    for url in ("file:///", "hdfs://h/", "fsspec+s3://b"):
+        with pytest.raises(UsageError, match="--ca-file is for s3:// and oss://"):
+            open_origin(url, OriginOptions(ca_file=tmp_path))
+    with pytest.raises(UsageError, match="ossfs has no --ca-file"):
+        open_origin("oss://b", OriginOptions(ca_file=tmp_path, oss_driver="ossfs"))
