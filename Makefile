@@ -2,6 +2,9 @@
 .PHONY: help bootstrap demo check test test-python-path lint format bench bench-peers lock clean
 
 WORKERS ?= 3
+# Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
+# of pytest 10 s.
+export PYTHONDONTWRITEBYTECODE :=
 PYTHONS := src tests $(wildcard bench demo)
 
 help: ## list the targets

@@ -1,6 +1,6 @@
 """A cache over the memory origin, to be started, stopped and crashed."""
 
-import random
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 def put(origin: MemoryOrigin, path: str, size: int, seed: int = 0) -> ObjectRef:
     """An object with reproducible random content."""
-    data = random.Random(f"{path}{seed}").randbytes(size)
+    data = hashlib.shake_128(f"{path}{seed}".encode()).digest(size)
     meta = origin.put(path, data)
     return ObjectRef(object_id(origin.identity, path, meta.version), path, meta)
 

@@ -112,6 +112,7 @@ def readable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cachefs.cache.check.directory.refuse_unreadable", lambda *_: None)
 
 
+@pytest.mark.usefixtures("readable")
 async def test_a_directory_in_order_is_clean_and_stays_as_it_is(tmp_path: Path) -> None:
     origin, refs = await fill(tmp_path)
     before = contents(tmp_path)
@@ -263,6 +264,7 @@ async def test_damaged_slabs(
     await assert_repaired(path, origin, refs, expected_gets=lost)
 
 
+@pytest.mark.usefixtures("readable")
 @pytest.mark.parametrize("kind", ["name", "directory"])
 async def test_files_of_others_are_named_and_left(tmp_path: Path, kind: str) -> None:
     await fill(tmp_path)
@@ -418,6 +420,7 @@ async def test_a_damaged_row(
     await assert_repaired(tmp_path, origin, refs, expected_gets=lost)
 
 
+@pytest.mark.usefixtures("readable")
 async def test_blocks_that_a_crash_took_from_the_index(tmp_path: Path) -> None:
     origin, refs = await fill(tmp_path, crash=True)
     assert not TierPaths(tmp_path).bad_index.exists()
@@ -446,6 +449,7 @@ def _evict_one(database: Database) -> None:
     database.put(SLABS_TABLE, slab_key, encode_slab_row(row))
 
 
+@pytest.mark.usefixtures("readable")
 async def test_evicted_blocks_are_not_brought_back(tmp_path: Path) -> None:
     origin, refs = await fill(tmp_path)
     edit_index(tmp_path, _evict_one)
@@ -458,6 +462,7 @@ async def test_evicted_blocks_are_not_brought_back(tmp_path: Path) -> None:
     await assert_repaired(tmp_path, origin, refs, expected_gets=1)
 
 
+@pytest.mark.usefixtures("readable")
 @pytest.mark.parametrize("before_the_commit_point", [True, False])
 async def test_a_repair_that_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_commit_point: bool
@@ -490,6 +495,7 @@ async def test_a_repair_that_is_interrupted(
     await assert_repaired(tmp_path, origin, refs, expected_gets=1)
 
 
+@pytest.mark.usefixtures("readable")
 async def test_recency_survives_a_repair(tmp_path: Path) -> None:
     await fill(tmp_path)
 

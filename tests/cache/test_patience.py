@@ -10,7 +10,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.fetch import fetches
 from cachefs.errors import OriginUnavailableError
 from cachefs.types import ObjectRef
-from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, serving
+from tests.cache.harness import MIB, assert_right, open_tier, put, put_many, read_whole, serving
 from tests.memory_origin import MemoryOrigin
 
 PATIENCE_S = 2.0
@@ -87,11 +87,12 @@ async def test_a_limit_on_purpose_makes_nobody_impatient(tmp_path: Path) -> None
         serving(origin, open_tier(tmp_path), patience_s=PATIENCE_S) as cache,
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(read_whole, cache, ref)
+        nursery.start_soon(assert_right, cache, origin, [ref])
         for _ in range(12):
             await trio.sleep(PATIENCE_S / 8)
             origin.held_back_at = trio.current_time()
         origin.let_through()
+    assert origin.counters.gets == 1
 
 
 async def test_a_block_sought_long_in_vain_is_not_sought_again_at_once(

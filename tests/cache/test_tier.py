@@ -91,6 +91,7 @@ def test_interrupted_creation(tmp_path: Path) -> None:
     (tmp_path / "cachefs.json.tmp").write_text("{")
     (tmp_path / "slabs").mkdir()
     CacheDirectory.open(tmp_path, 64 * MIB, "s3://a").close()
+    refused(tmp_path, "belongs to the mount of s3://a", "s3://b")
 
 
 @pytest.mark.root

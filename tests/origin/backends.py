@@ -14,6 +14,7 @@ from tests.servers.hdfs import Hdfs as HdfsServer
 from tests.servers.s3_server import S3Server
 
 BUCKET = "contract"
+MANY = 10_000
 _roots = itertools.count()
 
 
@@ -44,10 +45,11 @@ class Backend(ABC):
         for path, data in objects.items():
             self.put(path, data)
 
-    def fill_dir(self, count: int) -> None:
-        """Make files `dir/f00000`, ...: `count`, or in a store that is slow to write to as many
-        as were put there once for the session."""
-        self.put_many({f"dir/f{i:05}": b"x" for i in range(count)})
+    def fill_dir(self) -> int:
+        """Make files `dir/f00000`, ...: some thousands. Returns how many. A store that is slow to
+        write to was filled once for the session, with `MANY`."""
+        self.put_many({f"dir/f{i:05}": b"x" for i in range(3_000)})
+        return 3_000
 
 
 class Memory(Backend):
@@ -130,8 +132,9 @@ class S3(Backend):
     def put_many(self, objects: dict[str, bytes]) -> None:
         self.server.put_many(BUCKET, {f"{self.prefix}/{k}": v for k, v in objects.items()})
 
-    def fill_dir(self, count: int) -> None:
+    def fill_dir(self) -> int:
         self.prefix = "many"
+        return MANY
 
 
 class Oss(S3):
@@ -182,8 +185,9 @@ class Hdfs(Backend):
     def put_many(self, objects: dict[str, bytes]) -> None:
         self.server.put_many((f"{self.root}/{k}", v) for k, v in objects.items())
 
-    def fill_dir(self, count: int) -> None:
+    def fill_dir(self) -> int:
         self.root = "/many"
+        return MANY
 
 
 class WebHdfs(Hdfs):

@@ -51,10 +51,20 @@ async def test_requests_in_endless_succession_leave_others_their_turn(
 async def test_a_late_request_is_waited_for(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     waiter = RequestWaiter()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(waiter.wait_readable, reader)
-        await trio.testing.wait_all_tasks_blocked()
-        os.write(writer, b"x")
+    came = False
+
+    async def wait() -> None:
+        nonlocal came
+        await waiter.wait_readable(reader)
+        came = True
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not came
+            os.write(writer, b"x")
+    assert came
 
 
 async def test_the_lock_is_exclusive_and_reaches_everybody() -> None:
@@ -99,6 +109,7 @@ async def test_while_the_last_reader_is_busy_another_one_reads() -> None:
             nursery.start_soon(first)
             await trio.lowlevel.checkpoint()
             nursery.start_soon(second)
+    assert second_has_it.is_set()
 
 
 async def test_a_cancelled_waiter_is_not_woken() -> None:

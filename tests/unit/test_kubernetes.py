@@ -47,7 +47,9 @@ def instance(tmp_path: Path) -> MountConfig:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_the_schemas_have_nothing_against_it(file: Path, version: str) -> None:
-    for resource in yaml.safe_load_all(file.read_text()):
+    resources = list(yaml.safe_load_all(file.read_text()))
+    assert resources
+    for resource in resources:
         kubernetes_validate.validate(resource, version, strict=True)
 
 

@@ -95,6 +95,7 @@ def test_the_check_gives_up_on_a_hanging_mount(monkeypatch: pytest.MonkeyPatch) 
 class TestPrepare:
     def test_an_empty_directory_will_do(self, tmp_path: Path) -> None:
         mounts.prepare_mountpoint(tmp_path)
+        assert list(tmp_path.iterdir()) == []
 
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(MountError, match=r"does not exist; create it: mkdir -p"):
