@@ -17,7 +17,7 @@ import trio
 
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
-from cachefs.cache.fetch.in_flight import FetchMemory
+from cachefs.cache.fetch.in_flight import FetchMemory, InFlightFetch
 from cachefs.cache.fetched_blocks import FetchedBlocks
 from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.tier_set import TierSet
@@ -201,6 +201,10 @@ class BlockCache:
         is_coming = key in self._admitting or key in self._in_flight
         return is_coming or self._tiers.have(key) or key in self._unstored
 
+    def is_in_flight(self, key: BlockKey) -> bool:
+        """Whether the block is being fetched from the origin."""
+        return key in self._in_flight
+
     def fetch(
         self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
     ) -> None:
@@ -221,6 +225,25 @@ class BlockCache:
                 run = 0
             if not known:
                 run += 1
+
+    def fetch_into_free_space(self, ref: ObjectRef) -> InFlightFetch:
+        """Start to fetch a file of one block that no reader has asked for, and return at once.
+
+        The block must be neither cached nor in flight. No tier evicts another block for it, unless
+        a reader joins the fetch. Waiting for `done` of the result does not join it. Raises
+        `OriginUnavailableError` at shutdown.
+        """
+        return self._fetches.start(ref, 0, 1, ahead=True, into_free_space=True)
+
+    def has_free_space(self, key: BlockKey, length: int) -> bool:
+        """Whether a tier that may store the block has space for it and for all blocks on their way,
+        without any eviction."""
+        level = 0
+        while (target := self._tiers.entry(key, length, level)) is not None:
+            if target.has_free_space(length, self.held_bytes):
+                return True
+            level = target.level + 1
+        return False
 
     def put_ahead(self, ref: ObjectRef, data: Buffer) -> None:
         """Take the bytes of a whole file of one block, which came with a look-up.

@@ -180,6 +180,10 @@ class CacheDirectory:
         free, total = self.disk.free_and_total_bytes(self.paths.slabs)
         return free - more_bytes >= self.free_space_ratio * total
 
+    def fits_below_low(self, more_bytes: int) -> bool:
+        """Whether the used space stays below the low watermark with `more_bytes` more."""
+        return self.slabs.used_charge_bytes + more_bytes <= self.watermarks.low_bytes
+
     def create_slab(self, slab_id: int, class_index: int) -> int:
         """Create a slab file with all of its space allocated. Returns the open descriptor."""
         path = self.paths.slab(slab_id)

@@ -113,9 +113,15 @@ class Fetches:
     # -- one fetch -----------------------------------------------------------------------------
 
     def start(
-        self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
+        self,
+        ref: ObjectRef,
+        first_block: int,
+        block_count: int,
+        ahead: bool = False,
+        into_free_space: bool = False,
     ) -> InFlightFetch:
-        """Start the fetch of a run of blocks and return it.
+        """Start the fetch of a run of blocks and return it. `InFlightFetch` describes `ahead`
+        (`is_ahead`) and `into_free_space`.
 
         None of the blocks may be in `in_flight`. There must be no await between the caller's check
         and this call, so that no block has two fetches. Raises `OriginUnavailableError` at
@@ -124,6 +130,7 @@ class Fetches:
         nursery = self._open_nursery()
         fetch = InFlightFetch(ref, first_block, block_count)
         fetch.is_ahead = ahead
+        fetch.into_free_space = into_free_space
         for key in fetch.keys:
             assert key not in self.in_flight
             self.in_flight[key] = fetch

@@ -26,6 +26,7 @@ class InFlightFetch:
         "error",
         "first_block",
         "has_room",
+        "into_free_space",
         "is_ahead",
         "is_joined",
         "keys",
@@ -50,6 +51,8 @@ class InFlightFetch:
         """False while it waits for memory (`FetchMemory`)."""
         self.is_ahead = False
         """The blocks are fetched ahead of an expected reader."""
+        self.into_free_space = False
+        """No reader may ever need the blocks. A tier may evict no other block for them."""
         self.is_joined = False
         """A reader waits for it, or has waited."""
         self.data: memoryview | None = None

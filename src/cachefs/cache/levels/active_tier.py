@@ -15,6 +15,7 @@ from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.upkeep.scrubber import Scrubber
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
+from cachefs.format.slab import class_of
 from cachefs.types import BlockKey
 from cachefs.units import format_bytes
 
@@ -107,6 +108,12 @@ class ActiveTier:
     def has_room(self) -> bool:
         """Whether the tier can take promoted blocks without evicting others."""
         return self.directory.slabs.used_charge_bytes < self.directory.watermarks.low_bytes
+
+    def has_free_space(self, length: int, coming_bytes: int) -> bool:
+        """Whether the tier can store a block of `length` bytes after `coming_bytes` of others, all
+        without eviction. `coming_bytes` counts against the watermark only."""
+        fits = self.directory.fits_below_low(coming_bytes + length)
+        return fits and self.evictor.has_room(class_of(length))
 
     def _health_changed(self) -> None:
         if not self.store.io.health.usable:

@@ -90,6 +90,12 @@ class Candidate:
             self.finished = True
             self._done(self, stored)
 
+    @property
+    def may_evict(self) -> bool:
+        """Whether other blocks may be evicted for this one; see `InFlightFetch.into_free_space`."""
+        fetch = self.fetch
+        return fetch is None or fetch.is_joined or not fetch.into_free_space
+
     def anew(self) -> "Candidate":
         """Return a new candidate for the same block, to offer it to another tier."""
         return Candidate(self.key, self.data, self._done, self.fetch, self.checksum, self.age)
@@ -249,13 +255,17 @@ class Admission:
                 allocation = await self._allocate(candidate)
             if allocation is not None:
                 return allocation
-            self._evictor.refuse(class_of(len(candidate.data)))
+            if candidate.may_evict:
+                self._evictor.refuse(class_of(len(candidate.data)))
         store.counters.rejected += not refused
         return False
 
     def _refuses(self, candidate: Candidate) -> bool:
-        """Whether the block was evicted on its way, or can't be pinned although it must be."""
+        """Whether the block was evicted on its way, can't be pinned although it must be, or would
+        use space that eviction keeps free for others."""
         store, key = self._store, candidate.key
+        if not candidate.may_evict and not store.directory.fits_below_low(len(candidate.data)):
+            return True
         if store.admission_filter.is_unwanted(key, candidate.began_at):
             return True
         if not candidate.must_pin or not store.admission_filter.must_be_pinned(key):
@@ -270,7 +280,7 @@ class Admission:
             if slab is None:
                 if time.monotonic() < self._no_room_before:
                     return None
-                slab = await self._evictor.make_room(class_index)
+                slab = await self._evictor.make_room(class_index, candidate.may_evict)
                 if slab is None:
                     return None
             if slab.is_ready:

@@ -109,32 +109,37 @@ class Evictor:
 
     def has_or_makes_room(self, class_index: int) -> bool:
         """Whether `make_room` would probably succeed. Very cheap."""
+        if self.has_room(class_index):
+            return True
+        now_s = time.monotonic()
+        not_before_s = max(self._broken_before, self._refused_until[class_index])
+        return self._policy.replaces and now_s >= not_before_s
+
+    def has_room(self, class_index: int) -> bool:
+        """Whether `make_room` would probably succeed without eviction. Very cheap."""
         slabs = self._slabs
         if slabs.open_slab_near(class_index) is not None or slabs.spare:
             return True
-        now_s = time.monotonic()
-        if now_s < self._broken_before:
-            return False
-        if len(slabs.by_id) < slabs.max_slabs and now_s >= self._no_growth_before:
-            return True
-        return self._policy.replaces and now_s >= self._refused_until[class_index]
+        not_before_s = max(self._broken_before, self._no_growth_before)
+        return len(slabs.by_id) < slabs.max_slabs and time.monotonic() >= not_before_s
 
-    async def make_room(self, class_index: int) -> Slab | None:
+    async def make_room(self, class_index: int, may_evict: bool = True) -> Slab | None:
         """Return a slab with a free slot for a block of the class; None if that is impossible, or
-        if the policy evicts nothing.
+        if it needs an eviction and the policy or the caller (`may_evict`) allows none.
 
         If the class has no slab yet, or if no slab can be added, the slab may be of a slightly
         larger class. Otherwise, with many sizes and few slabs, each class would keep half a slab
         free.
         """
         async with self._lock:
-            return self._slabs.open_slab(class_index) or await self._make_room(class_index)
+            slab = self._slabs.open_slab(class_index)
+            return slab or await self._make_room(class_index, may_evict)
 
     def refuse(self, class_index: int) -> None:
         """Record that no room was found for the class: don't try again for `_REFUSAL_S`."""
         self._refused_until[class_index] = time.monotonic() + _REFUSAL_S
 
-    async def _make_room(self, class_index: int) -> Slab | None:
+    async def _make_room(self, class_index: int, may_evict: bool) -> Slab | None:
         slabs = self._slabs
         in_debt = self._debt_bytes[class_index] >= slabs.slab_bytes // _DEBT_PARTS
         if not in_debt and not slabs.slabs_of(class_index) and (near := self._borrow(class_index)):
@@ -144,8 +149,9 @@ class Evictor:
             return slabs.open_slab(class_index)
         if not in_debt and (near := self._borrow(class_index)):
             return near
+        may_evict = may_evict and self._policy.replaces
         # Don't evict blocks for a block that could not be written either.
-        if not self._policy.replaces or time.monotonic() < self._broken_before:
+        if not may_evict or time.monotonic() < self._broken_before:
             return self._borrow(class_index)
         await self._evict_for(class_index, class_index)
         if own := slabs.open_slab(class_index):
