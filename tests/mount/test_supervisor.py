@@ -458,7 +458,12 @@ def another(name: str, value: object, log: Path) -> str:
         return str(not value).lower()
     if isinstance(value, int | float):
         return str(int(value * 2) or 1 << 30)
-    return {"limit_uid": "77=1MiB", "access_log": str(log), "stale_if_error": "1h"}[name]
+    return {
+        "limit_uid": "77=1MiB",
+        "access_log": str(log),
+        "stale_if_error": "1h",
+        "prefetch": "siblings",
+    }[name]
 
 
 def test_every_live_option_reaches_the_next_daemon(relayed: Site, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cachefs.prefetch import hints as hints_module
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.prefetch import Prefetch
 from tests.namespace.harness import Reading
+from tests.prefetch.harness import FreeThrottle
 
 FILES = 600
 SIZE_BYTES = 20_000
@@ -32,8 +33,9 @@ class Job:
             nursery,
             LookUpReads(reading.cache),
             lambda: True,
+            FreeThrottle(),
             0,
-            in_order=False,
+            "off",
         )
         reading.readers = prefetch.readers
         self.hints = prefetch.hints

@@ -15,6 +15,7 @@ from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
 from cachefs.prefetch.prefetch import Prefetch
 from tests.namespace.harness import Reading
+from tests.prefetch.harness import FreeThrottle
 
 FILES = 400
 SIZE_BYTES = 20_000
@@ -80,6 +81,30 @@ async def test_a_reader_in_random_order_fetches_nothing_ahead(epoch: Epoch) -> N
     await epoch.read(names[:200])
     extra = len(await epoch.fetched()) - 200
     assert extra <= 4, "2 percent"
+
+
+async def test_a_list_of_a_few_files_of_many_directories_fetches_little_ahead(
+    reading: Reading, nursery: trio.Nursery
+) -> None:
+    names = [f"d{d:02}/f{f:02}" for d in range(50) for f in range(100)]
+    for name in names:
+        reading.origin.put_generated(name, 1_000, seed=1)
+    epoch = Epoch(reading, nursery)
+    for ino in (await reading.tree.entries()).values():
+        await reading.tree.entries(ino)
+    random.Random(3).shuffle(names)
+    await epoch.read(names[:250])
+    assert len(await epoch.fetched()) - 250 <= 5, "2 percent"
+
+
+async def test_files_that_were_read_out_of_order_only_delay_a_reader_in_order(
+    epoch: Epoch,
+) -> None:
+    names = [f"f{number:03}" for number in (300, 100, 220, 370, 150)]
+    await epoch.read([*names, *in_order(20, 3)])
+    assert len(await epoch.fetched()) == 8
+    await epoch.read(in_order(23, 7))
+    assert len(await epoch.fetched()) > 7
 
 
 async def test_a_sorted_list_of_a_few_files_fetches_little_ahead(epoch: Epoch) -> None:
@@ -163,8 +188,8 @@ async def test_a_bug_costs_no_read(
     monkeypatch.setattr(bug_reports, "_reported", set())
     prefetch = Prefetch(
         *(reading.tree.namespace, reading.cache, nursery, LookUpReads(reading.cache)),
-        *(lambda: True, 0),
-        in_order=True,
+        *(lambda: True, FreeThrottle(), 0),
+        mode="order",
     )
     reading.readers = prefetch.readers
     monkeypatch.setattr(OrderPrefetcher, "note_first_read", fail)

@@ -131,8 +131,9 @@ def test_limits_as_options(tmp_path: Path) -> None:
 
 def options(origin: ResilientOrigin, limits: UidLimits) -> dict[str, LiveOption]:
     namespace: Any = SimpleNamespace(ttls=Ttls(1.0, 2.0, 3.0, 4.0, math.inf))
-    readers: Any = SimpleNamespace(readahead=MIB)
-    return live_options(origin, limits, namespace, readers)
+    readers = SimpleNamespace(readahead=MIB)
+    prefetch: Any = SimpleNamespace(readers=readers, mode="order")
+    return live_options(origin, limits, namespace, prefetch)
 
 
 async def test_every_live_option_has_a_function_that_applies_it(

@@ -158,10 +158,11 @@ class ReadingSection(Section):
     readahead: Annotated[
         int, size(0), Flag("SIZE", names=("--readahead", "--max-readahead"), live=True)
     ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")
-    prefetch: Annotated[Literal["off", "order"], CHOICE, Flag()] = Field(
+    prefetch: Annotated[Literal["off", "order", "siblings"], CHOICE, Flag(live=True)] = Field(
         "order",
         description="Which files are fetched before they are read: with order, the next ones of a "
-        "directory whose files are read in name order.",
+        "directory whose files are read in name order; with siblings, also other small files of "
+        "directories whose files are read in any order, for jobs that read most files of a tree.",
     )
 
 

@@ -38,6 +38,7 @@ from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
 from cachefs.load.paths import PathReader
+from cachefs.load.throttle import LoadThrottle
 from cachefs.manifest.view import ManifestView
 from cachefs.metrics import Requests
 from cachefs.mounts import socket_path
@@ -133,7 +134,7 @@ def build_namespace(opened: Opened, base: Base, nursery: trio.Nursery) -> Namesp
         # /run is usually in memory, so the disk can't delay the loop here.
         wal_stem=socket_path(config.mountpoint).with_suffix(".journal"),
         is_successor=bool(opened.data_path.restarts),
-        look_up_policy=None if config.prefetch == "off" else base.look_up_reads,
+        look_up_policy=base.look_up_reads,
     )
 
 
@@ -158,7 +159,7 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
         publisher = relayed.publisher(cache, readers)
         relay_stats = RelayStats(relayed.table, publisher, requests)
 
-    options = live_options(origin, limits, namespace, readers)
+    options = live_options(origin, limits, namespace, prefetch)
     set_routes = SetRoutes(options, access_log, config.mountpoint)
     state = MountState(
         config,
@@ -222,6 +223,7 @@ def _prefetch(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nu
         nursery,
         base.look_up_reads,
         lambda: not origin.is_down and not origin.queued,
+        LoadThrottle(base.cache, origin, base.buffer_bytes // 2),
         config.readahead,
-        in_order=config.prefetch == "order",
+        config.prefetch,
     )

@@ -167,10 +167,13 @@ class Readers:
         cache: BlockCache,
         readahead_bytes: int,
         on_first_read: Callable[[Inode], None] = lambda inode: None,
+        on_read: Callable[[Inode], None] = lambda inode: None,
     ) -> None:
         """`on_first_read(inode)` is called when a file is read for the first time, and each later
-        time that `read` asks for its first byte. It must not call back, and must not wait."""
+        time that `read` asks for its first byte. `on_read(inode)` is called after each `read` that
+        has returned the first byte. They must not call back, and must not wait."""
         self._on_first_read = on_first_read
+        self._on_read = on_read
         self._namespace = namespace
         self._cache = cache
         self._max_window = -(-readahead_bytes // BLOCK_BYTES)
@@ -217,11 +220,14 @@ class Readers:
                 self._on_first_read(reader.inode)
             reader.is_new = False
         try:
-            return await reader.read(offset, size)
+            data = await reader.read(offset, size)
         except (ObjectChangedError, NotFoundError) as error:
             self._tell_stale(error)
             await self._namespace.note_object_changed(reader.inode)
             raise ObjectChangedError(str(error)) from error
+        if offset == 0:
+            self._on_read(reader.inode)
+        return data
 
     def _tell_stale(self, error: CachefsError) -> None:
         """Log a read that gets ESTALE, at most once a minute. The kernel has the old size already,

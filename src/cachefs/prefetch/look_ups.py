@@ -25,6 +25,8 @@ class LookUpReads:
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
+        self.is_on = True
+        """Whether look-ups may fetch files' bytes at all."""
         self._credit = _FIRST_CREDIT
         self._looked_up: OrderedDict[int, None] = OrderedDict()
         """Inode numbers of files that a look-up has found and no reader has read yet."""
@@ -36,7 +38,7 @@ class LookUpReads:
     def may_bring(self) -> bool:
         """Return whether the next look-up of an unknown name may fetch the bytes too. If so, take
         one credit."""
-        if self._credit <= 0:
+        if not self.is_on or self._credit <= 0:
             return False
         self._credit -= 1
         return True

@@ -7,7 +7,8 @@ A *run* consists of files of one directory that were read for the first time in 
 After `_FILES_IN_ORDER` files the next ones are fetched. The number of files that are fetched ahead
 doubles with each of them that is read, up to `_MOST_FILES`, and halves when files are skipped.
 Files are only fetched ahead in listed directories: elsewhere the next name is not known. Readers in
-random order very rarely start one: three files in order are very improbable.
+random order very rarely start one: three files in order are improbable, and files of the directory
+that were read out of order count against it.
 """
 
 from collections import OrderedDict, deque
@@ -21,8 +22,9 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
+from cachefs.prefetch.budget import AheadBudget
 from cachefs.prefetch.bug_reports import report_bug
-from cachefs.types import BlockKey, ObjectRef
+from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
 
 _FILES_IN_ORDER = 3
 """Files that are read in order before the next ones are fetched. The first name of a directory
@@ -81,12 +83,16 @@ class OrderPrefetcher:
         cache: BlockCache,
         nursery: trio.Nursery,
         may_fetch: Callable[[], bool],
+        budget: AheadBudget | None = None,
     ) -> None:
-        """`may_fetch()` returns False while the origin is overloaded or unavailable."""
+        """`may_fetch()` returns False while the origin is overloaded or unavailable. If there is a
+        `budget`, it bounds the bytes too, and only files of at most one block are fetched."""
         self._namespace = namespace
         self._cache = cache
         self._nursery = nursery
         self._may_fetch = may_fetch
+        self._budget = budget
+        self._file_bytes = _FILE_BYTES if budget is None else BLOCK_BYTES
         self._limiter = trio.CapacityLimiter(_REQUESTS)
         self._directories: OrderedDict[int, list[_FileRun]] = OrderedDict()
         self._ahead_bytes = 0
@@ -95,8 +101,13 @@ class OrderPrefetcher:
         """Note the first read of this file since the daemon started (or since many other files were
         read). Begin to fetch the files that probably follow, without waiting for them."""
         run = self._run_of(inode.parent, inode.name)
-        if run is not None and run.length >= _FILES_IN_ORDER and self._may_fetch():
+        if run is not None and self._is_in_order(run) and self._may_fetch():
             self._fetch_next(run)
+
+    def stop(self) -> None:
+        """Forget all runs. Files that wait for their turn are not fetched."""
+        while self._directories:
+            self._drop_oldest_directory()
 
     # -- runs -------------------------------------------------------------------------------
 
@@ -130,6 +141,15 @@ class OrderPrefetcher:
         if len(runs) > _RUNS:
             self._drop(runs.pop())
         return run
+
+    def _is_in_order(self, run: _FileRun) -> bool:
+        """Return whether enough files of the run were read in order. In a small directory readers
+        in random order now and then read three files in order. So each file of the directory that
+        began a run and was not followed by the next one counts against it."""
+        if run.length >= _FILES_IN_ORDER + _RUNS:
+            return True
+        single = sum(other.length == 1 for other in self._directories[run.parent])
+        return run.length >= _FILES_IN_ORDER + single
 
     def _names_after(self, parent: int, name: bytes) -> frozenset[bytes]:
         following = islice(self._namespace.table.dirents(parent, name), _NEAR_NAMES)
@@ -175,14 +195,14 @@ class OrderPrefetcher:
             name, ino = following.popleft()
             run.asked = name
             inode = self._namespace.table.get(ino)
-            if inode is None or inode.is_dir or not 0 < inode.size_bytes <= _FILE_BYTES:
+            if inode is None or inode.is_dir or not 0 < inode.size_bytes <= self._file_bytes:
                 continue
             ref = self._namespace.object_ref(inode)
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
                 continue
             run.ahead[name] = inode.size_bytes
             self._ahead_bytes += inode.size_bytes
-            self._nursery.start_soon(self._fetch, run, name, ref)
+            self._nursery.start_soon(self._fetch, run, name, ino, ref)
 
     def _following(self, run: _FileRun) -> deque[tuple[bytes, int]]:
         """Return the names to consider next. Read more from the table if none are left; the result
@@ -207,17 +227,20 @@ class OrderPrefetcher:
             self._drop_oldest_directory()
         return True
 
-    async def _fetch(self, run: _FileRun, name: bytes, ref: ObjectRef) -> None:
+    async def _fetch(self, run: _FileRun, name: bytes, ino: int, ref: ObjectRef) -> None:
         async with self._limiter:
             if name not in run.ahead or not self._may_fetch():
                 return  # the file was read or dropped meanwhile, or the origin is overloaded
             # No await may come between check and fetch: otherwise a block could be fetched twice.
             if self._cache.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
                 return
+            if self._budget is not None and not self._budget.take(ino, ref.meta.size_bytes):
+                return
             try:
                 self._cache.fetch(ref, 0, ref.block_count, ahead=True)
                 await self._cache.fetched(ref, 0, ref.block_count)
-            except CachefsError:
-                pass  # readers get their own error
+            except CachefsError:  # readers get their own error
+                if self._budget is not None:
+                    self._budget.note_failed(ino)
             except Exception as error:
                 report_bug(error)

@@ -17,8 +17,8 @@ from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.log import is_debugging, set_debugging
 from cachefs.namespace.namespace import Namespace
-from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import ResilientOrigin
+from cachefs.prefetch.prefetch import Prefetch
 
 INDEFINITE = "indefinite"
 
@@ -33,7 +33,7 @@ class LiveOption(NamedTuple):
 
 
 def live_options(
-    origin: ResilientOrigin, limits: UidLimits, namespace: Namespace, readers: Readers
+    origin: ResilientOrigin, limits: UidLimits, namespace: Namespace, prefetch: Prefetch
 ) -> dict[str, LiveOption]:
     """Return how each option of `config.LIVE` is applied, by field name."""
 
@@ -56,7 +56,8 @@ def live_options(
         "negative_ttl": ttl("negative_s"),
         "list_ttl": ttl("list_s"),
         "stale_if_error": ttl("stale_if_error_s"),
-        "readahead": _attribute(readers, "readahead"),
+        "readahead": _attribute(prefetch.readers, "readahead"),
+        "prefetch": _attribute(prefetch, "mode"),
         "debug": LiveOption(is_debugging, set_debugging),
     }
 
