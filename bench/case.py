@@ -22,6 +22,7 @@ class Scale:
 
 FULL = Scale(rounds=3, small_files=5_000, large_bytes=512 << 20, names=100_000, warm_passes=3)
 QUICK = Scale(rounds=3, small_files=1_500, large_bytes=256 << 20, names=20_000, warm_passes=3)
+_DIRECTORY_FILES = 100
 
 
 @dataclass(slots=True)
@@ -68,6 +69,16 @@ class Bench:
         names: list[str] = self._made["small"]
         return names
 
+    def tree_files(self) -> list[str]:
+        """Return names below `local/tree` and the prefix `tree`: files of 20 to 180 KB in
+        directories of `_DIRECTORY_FILES`. Makes and uploads the files on the first call."""
+        if "tree" not in self._made:
+            count = self.scale.small_files
+            self.say(f"making and uploading {count:,} files in directories")
+            self._made["tree"] = self._make("tree", _small_sizes(count), _DIRECTORY_FILES)
+        names: list[str] = self._made["tree"]
+        return names
+
     def large_file(self) -> str:
         """Return one name below `local/large` and the prefix `large`. Makes and uploads the file
         on the first call."""
@@ -77,12 +88,15 @@ class Bench:
         name: str = self._made["large"][0]
         return name
 
-    def _make(self, prefix: str, sizes: Sequence[int]) -> list[str]:
+    def _make(self, prefix: str, sizes: Sequence[int], directory_files: int = 0) -> list[str]:
+        """Make and upload files, in directories of `directory_files` each if that is not 0."""
         directory = self.local / prefix
-        directory.mkdir(parents=True)
         noise = random.Random(prefix).randbytes(16 << 20)
         names = [f"{number:06}.bin" for number in range(len(sizes))]
+        if directory_files:
+            names = [f"{n // directory_files:03}/{name}" for n, name in enumerate(names)]
         for number, (name, size_bytes) in enumerate(zip(names, sizes, strict=True)):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             with (directory / name).open("wb") as file:
                 while size_bytes > 0:
                     start = (number * 7919 + size_bytes) % (len(noise) >> 1)

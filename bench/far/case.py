@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench import direct, rig
 from bench.case import Bench, discard, shuffled
+from bench.far import siblings
 from bench.far.origin import CONNECTION_MB_S, ROUND_TRIP_MS, far
 from bench.report import Row
 
@@ -39,6 +40,7 @@ def far_origin(bench: Bench) -> list[Row]:
             keys = [f"small/{name}" for name in order]
             measured["obstore"].append(direct.get_all(store, keys, _IN_FLIGHT).files_s)
             measured["load"].append(_load(bench, endpoint, len(names)))
+        shuffled_rows = siblings.measure(bench, endpoint)
     case = f"an origin {ROUND_TRIP_MS} ms away, {CONNECTION_MB_S} MB/s on a connection"
     return [
         _row(case, "1 reader, random order", "files/s", measured["random order"], RANDOM_ORDER_BAR),
@@ -47,6 +49,7 @@ def far_origin(bench: Bench) -> list[Row]:
         _row(case, "random 4 KiB, first 100", "reads/s", measured["pieces"], PIECES_BAR),
         _row(case, f"obstore, {_IN_FLIGHT} in flight", "files/s", measured["obstore"], None),
         _row(case, "load", "files/s", measured["load"], LOAD_BAR * min(measured["obstore"])),
+        *shuffled_rows,
     ]  # fmt: skip
 
 
