@@ -333,7 +333,7 @@ async def test_what_a_listing_shows_below_is_what_is_there(backend) -> None:
 
 
 async def test_a_listing_may_be_dropped_half_way(backend) -> None:
-    backend.fill_dir(1100)
+    backend.fill_dir()
     origin = backend.open()
     async for page in origin.list_dir("dir"):
         assert page
