@@ -34,8 +34,9 @@ async def settle(cache: BlockCache) -> None:
     await until(lambda: all(status.used_bytes <= status.high_bytes for status in cache.status()))
 
 
-async def test_watermarks_and_quota_hold_under_three_times_the_quota(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_watermarks_and_quota_hold_under_three_times_the_quota(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     quota = 32 * MIB
     refs = put_many(origin, 960, 100_000)
     async with serving(origin, open_tier(tmp_path, quota)) as cache:
@@ -56,8 +57,7 @@ async def test_watermarks_and_quota_hold_under_three_times_the_quota(tmp_path: P
         await assert_right(cache, origin, refs[::7])
 
 
-async def test_hits_keep_blocks(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_hits_keep_blocks(tmp_path: Path, origin: MemoryOrigin) -> None:
     hot = put_many(origin, 20, 100_000, "hot")
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         for ref in put_many(origin, 500, 100_000):
@@ -68,8 +68,9 @@ async def test_hits_keep_blocks(tmp_path: Path) -> None:
         assert cache.status()[0].counters.evicted > 300
 
 
-async def test_policy_none_fills_up_and_keeps_what_is_there(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_policy_none_fills_up_and_keeps_what_is_there(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 300, 100_000)
     async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name="none") as cache:
         for ref in refs:
@@ -84,8 +85,9 @@ async def test_policy_none_fills_up_and_keeps_what_is_there(tmp_path: Path) -> N
         assert origin.counters.gets == gets
 
 
-async def test_slabs_go_to_other_classes_when_the_mix_changes(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_slabs_go_to_other_classes_when_the_mix_changes(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:
         for prefix, size in (("s", 3_000), ("m", 100_000), ("l", MIB), ("s2", 20_000)):
             refs = put_many(origin, min(1500, 48 * MIB // size), size, prefix)
@@ -102,8 +104,7 @@ async def test_slabs_go_to_other_classes_when_the_mix_changes(tmp_path: Path) ->
         assert status.disk_bytes <= 32 * MIB
 
 
-async def test_smaller_quota_after_a_restart(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_smaller_quota_after_a_restart(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 250, 100_000)
     async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:
         await assert_right(cache, origin, refs)
@@ -116,9 +117,8 @@ async def test_smaller_quota_after_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.expect_log("can't store blocks|can't grow")
 async def test_failing_writes_cost_cache_and_no_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 14, 2 * MIB)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs[:2])
@@ -143,8 +143,9 @@ async def test_failing_writes_cost_cache_and_no_read(
 
 
 @pytest.mark.expect_log("can't grow")
-async def test_full_disk_when_growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    origin = MemoryOrigin()
+async def test_full_disk_when_growing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 14, 2 * MIB)
 
     def full(*_args: object) -> int:
@@ -159,9 +160,8 @@ async def test_full_disk_when_growing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_low_free_space_shrinks_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 100, 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
@@ -174,11 +174,10 @@ async def test_low_free_space_shrinks_the_cache(
 
 
 async def test_a_slot_that_is_being_read_is_not_reused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """A thread is stopped between finding the slot and reading it; meanwhile its block is
     evicted and every other slot is filled."""
-    origin = MemoryOrigin()
     victim = put(origin, "victim", 900_000)
     quota = 4 * MIB
     async with serving(origin, open_tier(tmp_path, quota)) as cache:
@@ -224,8 +223,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
         recount(cache)
 
 
-async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_readers_writers_and_eviction_at_once(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
     async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:
         counters = stores(cache)[0].counters
@@ -247,10 +245,11 @@ async def test_readers_writers_and_eviction_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.expect_log("it will be fetched again")
-async def test_a_header_that_contradicts_its_row_while_evicting(tmp_path: Path) -> None:
+async def test_a_header_that_contradicts_its_row_while_evicting(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     """After a crash a slab can turn out to have another class, with fewer slots, than its row
     says: the evictor, being the first to open it, must not look for slots of the old class."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 1200, 6_000)
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         await assert_right(cache, origin, refs)

@@ -22,12 +22,6 @@ KIB = 1 << 10
 
 
 @pytest.fixture
-def disk() -> Iterator[FaultyDisk]:
-    with FaultyDisk() as disk:
-        yield disk
-
-
-@pytest.fixture
 def fd(tmp_path: Path) -> Iterator[int]:
     fd = Disk().create(tmp_path / "slab", 64 * KIB)
     yield fd

@@ -39,9 +39,8 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
 @pytest.mark.parametrize("taken_bytes", [0, 30 * MIB, 100 * MIB])
 @pytest.mark.parametrize("free_space_ratio", [0.0, 0.1])
 async def test_all_reads_are_right(
-    small_disk: Path, taken_bytes: int, free_space_ratio: float
+    small_disk: Path, taken_bytes: int, free_space_ratio: float, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = [put(origin, f"f{number}", 8 * MIB) for number in range(14)]
     tier = open_tier(small_disk / "cache", 64 * MIB, free_space_ratio=free_space_ratio)
     other = os.open(small_disk / "other", os.O_CREAT | os.O_WRONLY)
@@ -61,10 +60,9 @@ async def test_all_reads_are_right(
 
 
 async def test_a_disk_without_room_is_told_once(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
+    small_disk: Path, caplog: pytest.LogCaptureFixture, origin: MemoryOrigin
 ) -> None:
     caplog.set_level("INFO")
-    origin = MemoryOrigin()
     refs = [put(origin, f"f{number}", 8 * MIB) for number in range(6)]
     tier = open_tier(small_disk / "cache", 64 * MIB, free_space_ratio=0.5)
     async with serving(origin, tier) as cache:

@@ -57,8 +57,7 @@ async def read_part(cache: BlockCache, ref: ObjectRef, offset: int, length: int)
 
 
 @pytest.mark.expect_log("a block is not what was stored")
-async def test_the_scrubber_finds_it(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_the_scrubber_finds_it(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 40, 50_000)
     async with serving(origin, open_tier(tmp_path), scrub_interval_s=0.2) as cache:
         await assert_right(cache, origin, refs)
@@ -77,8 +76,9 @@ async def test_the_scrubber_finds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.expect_log("a block is not what was stored")
-async def test_full_verification_finds_it_at_the_next_read(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_full_verification_finds_it_at_the_next_read(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 20, 50_000)
     async with serving(origin, open_tier(tmp_path), verify_full=True) as cache:
         await assert_right(cache, origin, refs)
@@ -98,9 +98,8 @@ async def test_full_verification_finds_it_at_the_next_read(tmp_path: Path) -> No
 
 @pytest.mark.expect_log("a block is not what was stored")
 async def test_with_the_origin_down_it_is_an_error_and_no_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     (ref,) = put_many(origin, 1, 50_000)
 
     async def down(*_: object) -> bytes:
@@ -121,10 +120,9 @@ async def test_with_the_origin_down_it_is_an_error_and_no_bytes(
 @pytest.mark.parametrize("is_cold", [True, False])
 @pytest.mark.expect_log("a block is not what was stored")
 async def test_damage_is_found_at_the_next_read(
-    tmp_path: Path, size_bytes: int, is_cold: bool
+    tmp_path: Path, size_bytes: int, is_cold: bool, origin: MemoryOrigin
 ) -> None:
     """Of any part, by a reader on the loop or in a thread, of blocks that we have written."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 3, size_bytes)
     disk = FaultyDisk()
     tier = CacheDirectory.open(tmp_path, 64 << 20, origin.identity, free_space_ratio=0.0, disk=disk)
@@ -147,9 +145,10 @@ async def test_damage_is_found_at_the_next_read(
         recount(cache)
 
 
-async def test_a_small_read_takes_a_small_part_from_the_disk(tmp_path: Path) -> None:
+async def test_a_small_read_takes_a_small_part_from_the_disk(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     """Of a large block whose parts' checksums are known, if a thread reads it or the loop."""
-    origin = MemoryOrigin()
     (ref,) = put_many(origin, 1, (1 << 20) - 3)
     expected = origin.expected(ref.path)
     disk = CountingDisk()
@@ -174,8 +173,7 @@ async def test_a_small_read_takes_a_small_part_from_the_disk(tmp_path: Path) -> 
         assert disk.largest <= 8192  # it is known again
 
 
-async def test_scrubbing_and_evicting_at_once(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_scrubbing_and_evicting_at_once(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 300, 100_000)
     async with serving(origin, open_tier(tmp_path, 8 << 20), scrub_interval_s=0.05) as cache:
         for ref in refs:

@@ -50,8 +50,7 @@ def open_count(cache: BlockCache) -> int:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_reads_of_a_hundred_slabs(tmp_path: Path, crash: bool) -> None:
-    origin = MemoryOrigin()
+async def test_reads_of_a_hundred_slabs(tmp_path: Path, crash: bool, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 100, 40_000)
     async with serving(origin, open_tier(tmp_path, 120), crash=crash) as cache:
         await assert_right(cache, origin, refs)
@@ -71,9 +70,8 @@ async def test_reads_of_a_hundred_slabs(tmp_path: Path, crash: bool) -> None:
     assert origin.counters.gets == gets
 
 
-async def test_eviction_moves_and_many_readers(tmp_path: Path) -> None:
+async def test_eviction_moves_and_many_readers(tmp_path: Path, origin: MemoryOrigin) -> None:
     """More readers than descriptors, more data than room, and pinned files."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 120, 40_000)
     async with serving(origin, open_tier(tmp_path, 60), scrub_interval_s=1) as cache:
 
@@ -94,23 +92,23 @@ async def test_eviction_moves_and_many_readers(tmp_path: Path) -> None:
         recount(cache)
 
 
-async def test_reads_in_threads_keep_their_descriptors(tmp_path: Path) -> None:
+async def test_reads_in_threads_keep_their_descriptors(
+    tmp_path: Path, origin: MemoryOrigin, disk: FaultyDisk
+) -> None:
     """A disk that dawdles: slots are being read while others' slabs are opened."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 40, 40_000)
-    with FaultyDisk() as disk:
-        async with serving(origin, open_tier(tmp_path, 60, disk)) as cache:
-            await assert_right(cache, origin, refs)
-            await cache.drain()
-            disk.cold = True
-            disk.delay(0.003, "read")
-            async with trio.open_nursery() as readers:
-                for part in range(10):
-                    readers.start_soon(assert_right, cache, origin, refs[part::10])
-            # On a busy machine the origin may be asked, too: readers wait only so long for a disk.
-            assert cache.status()[0].counters.bad_blocks == 0
-            assert cache.status()[0].counters.read_errors == 0
-            assert disk.calls["read"] >= len(refs) // 2
+    async with serving(origin, open_tier(tmp_path, 60, disk)) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        disk.cold = True
+        disk.delay(0.003, "read")
+        async with trio.open_nursery() as readers:
+            for part in range(10):
+                readers.start_soon(assert_right, cache, origin, refs[part::10])
+        # On a busy machine the origin may be asked, too: readers wait only so long for a disk.
+        assert cache.status()[0].counters.bad_blocks == 0
+        assert cache.status()[0].counters.read_errors == 0
+        assert disk.calls["read"] >= len(refs) // 2
 
 
 def test_a_hundred_tebibytes() -> None:

@@ -60,8 +60,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-async def test_pinned_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: str) -> None:
-    origin = MemoryOrigin()
+async def test_pinned_blocks_stay_whatever_else_is_read(
+    tmp_path: Path, policy: str, origin: MemoryOrigin
+) -> None:
     pinned = put_many(origin, 50, BLOCK, "pinned")
     others = put_many(origin, 300, BLOCK, "other") + put_many(origin, 300, 7000, "small")
     async with serving(origin, open_tier(tmp_path, 16 * MIB), policy_name=policy) as cache:
@@ -89,8 +90,9 @@ async def test_pinned_blocks_stay_whatever_else_is_read(tmp_path: Path, policy: 
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_the_mark_outlives_the_daemon(tmp_path: Path, crash: bool) -> None:
-    origin = MemoryOrigin()
+async def test_the_mark_outlives_the_daemon(
+    tmp_path: Path, crash: bool, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 60, BLOCK)
     async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
         await read_all(cache, origin, refs)
@@ -107,8 +109,7 @@ async def test_the_mark_outlives_the_daemon(tmp_path: Path, crash: bool) -> None
     assert not report.counts
 
 
-async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_a_repair_keeps_the_marks(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 60, BLOCK)
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
         await read_all(cache, origin, refs)
@@ -126,10 +127,9 @@ async def test_a_repair_keeps_the_marks(tmp_path: Path) -> None:
 
 
 async def test_nothing_else_is_stored_when_all_is_pinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """And nobody looks for victims again and again."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 200, BLOCK)
     others = put_many(origin, 100, BLOCK, "other")
     tier = open_tier(tmp_path, 16 * MIB, high=0.5, low=0.4)
@@ -160,51 +160,50 @@ async def test_nothing_else_is_stored_when_all_is_pinned(
         await read_all(cache, origin, refs[:100])
 
 
-async def test_pinned_between_being_chosen_and_being_evicted(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_pinned_between_being_chosen_and_being_evicted(
+    tmp_path: Path, origin: MemoryOrigin, disk: FaultyDisk
+) -> None:
     refs = put_many(origin, 140, BLOCK)
-    with FaultyDisk() as disk:
-        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
-            store = stores(cache)[0]
-            await read_all(cache, origin, refs[:100])
-            assert await cached_bytes(cache, refs) == 100 * BLOCK
-            store.directory.watermarks = Watermarks(1, 1)
-            disk.hang("read")
-            tiers_of(cache)[0].evictor.wake()
-            await until(lambda: disk.hanging)
-            assert (await cache.objects.pin(refs[:100])).blocks == 100
-            disk.heal()
-            await trio.sleep(0.2)
-            assert store.counters.evicted == 0
-            assert await pinned_bytes(cache, refs) == 100 * BLOCK
-            recount(cache)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+        store = stores(cache)[0]
+        await read_all(cache, origin, refs[:100])
+        assert await cached_bytes(cache, refs) == 100 * BLOCK
+        store.directory.watermarks = Watermarks(1, 1)
+        disk.hang("read")
+        tiers_of(cache)[0].evictor.wake()
+        await until(lambda: disk.hanging)
+        assert (await cache.objects.pin(refs[:100])).blocks == 100
+        disk.heal()
+        await trio.sleep(0.2)
+        assert store.counters.evicted == 0
+        assert await pinned_bytes(cache, refs) == 100 * BLOCK
+        recount(cache)
 
 
-async def test_pinned_while_its_slab_is_being_emptied(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_pinned_while_its_slab_is_being_emptied(
+    tmp_path: Path, origin: MemoryOrigin, disk: FaultyDisk
+) -> None:
     refs = put_many(origin, 100, BLOCK)
-    with FaultyDisk() as disk:
-        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
-            store = stores(cache)[0]
-            await read_all(cache, origin, refs)
-            disk.hang("read")
-            await cache.resize_tier(tmp_path, 8 * MIB)  # one of the three slabs must go
-            await until(lambda: disk.hanging)
-            assert (await cache.objects.pin(refs)).refused_blocks > 0
-            pinned = [ref for ref in refs if await pinned_bytes(cache, [ref])]
-            disk.heal()
-            await trio.sleep(0.3)
-            assert len(pinned) > 50
-            assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
-            recount(cache)
-            assert len(store.slabs.by_id) <= 3
+    async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+        store = stores(cache)[0]
+        await read_all(cache, origin, refs)
+        disk.hang("read")
+        await cache.resize_tier(tmp_path, 8 * MIB)  # one of the three slabs must go
+        await until(lambda: disk.hanging)
+        assert (await cache.objects.pin(refs)).refused_blocks > 0
+        pinned = [ref for ref in refs if await pinned_bytes(cache, [ref])]
+        disk.heal()
+        await trio.sleep(0.3)
+        assert len(pinned) > 50
+        assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
+        recount(cache)
+        assert len(store.slabs.by_id) <= 3
 
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_tier_shrinks_although_there_are_pinned_blocks_everywhere(
-    tmp_path: Path, crash: bool
+    tmp_path: Path, crash: bool, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 150, BLOCK)
     pinned = refs[::5]
     async with serving(origin, open_tier(tmp_path, 16 * MIB), crash=crash) as cache:
@@ -229,8 +228,8 @@ async def test_a_tier_shrinks_although_there_are_pinned_blocks_everywhere(
 
 async def test_other_sizes_find_room_although_there_are_pinned_blocks_everywhere(
     tmp_path: Path,
+    origin: MemoryOrigin,
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 140, BLOCK)
     others = put_many(origin, 12, MIB, "other")
     async with serving(origin, open_tier(tmp_path, 16 * MIB)) as cache:
@@ -250,31 +249,30 @@ async def test_other_sizes_find_room_although_there_are_pinned_blocks_everywhere
         recount(cache)
 
 
-async def test_dropped_and_unpinned_while_they_move_to_other_slabs(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_dropped_and_unpinned_while_they_move_to_other_slabs(
+    tmp_path: Path, origin: MemoryOrigin, disk: FaultyDisk
+) -> None:
     refs = put_many(origin, 150, BLOCK)
     pinned = refs[::5]
-    with FaultyDisk() as disk:
-        async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
-            slabs = stores(cache)[0].slabs.by_id
-            await read_all(cache, origin, refs)
-            await cache.objects.pin(pinned)
-            disk.hang("write")
-            await cache.resize_tier(tmp_path, 12 * MIB)
-            await until(lambda: disk.hanging)
-            await cache.objects.evict(pinned[::3], pinned_too=True)
-            await cache.objects.unpin(pinned[1::3])
-            disk.heal()
-            await until(lambda: len(slabs) == 3)
-            assert await cached_bytes(cache, pinned[::3]) == 0
-            assert await pinned_bytes(cache, pinned[1::3]) == 0
-            assert await pinned_bytes(cache, pinned[2::3]) == len(pinned[2::3]) * BLOCK
-            recount(cache)
-            await assert_right(cache, origin, refs)
+    async with serving(origin, open_tier(tmp_path, 16 * MIB, disk=disk)) as cache:
+        slabs = stores(cache)[0].slabs.by_id
+        await read_all(cache, origin, refs)
+        await cache.objects.pin(pinned)
+        disk.hang("write")
+        await cache.resize_tier(tmp_path, 12 * MIB)
+        await until(lambda: disk.hanging)
+        await cache.objects.evict(pinned[::3], pinned_too=True)
+        await cache.objects.unpin(pinned[1::3])
+        disk.heal()
+        await until(lambda: len(slabs) == 3)
+        assert await cached_bytes(cache, pinned[::3]) == 0
+        assert await pinned_bytes(cache, pinned[1::3]) == 0
+        assert await pinned_bytes(cache, pinned[2::3]) == len(pinned[2::3]) * BLOCK
+        recount(cache)
+        await assert_right(cache, origin, refs)
 
 
-async def test_no_more_than_the_limit_is_pinned(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_no_more_than_the_limit_is_pinned(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 100, BLOCK)
     tier = open_tier(tmp_path, 16 * MIB)
     tier.pin_ratio = 0.25
@@ -294,8 +292,7 @@ async def test_no_more_than_the_limit_is_pinned(tmp_path: Path) -> None:
             await cache.resize_tier(tmp_path, 1 * MIB)
 
 
-async def test_blocks_are_pinned_as_they_come(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_blocks_are_pinned_as_they_come(tmp_path: Path, origin: MemoryOrigin) -> None:
     wanted, other = put(origin, "wanted", 5 * MIB + 7), put(origin, "other", 3 * MIB)
     async with serving(origin, open_tier(tmp_path)) as cache:
         with cache.admission_filter.pinning([wanted]):
@@ -305,8 +302,9 @@ async def test_blocks_are_pinned_as_they_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.expect_log("not what was stored")
-async def test_a_damaged_block_is_pinned_again_when_it_was_fetched_again(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_a_damaged_block_is_pinned_again_when_it_was_fetched_again(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 10, BLOCK)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await read_all(cache, origin, refs)
@@ -325,8 +323,9 @@ async def test_a_damaged_block_is_pinned_again_when_it_was_fetched_again(tmp_pat
 
 
 @pytest.mark.expect_log("not what was stored")
-async def test_a_damaged_block_that_was_unpinned_is_not_pinned_again(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_a_damaged_block_that_was_unpinned_is_not_pinned_again(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 2, BLOCK)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await read_all(cache, origin, refs)
@@ -351,8 +350,9 @@ def two_tiers(root: Path) -> tuple[CacheDirectory, CacheDirectory]:
     )
 
 
-async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 30, BLOCK)
     async with serving(origin, open_tier(tmp_path / "ssd", 32 * MIB)) as cache:
         await read_all(cache, origin, refs)
@@ -376,8 +376,8 @@ async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(tmp_p
 
 async def test_where_it_is_not_pinned_in_the_fastest_tier_it_goes_to_the_next(
     tmp_path: Path,
+    origin: MemoryOrigin,
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 60, BLOCK)
     mem, ssd = two_tiers(tmp_path)
     mem.pin_ratio = 0.25
@@ -397,9 +397,8 @@ async def test_where_it_is_not_pinned_in_the_fastest_tier_it_goes_to_the_next(
         assert share[1] == 60 * BLOCK - share[0]
 
 
-async def test_pinned_while_it_moves(tmp_path: Path) -> None:
+async def test_pinned_while_it_moves(tmp_path: Path, origin: MemoryOrigin) -> None:
     """Blocks go up and down all the time; whatever is pinned at any moment stays pinned."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 150, BLOCK)
     async with serving(origin, *two_tiers(tmp_path)) as cache:
         pinned: list[ObjectRef] = []
@@ -426,8 +425,7 @@ async def test_pinned_while_it_moves(tmp_path: Path) -> None:
         assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
 
 
-async def test_dropped_while_it_moves(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_dropped_while_it_moves(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 100, BLOCK)
     async with serving(origin, *two_tiers(tmp_path)) as cache:
         for _ in range(8):
@@ -445,8 +443,7 @@ async def test_dropped_while_it_moves(tmp_path: Path) -> None:
 # -- dropping ------------------------------------------------------------------------------------
 
 
-async def test_dropped_at_once_and_fetched_again(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_dropped_at_once_and_fetched_again(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = [put(origin, "large", 40 * MIB + 5), *put_many(origin, 20, BLOCK)]
     size_bytes = sum(ref.meta.size_bytes for ref in refs)
     async with serving(origin, open_tier(tmp_path, 128 * MIB)) as cache:
@@ -486,8 +483,9 @@ async def test_what_is_being_fetched_does_not_come_back(tmp_path: Path) -> None:
         assert await cached_bytes(cache, refs) == 4 * BLOCK
 
 
-async def test_what_is_being_written_does_not_come_back(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_what_is_being_written_does_not_come_back(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 30, BLOCK)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)  # queued, not stored
@@ -497,8 +495,9 @@ async def test_what_is_being_written_does_not_come_back(tmp_path: Path) -> None:
         assert cache.status()[0].used_bytes == 0
 
 
-async def test_after_a_restart_without_reading_anything(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_after_a_restart_without_reading_anything(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 40, BLOCK)
     for crash in (False, True):
         async with serving(origin, open_tier(tmp_path), crash=crash) as cache:
@@ -510,8 +509,7 @@ async def test_after_a_restart_without_reading_anything(tmp_path: Path) -> None:
             recount(cache)
 
 
-async def test_where_counts_by_tier(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_where_counts_by_tier(tmp_path: Path, origin: MemoryOrigin) -> None:
     ref = put(origin, "large", 20 * MIB)
     async with serving(origin, *two_tiers(tmp_path)) as cache:
         assert (await cache.objects.where(ref)).blocks == 0

@@ -29,8 +29,7 @@ from tests.full_database import FullDatabase
 from tests.memory_origin import MemoryOrigin
 
 
-async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path, origin: MemoryOrigin) -> None:
     ref = put(origin, "a", 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await cache.read_block(ref, 0, 0, 1)
@@ -44,8 +43,7 @@ async def test_second_read_needs_no_thread_and_no_get(tmp_path: Path) -> None:
     assert origin.counters.gets == 1
 
 
-async def test_blocks_being_stored_are_served(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_blocks_being_stored_are_served(tmp_path: Path, origin: MemoryOrigin) -> None:
     ref = put(origin, "a", 100_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await cache.read_block(ref, 0, 0, 1)
@@ -57,9 +55,8 @@ async def test_blocks_being_stored_are_served(tmp_path: Path) -> None:
 
 
 async def test_clean_restart_serves_everything_and_opens_no_slab_at_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = [*put_many(origin, 50, 30_000), put(origin, "big", 3 * MIB + 5)]
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
@@ -86,8 +83,9 @@ async def test_clean_restart_serves_everything_and_opens_no_slab_at_start(
     assert origin.counters.gets == gets
 
 
-async def test_crash_before_any_commit_loses_nothing_that_the_slabs_hold(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_crash_before_any_commit_loses_nothing_that_the_slabs_hold(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 20, 30_000)
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
         await assert_right(cache, origin, refs)
@@ -100,8 +98,9 @@ async def test_crash_before_any_commit_loses_nothing_that_the_slabs_hold(tmp_pat
     assert origin.counters.gets == gets
 
 
-async def test_crash_between_commits_loses_only_the_rest(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_crash_between_commits_loses_only_the_rest(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     early, late = put_many(origin, 20, 30_000), put_many(origin, 20, 30_000, "late")
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
         await assert_right(cache, origin, early)
@@ -120,9 +119,8 @@ async def test_crash_between_commits_loses_only_the_rest(tmp_path: Path) -> None
 
 
 @pytest.mark.expect_log("a block is not what was stored")
-async def test_crash_after_slots_were_reused(tmp_path: Path) -> None:
+async def test_crash_after_slots_were_reused(tmp_path: Path, origin: MemoryOrigin) -> None:
     """The index still has the old keys, the slots hold other blocks: never wrong bytes."""
-    origin = MemoryOrigin()
     old, new = put_many(origin, 20, 30_000), put_many(origin, 20, 30_000, "new")
     async with serving(origin, open_tier(tmp_path), crash=True) as cache:
         await assert_right(cache, origin, old)
@@ -168,8 +166,9 @@ def _header(path: Path) -> None:
     ids=["flipped", "truncated", "deleted", "header", "emptied"],
 )
 @pytest.mark.expect_log("a block is not what|can't be opened|header is damaged", required=False)
-async def test_damaged_slab_costs_fetches_never_wrong_bytes(tmp_path: Path, damage) -> None:
-    origin = MemoryOrigin()
+async def test_damaged_slab_costs_fetches_never_wrong_bytes(
+    tmp_path: Path, damage, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 100, 30_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
@@ -191,8 +190,7 @@ async def test_damaged_slab_costs_fetches_never_wrong_bytes(tmp_path: Path, dama
 
 
 @pytest.mark.expect_log("header is damaged")
-async def test_swapped_slabs(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_swapped_slabs(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 40, 30_000) + put_many(origin, 8, 500_000, "g")
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
@@ -205,8 +203,9 @@ async def test_swapped_slabs(tmp_path: Path) -> None:
         assert cache.status()[0].counters.bad_slabs == 2
 
 
-async def test_deleted_index_is_rebuilt_from_the_slabs(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_deleted_index_is_rebuilt_from_the_slabs(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 40, 30_000) + put_many(origin, 8, 500_000, "g")
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, refs)
@@ -220,8 +219,9 @@ async def test_deleted_index_is_rebuilt_from_the_slabs(tmp_path: Path) -> None:
     assert origin.counters.gets == gets
 
 
-async def test_several_directories_share_and_survive_the_loss_of_one(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_several_directories_share_and_survive_the_loss_of_one(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 90, 30_000)
     quotas = {"a": 32 * MIB, "b": 64 * MIB}
     tiers = [open_tier(tmp_path / name, quota) for name, quota in quotas.items()]
@@ -241,9 +241,8 @@ async def test_several_directories_share_and_survive_the_loss_of_one(tmp_path: P
 
 
 @pytest.mark.expect_log("a block is not what was stored|can't be opened", required=False)
-async def test_many_crashes_under_load_and_eviction(tmp_path: Path) -> None:
+async def test_many_crashes_under_load_and_eviction(tmp_path: Path, origin: MemoryOrigin) -> None:
     """Crashes at random moments, with commits in between, over a cache that is too small."""
-    origin = MemoryOrigin()
     choice = random.Random(7)
     refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
     for generation in range(12):
@@ -270,11 +269,10 @@ async def test_many_crashes_under_load_and_eviction(tmp_path: Path) -> None:
 
 @pytest.mark.expect_log("can't write the database", required=False)
 async def test_no_slot_is_used_again_while_the_clean_mark_stands(
-    tmp_path: Path, full_database: FullDatabase
+    tmp_path: Path, full_database: FullDatabase, origin: MemoryOrigin
 ) -> None:
     """A daemon that can't say that the directory is open changes nothing in it: the next one
     believes what the mark says."""
-    origin = MemoryOrigin()
     old, new = put_many(origin, 20, 30_000), put_many(origin, 5, 30_000, "new")
     async with serving(origin, open_tier(tmp_path)) as cache:
         await assert_right(cache, origin, old)
@@ -300,9 +298,8 @@ async def test_no_slot_is_used_again_while_the_clean_mark_stands(
 
 @pytest.mark.expect_log("can't write the database")
 async def test_blocks_are_stored_again_once_the_index_can_be_written(
-    tmp_path: Path, full_database: FullDatabase
+    tmp_path: Path, full_database: FullDatabase, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 5, 30_000)
     async with serving(origin, open_tier(tmp_path)) as cache:
         await until(lambda: not stores(cache)[0].files.must_reconcile)

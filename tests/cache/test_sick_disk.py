@@ -3,7 +3,7 @@
 import errno
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,12 +37,6 @@ from tests.memory_origin import MemoryOrigin
 pytestmark = pytest.mark.real_disk_limits
 
 SICK = "the disk is (unstable|down)|can't store blocks|can't grow|read failed|does not answer"
-
-
-@pytest.fixture
-def disk() -> Iterator[FaultyDisk]:
-    with FaultyDisk() as faulty:
-        yield faulty
 
 
 @pytest.fixture
@@ -125,9 +119,9 @@ async def test_reads_go_on_and_the_disk_comes_back(
     fast: None,
     expect_log: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
+    origin: MemoryOrigin,
 ) -> None:
     expect_log(SICK)
-    origin = MemoryOrigin()
     refs = put_many(origin, 60, 100_000)
     more = iter(put_many(origin, 3000, 20_000, "more"))
     async with serving(origin, *lay_out(layout, tmp_path, disk)) as cache:
@@ -174,11 +168,14 @@ async def test_reads_go_on_and_the_disk_comes_back(
 
 @pytest.mark.parametrize("layout", ["only", "one of two"])
 async def test_two_seconds_for_everything(
-    layout: str, tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None]
+    layout: str,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    expect_log: Callable[..., None],
+    origin: MemoryOrigin,
 ) -> None:
     """With the real limits: the disk is out of use after a few seconds of this."""
     expect_log("the disk is unstable")
-    origin = MemoryOrigin()
     refs = put_many(origin, 30, 100_000)
     async with serving(origin, *lay_out(layout, tmp_path, disk)) as cache:
         await assert_right(cache, origin, refs)
@@ -199,8 +196,9 @@ async def test_two_seconds_for_everything(
         disk.heal()
 
 
-async def test_a_busy_disk_is_not_sick(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_a_busy_disk_is_not_sick(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     refs = put_many(origin, 48, 50_000)
     async with serving(origin, tier(tmp_path, disk)) as cache:
         await assert_right(cache, origin, refs)
@@ -222,10 +220,13 @@ async def test_a_busy_disk_is_not_sick(tmp_path: Path, disk: FaultyDisk) -> None
 
 
 async def test_a_full_disk_is_not_sick(
-    tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None], fast: None
+    tmp_path: Path,
+    disk: FaultyDisk,
+    expect_log: Callable[..., None],
+    fast: None,
+    origin: MemoryOrigin,
 ) -> None:
     expect_log("can't store blocks|can't grow")
-    origin = MemoryOrigin()
     refs = put_many(origin, 100, 100_000)
     async with serving(origin, tier(tmp_path, disk)) as cache:
         await assert_right(cache, origin, refs[:30])
@@ -250,12 +251,11 @@ async def test_a_full_disk_is_not_sick(
 
 
 async def test_nobody_waits_for_another_path(
-    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """All threads of one path hang, and nobody has noticed yet."""
     set_disk_limits(monkeypatch, patience_s=1000.0, hung_s=1000.0, most_patience_s=2000.0)
     good = FaultyDisk()
-    origin = MemoryOrigin()
     refs = put_many(origin, 60, 100_000)
     async with serving(origin, tier(tmp_path / "sick", disk), tier(tmp_path / "b", good)) as cache:
         await assert_right(cache, origin, refs)
@@ -291,11 +291,11 @@ async def test_cold_reads_go_on_while_writes_hang(
     tmp_path: Path,
     disk: FaultyDisk,
     monkeypatch: pytest.MonkeyPatch,
+    origin: MemoryOrigin,
 ) -> None:
     """Many times the memory for blocks under way is read; a hung writer must not hold it all.
     Neither when the health rules see the disk hang, nor before they do."""
     monkeypatch.setattr(admission, "STALL_S", 0.3)
-    origin = MemoryOrigin()
     refs = put_many(origin, 24, 4 * MIB)
     tiers = lay_out(layout, tmp_path, disk)
     async with serving(origin, *tiers, buffer_bytes=16 * MIB) as cache:
@@ -336,9 +336,9 @@ async def test_a_hung_disk_below_does_not_stop_the_one_above(
     tmp_path: Path,
     disk: FaultyDisk,
     monkeypatch: pytest.MonkeyPatch,
+    origin: MemoryOrigin,
 ) -> None:
     monkeypatch.setattr(admission, "STALL_S", 0.3)
-    origin = MemoryOrigin()
     identity = origin.identity
     above = CacheDirectory.open(
         tmp_path / "m", 12 * MIB, identity, free_space_ratio=0.0, medium=Medium.MEM
@@ -377,10 +377,10 @@ async def test_closing_with_a_hanging_disk_ends(
     disk: FaultyDisk,
     monkeypatch: pytest.MonkeyPatch,
     expect_log: Callable[..., None],
+    origin: MemoryOrigin,
 ) -> None:
     expect_log("does not answer")
     monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.3)
-    origin = MemoryOrigin()
     refs = put_many(origin, 20, 100_000)
     good, path = tier(tmp_path / "good"), tmp_path / "sick"
     async with serving(origin, tier(path, disk), good) as cache:
@@ -417,11 +417,11 @@ async def test_a_hanging_disk_can_be_taken_out_of_use(
     fast: None,
     monkeypatch: pytest.MonkeyPatch,
     expect_log: Callable[..., None],
+    origin: MemoryOrigin,
 ) -> None:
     expect_log("does not answer")
     expect_log("the disk is")
     monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.3)
-    origin = MemoryOrigin()
     refs = put_many(origin, 20, 100_000)
     async with serving(origin, *lay_out("one of two", tmp_path, disk)) as cache:
         disk.hang()
@@ -438,9 +438,10 @@ async def test_a_hanging_disk_can_be_taken_out_of_use(
 
 @pytest.mark.expect_log("the disk is unstable")
 @pytest.mark.expect_log("read failed|can't be opened", required=False)
-async def test_errors_on_a_start_lose_little(tmp_path: Path, disk: FaultyDisk, fast: None) -> None:
+async def test_errors_on_a_start_lose_little(
+    tmp_path: Path, disk: FaultyDisk, fast: None, origin: MemoryOrigin
+) -> None:
     """Slabs that can't be opened while the disk is sick are not given up."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 200, 100_000)
     async with serving(origin, tier(tmp_path / "sick")) as cache:
         await assert_right(cache, origin, refs)
@@ -462,9 +463,8 @@ async def test_errors_on_a_start_lose_little(tmp_path: Path, disk: FaultyDisk, f
 
 @pytest.mark.expect_log("the disk is unstable")
 async def test_opening_slabs_on_a_hanging_disk_stops_no_reader(
-    tmp_path: Path, disk: FaultyDisk, fast: None
+    tmp_path: Path, disk: FaultyDisk, fast: None, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     refs = put_many(origin, 100, 100_000)
     async with serving(origin, tier(tmp_path / "sick")) as cache:
         await assert_right(cache, origin, refs)
@@ -480,11 +480,10 @@ async def test_opening_slabs_on_a_hanging_disk_stops_no_reader(
 
 
 async def test_a_bad_sector_costs_its_block(
-    tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None]
+    tmp_path: Path, disk: FaultyDisk, expect_log: Callable[..., None], origin: MemoryOrigin
 ) -> None:
     """One error among many good operations: the block is fetched again, the disk stays in use."""
     expect_log("read failed")
-    origin = MemoryOrigin()
     refs = put_many(origin, 50, 100_000)
     async with serving(origin, tier(tmp_path, disk)) as cache:
         await assert_right(cache, origin, refs)

@@ -8,7 +8,7 @@ import errno
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,12 +50,6 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing happens because time has passed."""
     monkeypatch.setattr(cooldown, "COOLDOWN_S", 1e6)
     monkeypatch.setattr(evictor, "CHECK_INTERVAL_S", 0.05)
-
-
-@pytest.fixture
-def disk() -> Iterator[FaultyDisk]:
-    with FaultyDisk() as faulty:
-        yield faulty
 
 
 def mem(root: Path, disk: FaultyDisk | None = None) -> CacheDirectory:
@@ -137,8 +131,7 @@ def _name(store: TierStore) -> str:
 # -- down ----------------------------------------------------------------------------------------
 
 
-async def test_demoted_rather_than_dropped(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_demoted_rather_than_dropped(tmp_path: Path, origin: MemoryOrigin) -> None:
     async with serving(origin, mem(tmp_path), ssd(tmp_path)) as cache:
         refs = await overfill(cache, origin)
         await until(lambda: swept(cache))
@@ -154,11 +147,14 @@ async def test_demoted_rather_than_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("why", ["errors", "stalls", "keeps what it has"])
 @pytest.mark.expect_log("can't store blocks|can't grow|the disk is unstable", required=False)
 async def test_what_one_tier_refuses_goes_on_to_the_next(
-    why: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+    why: str,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    origin: MemoryOrigin,
 ) -> None:
     if why == "stalls":
         monkeypatch.setattr(admission, "STALL_S", 0.2)
-    origin = MemoryOrigin()
     middle = ssd(tmp_path, disk, 8 * MIB if why == "keeps what it has" else 32 * MIB)
     async with serving(origin, middle, hdd(tmp_path)) as cache:
         older = await fill(cache, origin, 80 if why == "keeps what it has" else 3, "older")
@@ -185,8 +181,9 @@ async def test_what_one_tier_refuses_goes_on_to_the_next(
 
 
 @pytest.mark.expect_log("can't grow|can't store blocks")
-async def test_what_all_refuse_is_dropped_and_counted(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_what_all_refuse_is_dropped_and_counted(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     async with serving(origin, mem(tmp_path), ssd(tmp_path, disk)) as cache:
         disk.fail(errno.ENOSPC, "write", "create")
         refs = await overfill(cache, origin)
@@ -202,9 +199,10 @@ async def test_what_all_refuse_is_dropped_and_counted(tmp_path: Path, disk: Faul
         assert origin.counters.gets == 2 * len(refs) - len(left)
 
 
-async def test_a_bad_sector_stops_only_its_block(tmp_path: Path, disk: FaultyDisk) -> None:
+async def test_a_bad_sector_stops_only_its_block(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     """One of many that are read together for a move can't be read."""
-    origin = MemoryOrigin()
     async with serving(origin, mem(tmp_path, disk), ssd(tmp_path)) as cache:
         refs = await fill(cache, origin, 64, "f")
         slab, slot = _slot_of(store_of(cache, "mem"), refs[0])
@@ -228,10 +226,9 @@ async def test_a_bad_sector_stops_only_its_block(tmp_path: Path, disk: FaultyDis
         recount(cache)
 
 
-async def test_what_was_just_copied_stays(tmp_path: Path) -> None:
+async def test_what_was_just_copied_stays(tmp_path: Path, origin: MemoryOrigin) -> None:
     """However full the tier above its mark: only what has rested goes, and where it went it
     rests again."""
-    origin = MemoryOrigin()
     async with serving(origin, mem(tmp_path), ssd(tmp_path)) as cache:
         refs = await fill(cache, origin, 64, "f")
         assert tiers_of(cache)[0].evictor.above_high()
@@ -265,8 +262,7 @@ async def below_only(
     return refs
 
 
-async def test_promoted_on_hits(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_promoted_on_hits(tmp_path: Path, origin: MemoryOrigin) -> None:
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path))
         await assert_right(cache, origin, refs)
@@ -280,9 +276,8 @@ async def test_promoted_on_hits(tmp_path: Path) -> None:
 
 
 @pytest.mark.expect_log("a block is not what was stored")
-async def test_a_stale_row_moves_nobodys_block(tmp_path: Path) -> None:
+async def test_a_stale_row_moves_nobodys_block(tmp_path: Path, origin: MemoryOrigin) -> None:
     """After a power cut two blocks may be said to be in one slot, whose bytes are both's."""
-    origin = MemoryOrigin()
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path))
         index = store_of(cache, "ssd").index
@@ -299,10 +294,9 @@ async def test_a_stale_row_moves_nobodys_block(tmp_path: Path) -> None:
 
 
 async def test_promoted_although_nothing_was_stored_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """Blocks come to the end of their rest by themselves, not only when others are copied."""
-    origin = MemoryOrigin()
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await fill(cache, origin, 3, "f")
         await cache.add_tier(mem(tmp_path))
@@ -314,8 +308,9 @@ async def test_promoted_although_nothing_was_stored_since(
         assert origin.counters.gets == 3
 
 
-async def test_wanted_many_times_moved_once(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_wanted_many_times_moved_once(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path, disk))
         disk.hang("create", "write")
@@ -334,8 +329,9 @@ async def test_wanted_many_times_moved_once(tmp_path: Path, disk: FaultyDisk) ->
 # -- readers -------------------------------------------------------------------------------------
 
 
-async def test_nobody_waits_for_a_block_on_its_way_down(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_nobody_waits_for_a_block_on_its_way_down(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     source = FaultyDisk()
     async with serving(origin, mem(tmp_path, source), ssd(tmp_path, disk)) as cache:
         disk.hang("create", "write")
@@ -355,8 +351,9 @@ async def test_nobody_waits_for_a_block_on_its_way_down(tmp_path: Path, disk: Fa
         recount(cache)
 
 
-async def test_nobody_waits_for_a_block_on_its_way_up(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_nobody_waits_for_a_block_on_its_way_up(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     source = FaultyDisk()
     async with serving(origin, ssd(tmp_path, source)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path, disk))
@@ -393,9 +390,10 @@ def evict(store: TierStore, ref: ObjectRef) -> None:
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-async def test_evicted_on_its_way(way: str, tmp_path: Path, disk: FaultyDisk) -> None:
+async def test_evicted_on_its_way(
+    way: str, tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     """The copy arrives all the same; what is in the slot by then is left alone."""
-    origin = MemoryOrigin()
     upper, lower = (disk, None) if way == "up" else (None, disk)
     async with serving(origin, ssd(tmp_path, lower)) as cache:
         if way == "up":
@@ -423,9 +421,8 @@ async def test_evicted_on_its_way(way: str, tmp_path: Path, disk: FaultyDisk) ->
 
 @pytest.mark.parametrize("up", [False, True])
 async def test_what_is_pinned_on_its_way_is_pinned_where_it_arrives(
-    tmp_path: Path, disk: FaultyDisk, up: bool
+    tmp_path: Path, disk: FaultyDisk, up: bool, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.pin(refs)).blocks == len(refs)
         disk.heal()
@@ -440,9 +437,8 @@ async def test_what_is_pinned_on_its_way_is_pinned_where_it_arrives(
 
 @pytest.mark.parametrize("up", [False, True])
 async def test_what_is_dropped_on_its_way_does_not_arrive(
-    tmp_path: Path, disk: FaultyDisk, up: bool
+    tmp_path: Path, disk: FaultyDisk, up: bool, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.evict(refs)).blocks == len(refs)
         disk.heal()
@@ -482,9 +478,8 @@ async def _on_their_way(
 
 @pytest.mark.parametrize("others", ["one below", "none"])
 async def test_the_tier_that_blocks_go_down_to_is_removed(
-    others: str, tmp_path: Path, disk: FaultyDisk
+    others: str, tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     rest = [hdd(tmp_path)] if others == "one below" else []
     async with serving(origin, mem(tmp_path), ssd(tmp_path, disk), *rest) as cache:
         disk.hang("create", "write")
@@ -508,9 +503,8 @@ async def test_the_tier_that_blocks_go_down_to_is_removed(
 
 
 async def test_the_tier_that_blocks_go_down_from_is_removed(
-    tmp_path: Path, disk: FaultyDisk
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
 ) -> None:
-    origin = MemoryOrigin()
     async with serving(origin, mem(tmp_path), ssd(tmp_path, disk)) as cache:
         disk.hang("create", "write")
         refs = await overfill(cache, origin)
@@ -530,9 +524,10 @@ async def test_the_tier_that_blocks_go_down_from_is_removed(
         recount(cache)
 
 
-async def test_the_tier_that_blocks_go_up_to_is_removed(tmp_path: Path, disk: FaultyDisk) -> None:
+async def test_the_tier_that_blocks_go_up_to_is_removed(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     """One block is on its way, others wait for theirs; then there is nothing above them."""
-    origin = MemoryOrigin()
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path, disk))
         disk.hang("create", "write")
@@ -551,8 +546,9 @@ async def test_the_tier_that_blocks_go_up_to_is_removed(tmp_path: Path, disk: Fa
         recount(cache)
 
 
-async def test_the_tier_that_blocks_go_up_from_is_removed(tmp_path: Path, disk: FaultyDisk) -> None:
-    origin = MemoryOrigin()
+async def test_the_tier_that_blocks_go_up_from_is_removed(
+    tmp_path: Path, disk: FaultyDisk, origin: MemoryOrigin
+) -> None:
     async with serving(origin, ssd(tmp_path)) as cache:
         refs = await below_only(cache, origin, mem(tmp_path, disk))
         disk.hang("create", "write")
@@ -575,10 +571,13 @@ async def test_the_tier_that_blocks_go_up_from_is_removed(tmp_path: Path, disk: 
 @pytest.mark.expect_log("does not answer", required=False)
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_closing_while_blocks_move(
-    way: str, tmp_path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+    way: str,
+    tmp_path: Path,
+    disk: FaultyDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    origin: MemoryOrigin,
 ) -> None:
     monkeypatch.setattr(active_tier, "CLOSE_TIMEOUT_S", 0.2)
-    origin = MemoryOrigin()
     async with serving(origin, ssd(tmp_path, disk if way == "down" else None)) as cache:
         if way == "up":
             refs = await below_only(cache, origin, mem(tmp_path, disk))
@@ -606,12 +605,11 @@ async def test_closing_while_blocks_move(
 
 @pytest.mark.parametrize("committed", ["ssd", "mem"])
 async def test_crash_between_the_commits_of_a_move(
-    committed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    committed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """One index knows of the moves, the other doesn't. `ssd`: both tiers hold the blocks. `mem`:
     neither does, until they are found in the slots."""
     monkeypatch.setattr(store_module, "COMMIT_INTERVAL_S", 1e6)
-    origin = MemoryOrigin()
     left = tmp_path / "left"
     async with serving(origin, mem(tmp_path), ssd(tmp_path), crash=True) as cache:
         refs = await fill(cache, origin, 64, "f")

@@ -46,8 +46,7 @@ async def calm(cache: BlockCache) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-async def test_blocks_go_down_before_they_are_dropped(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_blocks_go_down_before_they_are_dropped(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 400, 100_000)
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     ssd = open_tier(tmp_path / "s", 16 * MIB, medium=Medium.SSD)
@@ -70,8 +69,7 @@ async def test_blocks_go_down_before_they_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-async def test_reads_are_right_while_blocks_move(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_reads_are_right_while_blocks_move(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = [*put_many(origin, 120, 100_000), *put_many(origin, 40, 9_000, "s")]
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     ssd = open_tier(tmp_path / "s", 32 * MIB)
@@ -82,8 +80,7 @@ async def test_reads_are_right_while_blocks_move(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("restless")
-async def test_what_is_read_often_comes_up(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_what_is_read_often_comes_up(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 200, 100_000)
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     async with serving(origin, mem, open_tier(tmp_path / "s", 64 * MIB)) as cache:
@@ -104,7 +101,9 @@ async def test_what_is_read_often_comes_up(tmp_path: Path) -> None:
     assert origin.counters.gets == 200
 
 
-async def test_a_block_that_moves_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
+async def test_a_block_that_moves_while_it_is_looked_for_is_found(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     """One reader waits for the disk; meanwhile another's hit moves the block up."""
 
     class SecondReadWaits(Disk):
@@ -118,7 +117,6 @@ async def test_a_block_that_moves_while_it_is_looked_for_is_found(tmp_path: Path
                     self.go.wait()
             return super().read(fd, length, offset)
 
-    origin = MemoryOrigin()
     ref = put(origin, "f", 100_000)
     async with serving(origin, open_tier(tmp_path / "s")) as cache:
         await assert_right(cache, origin, [ref])
@@ -137,9 +135,8 @@ async def test_a_block_that_moves_while_it_is_looked_for_is_found(tmp_path: Path
     assert origin.counters.gets == 1
 
 
-async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path) -> None:
+async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path, origin: MemoryOrigin) -> None:
     """With MEM full of blocks that just came, newcomers go to the next tier."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 160, 100_000)
     mem = open_tier(tmp_path / "m", 8 * MIB, medium=Medium.MEM)
     async with serving(origin, mem, open_tier(tmp_path / "s", 64 * MIB)) as cache:
@@ -154,8 +151,7 @@ async def test_nothing_is_copied_twice_in_a_second(tmp_path: Path) -> None:
     assert origin.counters.gets == 160
 
 
-async def test_a_tier_comes_and_goes_under_load(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_a_tier_comes_and_goes_under_load(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 100, 50_000)
     done = trio.Event()
 
@@ -192,9 +188,8 @@ async def test_a_tier_comes_and_goes_under_load(tmp_path: Path) -> None:
         assert origin.counters.gets == gets
 
 
-async def test_recency_outlives_a_restart(tmp_path: Path) -> None:
+async def test_recency_outlives_a_restart(tmp_path: Path, origin: MemoryOrigin) -> None:
     """Which blocks of one slab were read last decides who goes after the restart."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 60, 100_000)
     hot = refs[::2]
     async with serving(origin, open_tier(tmp_path, 8 * MIB)) as cache:
@@ -214,8 +209,9 @@ async def test_recency_outlives_a_restart(tmp_path: Path) -> None:
     assert origin.counters.gets == gets + 35
 
 
-async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: Path) -> None:
-    origin = MemoryOrigin()
+async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
     refs = [*put_many(origin, 100, 100_000), put(origin, "big", 3 * MIB)]
 
     def tiers():
@@ -239,11 +235,10 @@ async def test_several_tiers_outlive_a_restart_and_a_change_of_policy(tmp_path: 
 
 
 async def test_a_tier_goes_while_blocks_are_dropped_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
 ) -> None:
     """After a crash slot tables are asked whose a block is. Nobody can be asked any more: what the
     other tiers hold is dropped all the same."""
-    origin = MemoryOrigin()
     refs = put_many(origin, 10, 50_000)
     async with serving(origin, open_tier(tmp_path / "a"), crash=True) as cache:
         await assert_right(cache, origin, refs)

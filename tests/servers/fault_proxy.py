@@ -20,7 +20,6 @@ import threading
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -97,12 +96,7 @@ class FaultProxy:
         self.endpoint = f"http://127.0.0.1:{json.loads(self._process.stdout.readline())}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         stop_process(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

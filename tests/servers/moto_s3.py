@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from types import TracebackType
 from typing import Self
 
 from tests.servers.ports import answers, free_ports, wait_until
@@ -32,11 +31,6 @@ class MotoS3(S3Server):
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close_client()
         stop_process(self._process)

@@ -10,7 +10,6 @@ import socket
 import ssl
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 from tests.servers.certificates import Certificates
@@ -40,12 +39,7 @@ class TlsFront:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.hang_up()
