@@ -311,3 +311,10 @@ async def test_blocks_are_stored_again_once_the_index_can_be_written(
         await assert_right(cache, origin, refs)
         await cache.drain()
         assert cache.status()[0].counters.admitted == 5
+
+
+async def test_a_new_directory_has_nothing_to_reconcile(tmp_path: Path) -> None:
+    """So it is cleanly closed, however soon."""
+    tier = open_tier(tmp_path)
+    async with serving(MemoryOrigin(), tier) as cache:
+        assert not stores(cache)[0].files.must_reconcile

@@ -35,7 +35,7 @@ def test_power_cuts(
     rounds = Rounds(server, tmp_path, seed)
     with memory_directory() as memory:
         undo_file = memory / "undo"
-        while rounds.total["killed"] < 40:
+        while rounds.go_on(40):
             order = rounds.order(undo_file)
             if rounds.chance(0.2):
                 rounds.close(order)

@@ -1,5 +1,6 @@
 """The command line without a mount: help, nonsense, and how errors are told."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from click.testing import CliRunner, Result
 from cachefs import __version__
 from cachefs.cli import main
 from cachefs.cli import status as status_module
+from cachefs.cli import umount as umount_module
 from cachefs.cli.mounting.mount_words import parse_mount_words
 from cachefs.cli.mounts import all_mounts
 from cachefs.config import flags
 from cachefs.errors import CachefsError, UsageError
-from cachefs.mounts import MountHealth, RuntimeEntry
+from cachefs.mounts import FSTYPE, MountHealth, RuntimeEntry
 from cachefs.mounts.table import MountEntry
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -188,6 +190,20 @@ def test_mount_words() -> None:
     for words in (*wrong, "rw", "nofail", "x-systemd.automount", "foreground", "remount", "nouid"):
         with pytest.raises(UsageError):
             parse_mount_words(words)
+
+
+def test_umount_of_what_its_daemon_unmounts_at_this_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [MountEntry(tmp_path, FSTYPE, "s3://b"), None]
+    monkeypatch.setattr(umount_module, "find_mount", lambda place: there.pop(0))
+
+    def unmount(place: Path, **how: bool) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(umount_module, "unmount", unmount)
+    result = CliRunner().invoke(main, ["umount", "--force", str(tmp_path)])
+    assert (result.exit_code, result.output, there) == (0, "", [])
 
 
 def test_umount_of_what_is_not_mounted(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
             unmount(place, lazy=lazy, force=force)
             return
         except OSError as error:
+            if error.errno == errno.EINVAL and find_mount(place) is None:
+                return  # its daemon, which ended at this moment, has unmounted it
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
                 raise _explained(error, place) from error
         time.sleep(0.1)

@@ -75,10 +75,11 @@ class SlabFiles:
         self._late: set[int] = set()
         """Slabs whose last open took longer than the patience of a reader."""
         index.before_commit(self._put_rows)
-        self.must_reconcile = not index.take_clean_mark()
-        """The last daemon crashed, so index, slot tables and slots may differ."""
+        has_crashed = not index.take_clean_mark()
         self._load()
-        if self.must_reconcile and self._by_id:
+        self.must_reconcile = has_crashed and bool(self._by_id)
+        """The last daemon crashed, so index, slot tables and slots may differ."""
+        if self.must_reconcile:
             index.note_crash()
         self.may_have_stale_rows = index.has_seen_crash
         """A daemon has crashed on this directory at least once. Index rows may point to slots that
