@@ -31,9 +31,11 @@ from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
 from cachefs.load.jobs import Jobs
 from cachefs.load.paths import PathReader
+from cachefs.load.throttle import LoadThrottle
 from cachefs.log import is_debugging, set_debugging
-from cachefs.namespace.reader import Readers
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.prefetch.look_ups import LookUpReads
+from cachefs.prefetch.prefetch import Prefetch
 from tests.fuzz.targets._namespace import running_tree
 from tests.namespace.harness import Tree, open_tier
 
@@ -61,18 +63,22 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
         JobContext(namespace, block_cache, origin, JobFiles(place / "jobs"), paths, 1 << 20)
     )
     observers = RequestObservers()
-    readers = Readers(namespace, block_cache, 0)
-    options = live_options(origin, UidLimits({}), namespace, readers)
-    all_routes = (
-        CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
-        MetadataRoutes(namespace, tree.db, tree.origin, None),
-        LoadRoutes(jobs),
-        SetRoutes(options, AccessLog(observers), Path("/mnt/m")),
-        TierRoutes(block_cache, _config(), _no_tier, [tier], tier),
-        ProfileRoutes(namespace, origin, observers),
-    )
+    throttle = LoadThrottle(block_cache, origin, 1 << 20)
     was_debugging = is_debugging()
     async with trio.open_nursery() as nursery:
+        prefetch = Prefetch(
+            *(namespace, block_cache, nursery, LookUpReads(block_cache)),
+            *(lambda: True, throttle, 0, "order"),
+        )
+        options = live_options(origin, UidLimits({}), namespace, prefetch)
+        all_routes = (
+            CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
+            MetadataRoutes(namespace, tree.db, tree.origin, None),
+            LoadRoutes(jobs),
+            SetRoutes(options, AccessLog(observers), Path("/mnt/m")),
+            TierRoutes(block_cache, _config(), _no_tier, [tier], tier),
+            ProfileRoutes(namespace, origin, observers),
+        )
         await nursery.start(block_cache.run)
         await nursery.start(jobs.run)
         yield {
@@ -108,7 +114,7 @@ async def _ask(data: bytes) -> None:
         statuses.extend([message["status"]] if "status" in message else [])
         text += message.get("body", b"")
 
-    async with running_tree() as tree, _handlers(tree, tree._path.parent) as handlers:
+    async with running_tree() as tree, _handlers(tree, tree.path.parent) as handlers:
         with trio.move_on_after(_PATIENCE_S) as waiting:
             await application(handlers)(scope, receive, send)
     if not waiting.cancelled_caught:
