@@ -32,7 +32,8 @@ async def tree(
 
 @pytest.fixture
 async def reading(tree: Tree, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Reading]:
-    cache = BlockCache(tree.origin, [open_tier(tmp_path / "cache", tree.origin)])
+    tier = open_tier(tmp_path / "cache", tree.origin)
+    cache = BlockCache(tree.origin, [tier])
     await nursery.start(cache.run)
-    yield Reading(tree, cache)
+    yield Reading(tree, cache, tier)
     await cache.aclose()

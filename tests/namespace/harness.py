@@ -175,7 +175,7 @@ class Tree:
     def __init__(
         self, path: Path, nursery: trio.Nursery, origin: ScriptedOrigin, clock: WallClock
     ) -> None:
-        self._path = path
+        self.path = path
         self._nursery = nursery
         self.origin = origin
         self.clock = clock
@@ -188,7 +188,7 @@ class Tree:
         self.namespace: Namespace
 
     async def start(self, ttls: Ttls = TTLS) -> None:
-        self.db = Database.open(str(self._path), TABLES, 1 << 28)
+        self.db = Database.open(str(self.path), TABLES, 1 << 28)
         self.namespace = Namespace(
             self.db,
             self.origin,
@@ -237,11 +237,12 @@ class Tree:
 class Reading:
     """A tree with a cache and readers."""
 
-    def __init__(self, tree: Tree, cache: BlockCache, readahead_bytes: int = 64 << 20) -> None:
+    def __init__(self, tree: Tree, cache: BlockCache, tier: CacheDirectory) -> None:
         self.tree = tree
         self.origin = tree.origin
         self.cache = cache
-        self.readers = Readers(tree.namespace, cache, readahead_bytes)
+        self.tier = tier
+        self.readers = Readers(tree.namespace, cache, 64 << 20)
 
     async def read(self, ino: int, offset: int, size: int) -> bytes:
         """As `fuse/operations.py` does it: at once if possible, else with waiting."""

@@ -146,7 +146,7 @@ async def test_evict_asks_nothing(desk: Desk, origin: ScriptedOrigin) -> None:
 
 
 async def test_more_than_the_limit_is_not_pinned(desk: Desk, origin: ScriptedOrigin) -> None:
-    tier = desk.reading.cache._tiers[0].directory
+    tier = desk.reading.tier
     tier.pin_ratio = 1.5 * BLOCK_BYTES / tier.slabs.capacity_bytes
     for number in range(3):
         origin.put(f"large/{number}", bytes(BLOCK_BYTES))

@@ -124,10 +124,10 @@ async def test_without_a_number_that_was_ever_reserved_nothing_is_shown(
 ) -> None:
     tree.db.abandon()
     full_database.is_full = True
-    tree._path = tree._path.with_name("new")
+    tree.path = tree.path.with_name("new")
     await tree.start()
     tree.namespace.outlive()
-    assert not any(path.exists() for path in log_paths(tree._path / "journal"))
+    assert not any(path.exists() for path in log_paths(tree.path / "journal"))
     origin.put("a", b"x")
     with pytest.raises(CacheDirError):
         await tree.find("a")

@@ -228,9 +228,10 @@ async def test_a_restart_reads_everything_again_without_a_request(
     whole = await read_sequentially(reading, inode)
     await reading.cache.aclose()
     await reading.tree.restart()
-    cache = BlockCache(reading.origin, [open_tier(tmp_path / "cache", reading.origin)])
+    tier = open_tier(tmp_path / "cache", reading.origin)
+    cache = BlockCache(reading.origin, [tier])
     await nursery.start(cache.run)
-    again = Reading(reading.tree, cache)
+    again = Reading(reading.tree, cache, tier)
     reading.origin.take_requests()
     assert await read_sequentially(again, await reading.tree.find("a")) == whole
     assert reading.origin.take_requests() == []

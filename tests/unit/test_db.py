@@ -29,6 +29,7 @@ from cachefs.db import (
 )
 from cachefs.db.mapping import cold_share, unmap_pages
 from cachefs.errors import CacheDirError
+from tests.full_database import FullDatabase
 
 MAP_BYTES = 1 << 26
 TABLES = ("one", "two")
@@ -172,15 +173,10 @@ def test_close_commits(tmp_path: Path) -> None:
 
 @pytest.mark.expect_log("can't write the database")
 async def test_a_failing_commit_keeps_the_changes_and_warns_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, full_database: FullDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     db = opened(tmp_path)
-    real = db._write
-
-    def full(batch: dict[str, ChangedRows]) -> None:
-        raise lmdb.MapFullError("no space left")
-
-    monkeypatch.setattr(db, "_write", full)
+    full_database.is_full = True
     db.put("one", b"a", b"1")
     db.put("one", b"b", b"1")
     for _ in range(3):
@@ -192,7 +188,7 @@ async def test_a_failing_commit_keeps_the_changes_and_warns_once(
     assert list(db.scan("one", b"")) == [(b"a", b"2")]
     assert [record.name for record in caplog.records] == ["cachefs.db.database"]
 
-    monkeypatch.setattr(db, "_write", real)
+    full_database.is_full = False
     await db.commit()
     assert db.pending_count == 0
     db.abandon()
@@ -443,10 +439,10 @@ def mapped_of(path: Path) -> int:
     return sum(map(int, found)) * 1024
 
 
-def forget_pages(db: Database) -> None:
+def forget_pages(data: Path) -> None:
     """What a kernel does that needs the memory for others."""
-    unmap_pages(db._data_path)
-    with open(db._data_path, "rb") as file:
+    unmap_pages(data)
+    with data.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -458,7 +454,7 @@ async def test_cold_rows_are_brought_into_memory_by_threads(tmp_path: Path) -> N
     await db.commit()
     await db.residency.measure()
     assert not db.residency.is_cold
-    forget_pages(db)
+    forget_pages(tmp_path / "db/data.mdb")
     await db.residency.measure()
     assert db.residency.is_cold
     faults = 0
@@ -474,14 +470,15 @@ async def test_cold_rows_are_brought_into_memory_by_threads(tmp_path: Path) -> N
 
 async def test_a_cold_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "_KEEP_WARM_INTERVAL_S", 0.01)
+    data = tmp_path / "db/data.mdb"
     db = opened(tmp_path / "db")
     db.put_all("one", {number.to_bytes(4, "big"): bytes(100) for number in range(20_000)})
     await db.commit()
-    forget_pages(db)
+    forget_pages(data)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(db.residency.keep_warm)
         with trio.fail_after(60):
-            while cold_share(db._data_path) > 0.01:  # noqa: ASYNC110 - it has no event
+            while cold_share(data) > 0.01:  # noqa: ASYNC110 - it has no event
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     db.close()

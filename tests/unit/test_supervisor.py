@@ -122,12 +122,15 @@ def test_another_daemon_takes_the_place_of_one_that_died(stage: Stage) -> None:
     assert len(stage.ready) == 1
 
 
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
+
+
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.expect_log("the daemon .* ended; what is cached is served on")
 @pytest.mark.expect_log("no daemon could be started: it could not begin: disk gone")
-def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
+def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(stage: Stage) -> None:
     with pytest.raises(MountError, match=r"given up: no daemon could .* 5 attempts.* disk gone"):
         stage.run(
             "hello()\n"
@@ -268,11 +271,11 @@ def test_a_first_daemon_that_crashes_twice_fails(stage: Stage) -> None:
     assert stage.daemons == 2
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.expect_log("the daemon .* was killed by SIGSEGV")
 def test_daemons_that_crash_as_soon_as_they_serve_give_the_mount_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(restarts, "FAILURES_WITHIN_S", 600.0)
     with pytest.raises(MountError, match="5 daemons have crashed within a minute"):
         stage.run("hello(); ready(); time.sleep(0.1); os.kill(os.getpid(), signal.SIGSEGV)")
