@@ -12,6 +12,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.reader import Readers
 from cachefs.types import BLOCK_BYTES
+from tests.cache.harness import until
 from tests.namespace.harness import Reading, open_tier
 
 MIB = 1 << 20
@@ -95,6 +96,38 @@ async def test_random_reads_fetch_only_the_blocks_they_touch(reading: Reading) -
     for block in blocks:
         await reading.read(inode.ino, block * MIB + 500_000, 4 * KIB)
     assert reading.gets() == []
+
+
+async def test_random_reads_of_a_large_file_get_their_range_first(reading: Reading) -> None:
+    inode = await generated(reading, "a", 160 * MIB)
+    for block in (90, 30):
+        offset = block * MIB + 12_288
+        data = await reading.read(inode.ino, offset, 4 * KIB)
+        assert data == reading.origin.expected("a", offset, 4 * KIB)
+    await until(lambda: not (reading.cache.following_count or reading.cache.fetching_count))
+    assert sorted(reading.gets()) == [
+        *((30 * MIB, MIB), (30 * MIB + 12_288, 4 * KIB)),
+        *((90 * MIB, MIB), (90 * MIB + 12_288, 4 * KIB)),
+    ]
+
+
+async def test_a_sequential_read_of_a_large_file_takes_no_small_gets(reading: Reading) -> None:
+    inode = await generated(reading, "a", 160 * MIB)
+    for offset in range(0, 4 * MIB, REQUEST):
+        await reading.read(inode.ino, offset, REQUEST)
+    assert all(length >= MIB for _, length in reading.gets())
+
+
+async def test_a_far_origin_has_a_full_window_within_16_mib(reading: Reading) -> None:
+    reading.origin.quickest_s = 0.03
+    inode = await generated(reading, "a", 128 * MIB)
+    for offset in range(0, 16 * MIB, MIB):
+        await reading.read(inode.ino, offset, MIB)
+    await until(lambda: not reading.cache.fetching_count)
+    gets = reading.gets()
+    assert len({offset for offset, _ in gets}) == len(gets), "nothing twice"
+    assert max(offset + length for offset, length in gets) >= (16 + 60) * MIB
+    assert len([offset for offset, _ in gets if offset >= 16 * MIB]) >= 14
 
 
 async def test_reading_backwards_fetches_only_what_it_touches(reading: Reading) -> None:

@@ -55,6 +55,23 @@ def resilient(store: Store, **settings: float) -> ResilientOrigin:
     return ResilientOrigin(store, Resilience(**settings), random.Random(1))  # type: ignore[arg-type]
 
 
+async def test_the_quickest_answer_tells_how_far_the_origin_is(autojump_clock: MockClock) -> None:
+    store = Store()
+    origin = resilient(store)
+    assert origin.quickest_s == 0.0
+    store.delay_s = 0.03
+    meta = await origin.stat("f")
+    assert isinstance(meta, ObjectMeta)
+    assert origin.quickest_s == pytest.approx(0.03)
+    store.delay_s = 0.3  # a busy origin is not a far one
+    await origin.read("f", meta, 0, 4)
+    assert origin.quickest_s == pytest.approx(0.03)
+    store.delay_s = 0.005
+    await origin.stat("")  # costs no request
+    await origin.read("f", meta, 0, 4)
+    assert origin.quickest_s == pytest.approx(0.005)
+
+
 @asynccontextmanager
 async def running(store: Store, **settings: float) -> AsyncIterator[ResilientOrigin]:
     origin = resilient(store, **settings)

@@ -11,7 +11,7 @@ from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.origin.wrapping import WrappingOrigin
 from tests.memory_origin import MemoryOrigin
 
-STATE_OF_READS = {"held_back_at", "progressed_at", "best_read_bytes"}
+STATE_OF_READS = {"held_back_at", "progressed_at", "best_read_bytes", "quickest_s"}
 """`ResilientOrigin` has its own, and the cache asks nothing else."""
 BY_OTHERS = {"stat_and_read", "stat_unlisted", "read_body"}
 """`Origin` derives these from `stat` and `read`, so they need not be passed on."""

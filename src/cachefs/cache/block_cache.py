@@ -17,6 +17,7 @@ import trio
 
 from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
+from cachefs.cache.fetch.fragments import Fragments
 from cachefs.cache.fetch.in_flight import FetchMemory, InFlightFetch
 from cachefs.cache.fetched_blocks import FetchedBlocks
 from cachefs.cache.levels.active_tier import ActiveTier
@@ -72,6 +73,7 @@ class BlockCache:
         self._fetches = Fetches(
             origin, history, self.counters, self._memory, patience_s, fetched.admit
         )
+        self._fragments = Fragments(self._fetches, self._is_unneeded)
         self._in_flight = self._fetches.in_flight
         self._admitting = fetched.admitting
         self._unstored = fetched.unstored
@@ -87,7 +89,13 @@ class BlockCache:
 
     def _under_way(self) -> set[bytes]:
         """Return the ids of objects with blocks on their way from the origin to a tier."""
-        return {key.object_id for key in (*self._in_flight, *self._admitting)}
+        queued = self._fragments.queued
+        return {key.object_id for key in (*queued, *self._in_flight, *self._admitting)}
+
+    def _is_unneeded(self, key: BlockKey, queued_at: float) -> bool:
+        """Whether a block that was queued at `queued_at` need not be fetched any more."""
+        evicted = self.admission_filter.is_unwanted(key, queued_at)
+        return evicted or self.is_cached_or_inflight(key)
 
     # -- readers -------------------------------------------------------------------------------
 
@@ -121,12 +129,13 @@ class BlockCache:
         return found
 
     async def read_block(
-        self, ref: ObjectRef, block_index: int, offset: int, length: int
+        self, ref: ObjectRef, block_index: int, offset: int, length: int, is_random: bool = False
     ) -> Buffer:
         """Return `length` >= 1 bytes at `offset` of a block, from a tier or the origin.
 
-        The range must lie inside the block. The bytes stay valid and unchanged. Raises
-        `OriginError` if the block isn't cached and the origin fails.
+        The range must lie inside the block. The bytes stay valid and unchanged. With `is_random`,
+        the origin may send the range before the block (`Fragments`). Raises `OriginError` if the
+        block isn't cached and the origin fails.
         """
         key = BlockKey(ref.object_id, block_index)
         fetched = self._admitting.get(key)
@@ -147,18 +156,22 @@ class BlockCache:
             if unstored is not None:
                 self._count_hit(length)
                 return unstored[offset : offset + length]
-        return (await self._fetched_block(ref, key))[offset : offset + length]
+        return await self._fetched_bytes(ref, key, offset, length, is_random)
 
-    async def _fetched_block(self, ref: ObjectRef, key: BlockKey) -> memoryview:
-        """Return the block from an in-flight fetch or a new one.
+    async def _fetched_bytes(
+        self, ref: ObjectRef, key: BlockKey, offset: int, length: int, is_random: bool
+    ) -> memoryview:
+        """Return bytes of a block from an in-flight fetch, a new one, or a fragment.
 
         A tier that could not read the block is not tried again, even if its index still has it.
         """
         fetched = self._admitting.get(key)
         if fetched is not None:  # it came while `read_block` tried the tiers
-            self._count_hit(len(fetched))
-            return fetched
+            self._count_hit(length)
+            return fetched[offset : offset + length]
         fetch = self._in_flight.get(key) or self._fetches.failed_lately(key)
+        if fetch is None and is_random:
+            fetch = self._fragments.start(ref, key, offset, length)
         if fetch is None:
             fetch = self._fetches.start(ref, key.block_index, 1)
         self.counters.misses += 1
@@ -168,7 +181,7 @@ class BlockCache:
         finally:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()
-        return fetch.block(key.block_index)
+        return fetch.part(key.block_index, offset, length)
 
     async def give_way(self) -> None:
         """Let the loop run between two pieces of work that can wait.
@@ -278,9 +291,19 @@ class BlockCache:
         return self.waiting_readers > 0
 
     @property
+    def origin_is_far(self) -> bool:
+        """Whether each request to the origin takes long, however small: see `Fetches.is_far`."""
+        return self._fetches.is_far
+
+    @property
     def fetching_count(self) -> int:
         """Number of blocks in flight from the origin."""
         return len(self._in_flight)
+
+    @property
+    def following_count(self) -> int:
+        """Number of blocks that follow their fragments and whose fetches have not begun."""
+        return len(self._fragments.queued)
 
     @property
     def storing_count(self) -> int:

@@ -5,8 +5,10 @@ requests from many open files, and some data paths have no open at all. Several 
 (workers that read different parts) are distinguished by their positions.
 
 Read-ahead: a stream that enters block after block gets a window that doubles up to
-`readahead_bytes` and is fetched in extents of up to 8 MiB. Random reads never start a window: they
-fetch only the blocks that they touch. Small files have one block and need no read-ahead.
+`readahead_bytes` and is fetched in extents of up to 8 MiB. If the origin is far, one request brings
+few bytes per second. The window then quadruples, and is fetched in up to 16 requests at a time,
+which are renewed one by one. Random reads never start a window: they fetch only the blocks that
+they touch. Small files have one block and need no read-ahead.
 """
 
 import logging
@@ -30,6 +32,9 @@ assert 1 << _BLOCK_SHIFT == BLOCK_BYTES
 
 _TOLD_AGAIN_S = 60.0
 _EXTENT_BLOCKS = 8
+_GROWTH, _FAR_GROWTH = 2, 4
+_FAR_REQUESTS = 16
+"""Of 30 ms each, with 80 MB/s per connection, they bring 800 MB/s when the window is 64 MiB."""
 _STREAMS = 4
 _READERS = 16_384
 """The most readers kept, under 1 KiB each. A dropped reader can be made again in some 10 us."""
@@ -93,7 +98,8 @@ class FileReader:
         end = min(offset + size, self.ref.meta.size_bytes)
         block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
         if start + end - offset <= BLOCK_BYTES:
-            return await self._cache.read_block(self.ref, block, start, end - offset)
+            is_random = self._is_random(block)
+            return await self._cache.read_block(self.ref, block, start, end - offset, is_random)
         pieces: list[Buffer] = []
         while offset < end:
             block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
@@ -117,9 +123,28 @@ class FileReader:
             return
         if stream.ahead <= block:
             stream.ahead = block + 1
-        if stream.ahead - block <= stream.window // 2 + 1:
-            stream.window = min(stream.window * 2, self.max_window)
-            self._fetch_ahead(stream)
+        left_blocks = stream.ahead - block
+        is_far = self._cache.origin_is_far
+        if left_blocks <= stream.window // 2 + 1:
+            growth = _FAR_GROWTH if is_far else _GROWTH
+            stream.window = min(stream.window * growth, self.max_window)
+        elif not (is_far and self._is_extent_due(stream, left_blocks)):
+            return
+        self._fetch_ahead(stream, _far_extent(stream) if is_far else _EXTENT_BLOCKS)
+
+    def _is_extent_due(self, stream: _Stream, left_blocks: int) -> bool:
+        """Whether the window has its full size and room for one more GET."""
+        is_full_size = stream.window == self.max_window
+        return is_full_size and left_blocks <= stream.window + 1 - _far_extent(stream)
+
+    def _is_random(self, block: int) -> bool:
+        """Whether no stream reads in order at this block. Without read-ahead, streams are not
+        distinguished, and all reads count as sequential."""
+        if not self.max_window:
+            return False
+        return not any(
+            stream.run and stream.head - 2 <= block <= stream.head + 1 for stream in self._streams
+        )
 
     def _stream_of(self, block: int) -> _Stream:
         """Return the stream that this block continues (requests arrive slightly out of order),
@@ -135,8 +160,9 @@ class FileReader:
         del self._streams[_STREAMS:]
         return stream
 
-    def _fetch_ahead(self, stream: _Stream) -> None:
-        """Fetch the missing blocks from `ahead` to the end of the window, in few GETs."""
+    def _fetch_ahead(self, stream: _Stream, extent_blocks: int) -> None:
+        """Fetch the missing blocks from `ahead` to the end of the window, in GETs of up to
+        `extent_blocks`."""
         end = min(stream.head + 1 + stream.window, self.ref.block_count)
         first = stream.ahead
         while first < end:
@@ -145,9 +171,7 @@ class FileReader:
                 continue
             count = 1
             while (
-                count < _EXTENT_BLOCKS
-                and first + count < end
-                and not self._is_coming(first + count)
+                count < extent_blocks and first + count < end and not self._is_coming(first + count)
             ):
                 count += 1
             self._cache.fetch(self.ref, first, count)
@@ -156,6 +180,11 @@ class FileReader:
 
     def _is_coming(self, block: int) -> bool:
         return self._cache.is_cached_or_inflight(BlockKey(self.ref.object_id, block))
+
+
+def _far_extent(stream: _Stream) -> int:
+    """Return how many blocks one GET brings when the origin is far."""
+    return min(max(stream.window // _FAR_REQUESTS, 1), _EXTENT_BLOCKS)
 
 
 class Readers:

@@ -79,6 +79,9 @@ class Origin(ABC):
     best_read_bytes = float("inf")
     """The best size of one `read`; smaller over a slow line."""
 
+    quickest_s = 0.0
+    """The shortest time in which a request has been answered; 0 while unknown."""
+
     tells_owners = False
     """Files and directories have an owner, a group and a mode, so `stat("")` sends a request."""
 

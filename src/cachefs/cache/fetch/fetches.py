@@ -28,6 +28,10 @@ _FAILURE_S = 1.0
 """How long a block is not fetched again after its fetch failed slowly
 (`InFlightFetch.failed_slowly`)."""
 _FAILURES = 4096
+_HELD_BACK_S = 1.0
+_FAR_S = 0.02
+"""An object store in the same network answers sooner, even on a busy machine. With less latency
+read-ahead in GETs of 8 MiB fills the connections."""
 
 
 class Fetches:
@@ -62,6 +66,16 @@ class Fetches:
     def best_read_bytes(self) -> float:
         """See `Origin.best_read_bytes`."""
         return self._origin.best_read_bytes
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the origin's quickest answer has taken at least `_FAR_S`."""
+        return self._origin.quickest_s >= _FAR_S
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a read has waited for the bandwidth limit within the last `_HELD_BACK_S`."""
+        return trio.current_time() < self._origin.held_back_at + _HELD_BACK_S
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -138,6 +152,24 @@ class Fetches:
         nursery.start_soon(self._fetch_alone, fetch)
         return fetch
 
+    def start_fragment(
+        self, ref: ObjectRef, block_index: int, offset: int, length: int
+    ) -> InFlightFetch | None:
+        """Start the fetch of `length` bytes at `offset` of a block, and return it. It is not in
+        `in_flight`, and its bytes are never admitted, so the block may have a fetch as well.
+
+        Returns None if the memory has no room. Raises `OriginUnavailableError` at shutdown.
+        """
+        nursery = self._open_nursery()
+        if not self._memory.try_reserve(length):
+            return None
+        fetch = InFlightFetch(ref, block_index, 1)
+        fetch.offset += offset
+        fetch.length = length
+        fetch.is_fragment = fetch.has_room = True
+        nursery.start_soon(self._fetch_alone, fetch)
+        return fetch
+
     def put(self, ref: ObjectRef, data: memoryview) -> bool:
         """Take the only block of a file, whose bytes came without a fetch.
 
@@ -163,10 +195,10 @@ class Fetches:
 
     async def _fetch_alone(self, fetch: InFlightFetch) -> None:
         length = fetch.length
-        reserved = False
         try:
-            await self._memory.reserve(length)
-            reserved = fetch.has_room = True
+            if not fetch.has_room:
+                await self._memory.reserve(length)
+                fetch.has_room = True
             fetch.data = await self._get(fetch, length)
         except BaseException as error:
             fetch.error = error
@@ -176,7 +208,7 @@ class Fetches:
             if not isinstance(error, Exception):
                 raise
         finally:
-            if fetch.data is None and reserved:
+            if fetch.has_room and (fetch.data is None or fetch.is_fragment):
                 self._memory.release(length)
             self._end(fetch)
 
@@ -192,11 +224,13 @@ class Fetches:
 
     def _end(self, fetch: InFlightFetch) -> None:
         """Remove the fetch from `in_flight`, admit its data and wake its readers; no await."""
-        for key in fetch.keys:
-            del self.in_flight[key]
+        if not fetch.is_fragment:
+            for key in fetch.keys:
+                del self.in_flight[key]
         if fetch.data is not None:
             self._landed_at = trio.current_time()
-            self._admit(fetch)
+            if not fetch.is_fragment:
+                self._admit(fetch)
         fetch.ended_at = trio.current_time()
         if fetch.failed_slowly:
             if len(self._failed) > _FAILURES:

@@ -12,7 +12,7 @@ _SLOWLY_S = 0.5
 
 
 class InFlightFetch:
-    """One GET of a contiguous run of blocks; `Fetches` owns it.
+    """One GET of a contiguous run of blocks, or of a fragment of one block; `Fetches` owns it.
 
     It is over when `done` is set; then either `data` or `error` is set.
     """
@@ -28,6 +28,7 @@ class InFlightFetch:
         "has_room",
         "into_free_space",
         "is_ahead",
+        "is_fragment",
         "is_joined",
         "keys",
         "length",
@@ -53,6 +54,8 @@ class InFlightFetch:
         """The blocks are fetched ahead of an expected reader."""
         self.into_free_space = False
         """No reader may ever need the blocks. A tier may evict no other block for them."""
+        self.is_fragment = False
+        """It brings only a part of its one block, for one reader."""
         self.is_joined = False
         """A reader waits for it, or has waited."""
         self.data: memoryview | None = None
@@ -72,10 +75,14 @@ class InFlightFetch:
 
         If the fetch failed, raises a new instance of its error.
         """
+        return self.part(block_index, 0, self.ref.block_length(block_index))
+
+    def part(self, block_index: int, offset: int, length: int) -> memoryview:
+        """Return `length` bytes at `offset` of one block, as `block` does."""
         if self.data is None:
             raise _afresh(self.error)
-        start = (block_index - self.first_block) * BLOCK_BYTES
-        return self.data[start : start + self.ref.block_length(block_index)]
+        start = block_index * BLOCK_BYTES + offset - self.offset
+        return self.data[start : start + length]
 
 
 def _afresh(error: BaseException | None) -> CachefsError:

@@ -150,7 +150,7 @@ class ResilientOrigin(WrappingOrigin):
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
-        found = await self._call(path, partial(self._inner.stat, path))
+        found = await self._call(path, partial(self._timed, self._inner.stat, path))
         self._prober.known_path = path or self._prober.known_path
         return found
 
@@ -159,7 +159,7 @@ class ResilientOrigin(WrappingOrigin):
         bytes are fetched that no reader needs."""
         if self._bucket.bytes_per_s:
             return await self.stat(path), None
-        return await self._call(path, partial(self._inner.stat_and_read, path))
+        return await self._call(path, partial(self._timed, self._inner.stat_and_read, path))
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`. Each page has its own deadline."""
@@ -304,6 +304,19 @@ class ResilientOrigin(WrappingOrigin):
         finally:
             self._slots.release()
 
+    async def _timed(self, request: Callable[[str], Awaitable[T]], path: str) -> T:
+        """Send one request for metadata and record how long it took."""
+        began_at = trio.current_time()
+        found = await request(path)
+        if path:  # the root may cost no request
+            self._note_quick(trio.current_time() - began_at)
+        return found
+
+    def _note_quick(self, took_s: float) -> None:
+        """Record how long one request took."""
+        if took_s < self.quickest_s or not self.quickest_s:
+            self.quickest_s = took_s
+
     def _note_answer(self) -> None:
         self._answered_at = trio.current_time()
         self._slots.limit.served(self._slots.in_flight)
@@ -412,6 +425,7 @@ class ResilientOrigin(WrappingOrigin):
                 reading.ask_for_less()
             raise
         took_s = trio.current_time() - began_at
+        self._note_quick(took_s)
         self._pace.note(length, took_s)
         self.best_read_bytes = self._pace.best_read_bytes
         if self._pace.is_slow(length, took_s):
