@@ -55,10 +55,10 @@ class MemoryOrigin(Origin):
         self.page_size = page_size
         self.delay_s = delay_s
         self.on_read: Callable[[str, int, int], Awaitable[None]] | None = None
-        self._objects: dict[str, _Object] = {}
+        self.objects: dict[str, _Object] = {}
         self._dirs: dict[str, Posix] = {}
         self._failures: list[Exception] = []
-        self._puts = 0
+        self.puts = 0
 
     def put(self, path: str, data: bytes, version: str | None = None) -> ObjectMeta:
         """Create or replace an object. Every put has a new mtime, and a new version unless
@@ -72,24 +72,24 @@ class MemoryOrigin(Origin):
     def chmod(self, path: str, posix: Posix) -> None:
         """Change owner, group and mode of an object or a directory, without a new version."""
         self.tells_owners = True
-        if path in self._objects:
-            item = self._objects[path]
-            self._objects[path] = replace(item, meta=replace(item.meta, posix=posix))
+        if path in self.objects:
+            item = self.objects[path]
+            self.objects[path] = replace(item, meta=replace(item.meta, posix=posix))
         else:
             self._dirs[path] = posix
 
     def delete(self, path: str) -> None:
         """Remove one object. A directory disappears with its last object."""
-        del self._objects[path]
+        del self.objects[path]
 
     def delete_tree(self, path: str) -> None:
         """Remove every object below `path`, and the object at `path` itself."""
-        for key in [k for k in self._objects if k == path or k.startswith(path + "/")]:
-            del self._objects[key]
+        for key in [k for k in self.objects if k == path or k.startswith(path + "/")]:
+            del self.objects[key]
 
     def expected(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return the bytes that `read` should return now. Sends no request."""
-        found = self._objects[path]
+        found = self.objects[path]
         end = found.meta.size_bytes if length is None else offset + length
         return _slice(found, offset, end)
 
@@ -109,7 +109,7 @@ class MemoryOrigin(Origin):
         self._checked(path)
         self.counters.heads += 1
         await self._request()
-        found = self._objects.get(path)
+        found = self.objects.get(path)
         if found is None or not found.meta.size_bytes:
             self.counters.lists += 1
             if self._has_keys(path):
@@ -123,8 +123,8 @@ class MemoryOrigin(Origin):
         self._checked(path)
         self.counters.heads += 1
         await self._request()
-        if path in self._objects:
-            return self._objects[path].meta
+        if path in self.objects:
+            return self.objects[path].meta
         if self.tells_owners and self._has_keys(path):
             return self._dirs.get(path)
         raise NotFoundError(f"{self.url}/{path} does not exist")
@@ -156,7 +156,7 @@ class MemoryOrigin(Origin):
         assert 0 <= offset <= meta.size_bytes - length
         self.counters.gets += 1
         await self._request()
-        found = self._objects.get(path)
+        found = self.objects.get(path)
         if found is None:
             raise NotFoundError(f"{self.url}/{path} does not exist")
         if self.on_read is not None and found.meta.version == meta.version:
@@ -201,10 +201,10 @@ class MemoryOrigin(Origin):
     def _store(
         self, path: str, content: bytes | _Generated, size: int, version: str | None
     ) -> ObjectMeta:
-        self._puts += 1
-        mtime_ns = _FIRST_MTIME_NS + self._puts * _NS_PER_S
-        meta = ObjectMeta(size, mtime_ns, version or f"v{self._puts}")
-        self._objects[path] = _Object(content, meta)
+        self.puts += 1
+        mtime_ns = _FIRST_MTIME_NS + self.puts * _NS_PER_S
+        meta = ObjectMeta(size, mtime_ns, version or f"v{self.puts}")
+        self.objects[path] = _Object(content, meta)
         return meta
 
     def _checked(self, path: str) -> None:
@@ -212,12 +212,12 @@ class MemoryOrigin(Origin):
             raise NotFoundError(f"{self.url}/{path!r} can't be a name")
 
     def _has_keys(self, path: str) -> bool:
-        return not path or any(key.startswith(path + "/") for key in self._objects)
+        return not path or any(key.startswith(path + "/") for key in self.objects)
 
     def _entries(self, path: str) -> list[Entry]:
         prefix = path + "/" if path else ""
         found: dict[tuple[str, bool], Entry | None] = {}
-        for key, item in sorted(self._objects.items()):
+        for key, item in sorted(self.objects.items()):
             if not key.startswith(prefix):
                 continue
             name, slash, _ = key[len(prefix) :].partition("/")
@@ -230,7 +230,7 @@ class MemoryOrigin(Origin):
                 found[name, bool(slash)] = None
                 self.counters.note_unshown(path, key)
         if path and not found:
-            if path in self._objects:
+            if path in self.objects:
                 raise NotADirError(f"{self.url}/{path} is an object, not a directory")
             raise NotFoundError(f"{self.url}/{path} does not exist")
         return resolve_twins(entry for entry in found.values() if entry)
@@ -238,7 +238,7 @@ class MemoryOrigin(Origin):
     def _below(self, path: str) -> dict[str, list[Entry]]:
         """Return the directories below `path` if all keys below it fit on one page; else none."""
         prefix = path + "/" if path else ""
-        keys = [key for key in self._objects if key.startswith(prefix)]
+        keys = [key for key in self.objects if key.startswith(prefix)]
         if len(keys) > self.page_size:
             return {}
         below = {above for key in keys for above in _directories_above(key[len(prefix) :])}

@@ -225,25 +225,11 @@ async def test_a_reader_who_joined_is_not_left_alone(tmp_path: Path) -> None:
         assert all(r.cache.is_stored(ref) for ref in refs)
 
 
-async def test_beside_readers_files_are_fetched_one_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads_many", [True, False])
+async def test_readers_go_first(tmp_path: Path, reads_many: bool) -> None:
+    """Beside them files are fetched one by one, and few at a time."""
     async with rig(tmp_path) as r:
-        r.memory.reads_many = True
-        refs = put_many(r.memory, 40, 10_000)
-        wanted = put(r.memory, "wanted", 10_000)
-        gate = r.close_gate()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read_whole, r.cache, wanted)
-            await until(lambda: r.cache.waiting_readers == 1)
-            nursery.start_soon(r.fetcher().run, iter(refs), 32)
-            await until(lambda: r.memory.counters.gets == 1 + 2)
-            await trio.sleep(0.05)
-            assert r.memory.counters.gets == 1 + 2
-            gate.set()
-        assert r.memory.counters.gets == 41
-
-
-async def test_readers_go_first(tmp_path: Path) -> None:
-    async with rig(tmp_path) as r:
+        r.memory.reads_many = reads_many
         refs = put_many(r.memory, 40, 10_000)
         wanted = put(r.memory, "wanted", 10_000)
         gate = r.close_gate()

@@ -65,10 +65,10 @@ class History:
                 self.contents[path, state.version] = self._origin.expected(path)
 
     def _state(self, path: str) -> State:
-        found = self._origin._objects.get(path)
+        found = self._origin.objects.get(path)
         if found is not None and found.meta.size_bytes:
             return found.meta
-        if any(key.startswith(path + "/") for key in self._origin._objects):
+        if any(key.startswith(path + "/") for key in self._origin.objects):
             return DIRECTORY
         return ABSENT if found is None else found.meta
 
@@ -215,7 +215,7 @@ class Model:
         if parent and isinstance(self.history.now(parent), ObjectMeta):
             self.origin.delete(parent)
         self.origin.delete_tree(path)
-        fill = b"%d." % (self.origin._puts + 1)
+        fill = b"%d." % (self.origin.puts + 1)
         self.origin.put(path, (fill * (size // len(fill) + 1))[:size])
         self.history.note()
 
@@ -294,15 +294,14 @@ class Model:
             return
         began_ns = self.clock.now_ns()
         # A listing under way is shared, however long ago it began.
-        is_shared = inode.ino in self.namespace._listings._running
+        is_shared = self._is_listed(inode.ino)
         snapshot = self.namespace.open_directory(inode.ino)
         shown: set[str] = set()
         try:
             while len(shown) < limit and await snapshot.has(len(shown)):
                 self._judge_entry(inode.ino, path, snapshot, len(shown), shown)
         except (NotFoundError, NotADirError):
-            states = self.history.between(path, began_ns, self.clock.now_ns())
-            assert any(state != DIRECTORY for state in states), f"{path!r} was there all along"
+            self._judge_no_directory(path, began_ns)
             return
         except (ObjectChangedError, OriginUnavailableError) as error:
             self._judge_error(error)
@@ -318,18 +317,25 @@ class Model:
                 states = self.history.between(child, snapshot.as_of_ns - SLACK_NS, now_ns)
                 assert ABSENT in states, f"{child!r} was there all along: {states}"
 
+    def _is_listed(self, ino: int) -> bool:
+        """Whether a listing of the directory is under way, which a reader would join."""
+        return ino in self.namespace._listings._running
+
+    def _judge_no_directory(self, path: str, began_ns: int) -> None:
+        states = self.history.between(path, began_ns, self.clock.now_ns())
+        assert any(state != DIRECTORY for state in states), f"{path!r} was there all along"
+
     async def do_ls(self, path: str) -> None:
         """Read a directory through a kernel that keeps it whole, and through restarts."""
         inode = await self.find(path) if path else self.namespace.inode(ROOT_INO)
         if inode is None or not inode.is_dir:
             return
         began_ns = self.clock.now_ns()
-        is_shared = inode.ino in self.namespace._listings._running
+        is_shared = self._is_listed(inode.ino)
         try:
             kept = await self.kernel.read(inode.ino)
         except (NotFoundError, NotADirError):
-            states = self.history.between(path, began_ns, self.clock.now_ns())
-            assert any(state != DIRECTORY for state in states), f"{path!r} was there all along"
+            self._judge_no_directory(path, began_ns)
             return
         except (ObjectChangedError, OriginUnavailableError) as error:
             self._judge_error(error)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,32 +61,9 @@ def waits_in_the_kernel(*pids: int) -> bool:
     return any(file.read_text().rpartition(")")[2].split()[0] == "D" for file in states)
 
 
-def test_a_kill_and_an_upgrade_while_a_name_waits_to_be_dropped(site: Site) -> None:
-    site.expected_trouble = ("was killed by SIGKILL; what is cached is served on",)
-    assert (site.mountpoint / "d/gone").read_text() == "soon"
-    looker = look_up(site)
-    refresh = None
-    try:
-        eventually((site.files.parent / "no-stat").exists, PATIENCE_S)
-        (site.files / "d/gone").unlink()
-        refresh = start_refresh(site)
-        daemon = site.daemon_pid()
-        eventually(lambda: waits_in_the_kernel(site.pid(), daemon), PATIENCE_S)
-        os.kill(daemon, signal.SIGKILL)
-        eventually(lambda: not is_running(daemon), PATIENCE_S)
-        eventually(lambda: children_of(site.pid()) not in ([], [daemon]), PATIENCE_S)
-        eventually(lambda: " serves on, after " in site.log.read_text(), PATIENCE_S)
-        before = site.daemon_pid()
-        assert "serves instead" in site.cli("upgrade", site.mountpoint).stdout
-        assert site.daemon_pid() != before
-    finally:
-        end(looker, refresh)
-    site.cli("refresh", site.mountpoint / "d")  # the first one may have died with the daemon
-    eventually(lambda: not (site.mountpoint / "d/gone").exists(), PATIENCE_S)
-
-
-def test_an_unmount_while_a_name_waits_to_be_dropped(site: Site) -> None:
-    site.expected_trouble = ("the connection to the kernel was broken off",)
+@contextmanager
+def a_name_waits_to_be_dropped(site: Site) -> Iterator["subprocess.Popen[bytes]"]:
+    """Yields the process whose look-up it waits for."""
     assert (site.mountpoint / "d/gone").read_text() == "soon"
     looker = look_up(site)
     refresh = None
@@ -95,8 +73,30 @@ def test_an_unmount_while_a_name_waits_to_be_dropped(site: Site) -> None:
         refresh = start_refresh(site)
         supervisor, daemon = site.pid(), site.daemon_pid()
         eventually(lambda: waits_in_the_kernel(supervisor, daemon), PATIENCE_S)
+        yield looker
+    finally:
+        end(looker, refresh)
+
+
+def test_a_kill_and_an_upgrade_while_a_name_waits_to_be_dropped(site: Site) -> None:
+    site.expected_trouble = ("was killed by SIGKILL; what is cached is served on",)
+    with a_name_waits_to_be_dropped(site):
+        daemon = site.daemon_pid()
+        os.kill(daemon, signal.SIGKILL)
+        eventually(lambda: not is_running(daemon), PATIENCE_S)
+        eventually(lambda: children_of(site.pid()) not in ([], [daemon]), PATIENCE_S)
+        eventually(lambda: " serves on, after " in site.log.read_text(), PATIENCE_S)
+        before = site.daemon_pid()
+        assert "serves instead" in site.cli("upgrade", site.mountpoint).stdout
+        assert site.daemon_pid() != before
+    site.cli("refresh", site.mountpoint / "d")  # the first one may have died with the daemon
+    eventually(lambda: not (site.mountpoint / "d/gone").exists(), PATIENCE_S)
+
+
+def test_an_unmount_while_a_name_waits_to_be_dropped(site: Site) -> None:
+    site.expected_trouble = ("the connection to the kernel was broken off",)
+    with a_name_waits_to_be_dropped(site) as looker:
+        supervisor, daemon = site.pid(), site.daemon_pid()
         site.cli("umount", "--force", site.mountpoint)
         eventually(lambda: not is_running(supervisor) and not is_running(daemon), PATIENCE_S)
         assert looker.wait(PATIENCE_S) == 1, "its look-up fails"
-    finally:
-        end(looker, refresh)
