@@ -69,7 +69,7 @@ def test_siblings_come_for_a_reader_in_random_order(site: Site) -> None:
     assert site.origin()["gets"] == len(content), "each file once"
 
 
-def test_siblings_that_nobody_reads_cost_at_most_the_budget(site: Site) -> None:
+def test_siblings_that_no_reader_needs_cost_at_most_the_budget(site: Site) -> None:
     content = shuffled_tree(site, 400)
     site.mount("--prefetch", "siblings", *PATIENT)
     list_tree(site)
