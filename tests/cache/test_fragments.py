@@ -104,6 +104,48 @@ async def test_a_second_reader_does_not_wait_behind_queued_blocks(tmp_path: Path
     assert len(origin.gets) == 6, "no block twice"
 
 
+@pytest.mark.parametrize("quickest_s", [0.001, 0.03])
+async def test_blocks_from_a_near_origin_wait_until_the_readers_pause(
+    tmp_path: Path, quickest_s: float
+) -> None:
+    origin = Holding()
+    origin.quickest_s = quickest_s
+    ref = origin.large()
+    origin.on_fragment = origin.freed.wait
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        async with trio.open_nursery() as nursery:
+            for block in (2, 4):
+                nursery.start_soon(read, cache, ref, block)
+            await until(lambda: len(origin.gets) >= 2)
+            if quickest_s > 0.02:
+                await until(lambda: len(origin.gets) == 4)
+            else:
+                await trio.sleep(0.05)
+                assert sorted(origin.gets) == [(2, 4 * KIB), (4, 4 * KIB)]
+            origin.let_go()
+        await settled(cache)
+        assert cache.is_cached_or_inflight(key_of(ref, 2))
+        assert cache.is_cached_or_inflight(key_of(ref, 4))
+
+
+async def test_many_queued_blocks_do_not_wait_for_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragments, "_MANY_QUEUED", 3)
+    origin = Holding()
+    ref = origin.large()
+    answered = trio.Event()
+    origin.on_fragment = answered.wait
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        async with trio.open_nursery() as nursery:
+            for block in (2, 4, 6):
+                nursery.start_soon(read, cache, ref, block)
+            await until(lambda: len(origin.gets) == 4)
+            answered.set()
+            origin.let_go()
+        await settled(cache)
+
+
 async def test_a_failed_fragment_fails_its_reader_only(tmp_path: Path) -> None:
     origin = Holding()
     ref = origin.large()

@@ -124,6 +124,27 @@ def test_random_reads_fetch_only_the_mebibytes_they_touch(site: Site) -> None:
     assert site.origin()["get_bytes"] == len(blocks) * MIB
 
 
+def test_random_reads_of_a_large_file_are_right_and_fetch_what_they_touch(site: Site) -> None:
+    chance = random.Random(5)
+    blocks = chance.sample(range(1, 160), 12)
+    pieces = {block * MIB + 4096 * (block % 200 + 3): chance.randbytes(4096) for block in blocks}
+    with (site.files / "file").open("wb") as file:
+        file.truncate(160 * MIB)
+        for offset, piece in pieces.items():
+            file.seek(offset)
+            file.write(piece)
+    site.mount()
+    fd = os.open(site.mountpoint / "file", os.O_RDONLY)
+    try:
+        for _ in range(2):
+            for offset, piece in pieces.items():
+                assert os.pread(fd, 4096, offset) == piece
+    finally:
+        os.close(fd)
+    assert site.origin()["gets"] <= 2 * len(blocks)
+    assert site.origin()["get_bytes"] <= len(blocks) * (MIB + 256 * 1024)
+
+
 def test_a_sequential_read_takes_few_gets(site: Site) -> None:
     content = os.urandom(64 * MIB)
     (site.files / "file").write_bytes(content)

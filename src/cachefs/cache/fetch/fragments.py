@@ -5,8 +5,9 @@ fragment is the range that the reader needs, from one GET of the pinned version.
 the block is fetched beside it as usual, and only whole blocks enter a tier.
 
 **Blocks that follow.** They wait in a queue, and only a few of them are fetched at a time, because
-the fragments of readers come first. When the queue is full, random readers wait for whole blocks
-until the queue is nearly empty.
+the fragments of readers come first. A near origin shares the processor with the readers, so there
+the blocks wait until the readers pause or the queue is half full. When it is full, random readers
+wait for whole blocks until it is nearly empty.
 """
 
 from collections import OrderedDict
@@ -23,9 +24,12 @@ _LEAST_FILE_BYTES = 128 << 20
 """In smaller files random readers soon have all blocks, and the extra GETs made them slower."""
 _MOST_BYTES = 256 << 10
 _MOST_QUEUED = 128
+_MANY_QUEUED = 64
 _FEW_QUEUED = 16
 _AT_A_TIME = 1
 _AT_A_TIME_FAR = 8
+_PAUSE_S = 0.004
+"""Readers that take no fragment for so long have paused."""
 
 
 class _Queued(NamedTuple):
@@ -44,6 +48,8 @@ class Fragments:
         """The blocks that follow and whose fetches have not begun. Only this object changes it."""
         self._fetches = fetches
         self._is_unneeded = is_unneeded
+        self._latest: InFlightFetch | None = None
+        """The fragment that was started last."""
         self._is_full = False
         self._followers = 0
 
@@ -65,6 +71,7 @@ class Fragments:
             return None
         fragment = self._fetches.start_fragment(ref, key.block_index, offset, length)
         if fragment is not None:
+            self._latest = fragment
             self.queued[key] = _Queued(ref, trio.current_time())
             self._is_full = len(self.queued) >= _MOST_QUEUED
             self._start_follower()
@@ -81,6 +88,9 @@ class Fragments:
         """Fetch the queued blocks one after another until none is left."""
         try:
             while self.queued:
+                if self._must_wait():
+                    await trio.sleep(_PAUSE_S)
+                    continue
                 key, queued = self.queued.popitem(last=False)
                 if self._is_unneeded(key, queued.queued_at):
                     continue
@@ -90,6 +100,15 @@ class Fragments:
                     self._drop(key.object_id)
         finally:
             self._followers -= 1
+
+    def _must_wait(self) -> bool:
+        """Whether readers of a near origin take one fragment after the other, and the queue has
+        room for more blocks."""
+        latest = self._latest
+        if latest is None or self._is_full or len(self.queued) >= _MANY_QUEUED:
+            return False
+        is_quiet = latest.done.is_set() and trio.current_time() > latest.ended_at + _PAUSE_S
+        return not (is_quiet or self._fetches.is_far)
 
     def _drop(self, object_id: bytes) -> None:
         """Let no more blocks of this object follow, because the fetch of one has failed."""
