@@ -145,7 +145,8 @@ async def test_two_interleaved_streams_both_read_ahead(reading: Reading) -> None
             data = await reading.read(inode.ino, offset, MIB)
             assert data == reading.origin.expected("a", offset, MIB)
     gets = reading.gets()
-    assert sum(length for _, length in gets) == 64 * MIB
+    # On a busy machine a block may be asked for once more.
+    assert 64 * MIB <= sum(length for _, length in gets) <= 66 * MIB
     assert len(gets) <= 20
 
 

@@ -53,6 +53,16 @@ class Launch:
             time.sleep(0.02)
         raise AssertionError("the daemon did not start")
 
+    def wait_until_interruptible(self) -> None:
+        """Until the parent, which waits for its daemon, handles the last of its signals."""
+        status = Path(f"/proc/{self.parent.pid}/status")
+        for _ in range(3000):
+            caught = int(status.read_text().partition("SigCgt:")[2].split()[0], 16)
+            if caught >> (signal.SIGHUP - 1) & 1:
+                return
+            time.sleep(0.02)
+        raise AssertionError("the parent does not wait")
+
     def daemon_is_gone(self) -> bool:
         try:
             os.kill(self.daemon_pid(), 0)
@@ -96,7 +106,7 @@ def test_a_daemon_that_fails_is_told_and_gone(tmp_path: Path, body: str, said: s
 def test_an_interrupted_parent_ends_the_daemon(tmp_path: Path, number: int) -> None:
     launch = Launch(tmp_path, "time.sleep(60)")
     launch.daemon_pid()
-    time.sleep(0.1)
+    launch.wait_until_interruptible()
     launch.parent.send_signal(number)
     assert launch.said() == "KeyboardInterrupt:"
     assert launch.daemon_is_gone()
