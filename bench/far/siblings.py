@@ -12,6 +12,8 @@ EPOCH_BAR = 3.0
 LIST_BAR = 1.0
 ORDER_LIST_BAR = 0.02
 _CASE = "--prefetch siblings, files in directories, 1 reader"
+_ROUNDS = 1
+"""A shuffled epoch takes a minute. Use more rounds to compare two versions."""
 _SAMPLE_FILES = 200
 """Without siblings every file of a shuffled epoch takes about as long as these."""
 _LIST_SHARE = 0.05
@@ -31,8 +33,8 @@ def measure(bench: Bench, endpoint: str) -> list[Row]:
     names = bench.tree_files()
     listed = int(len(names) * _LIST_SHARE)
     epochs, samples, lists, ordered_lists = [], [], [], []
-    for turn in range(bench.scale.rounds):
-        bench.say(f"siblings: round {turn + 1} of {bench.scale.rounds}")
+    for turn in range(_ROUNDS):
+        bench.say(f"siblings: round {turn + 1} of {_ROUNDS}")
         order = shuffled(names, 3000 + turn)
         samples.append(_read(bench, endpoint, "order", order[:_SAMPLE_FILES]).files_s)
         epochs.append(_read(bench, endpoint, "siblings", order).files_s)
