@@ -1,5 +1,6 @@
 """An object store that speaks TLS: certificates that are accepted or refused, and connections."""
 
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +15,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience
 from cachefs.origin.resilience.resilient import ResilientOrigin
-from cachefs.origin.s3.fast_path import small_reader
+from cachefs.origin.s3.fast_path import small_reader, tls
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.tls_front import TlsFront
@@ -72,8 +73,9 @@ def front(
 
 
 def opened(front: TlsFront, ca: Path | None, host: str = "127.0.0.1", **more: Any) -> Origin:
+    patient = {"connect_timeout_s": 60.0, "idle_timeout_s": 60.0, "total_timeout_s": 120.0}
     options = OriginOptions(
-        endpoint=f"https://{host}:{front.port}", addressing="path", ca_file=ca, **more
+        endpoint=f"https://{host}:{front.port}", addressing="path", ca_file=ca, **patient | more
     )
     return open_origin("s3://tls/d", options)
 
@@ -246,18 +248,57 @@ async def test_a_server_without_tls(store: Any, certificates: Certificates) -> N
     await origin.aclose()
 
 
+async def test_a_connection_that_is_reset_before_its_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`wrap_socket` would return it without TLS, and without an error."""
+    monkeypatch.setattr(tls, "connect_tcp", lambda *_: socket.socket())
+    with pytest.raises(OSError, match="not connected"):
+        tls.TlsConnector("127.0.0.1", 1, None).connect(1.0)
+
+
+class MuteServer:
+    """Accepts connections and says nothing, until `hang_up` ends its side of them."""
+
+    def __enter__(self) -> "MuteServer":
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+        self.port = self._listener.getsockname()[1]
+        self._accepted: list[socket.socket] = []
+        self._listener.setblocking(False)
+        return self
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._accepted.append(self._listener.accept()[0])
+        for connection in self._accepted:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+
+    def __exit__(self, *failure: object) -> None:
+        for opened in (self._listener, *self._accepted):
+            opened.close()
+
+
 async def test_a_handshake_that_hangs() -> None:
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as mute:
-        endpoint = f"https://127.0.0.1:{mute.getsockname()[1]}"
-        options = OriginOptions(endpoint=endpoint, anonymous=True, connect_timeout_s=0.3)
-        origin = open_origin("s3://b", options)
+    with MuteServer() as mute:
+        endpoint = f"https://127.0.0.1:{mute.port}"
+        hasty, patient = (
+            open_origin("s3://b", OriginOptions(endpoint, anonymous=True, connect_timeout_s=limit))
+            for limit in (0.3, 60.0)
+        )
         for _ in range(2):
             with trio.move_on_after(0.1) as scope:
-                await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+                await patient.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
             assert scope.cancelled_caught
         with pytest.raises(OriginUnavailableError, match="does not answer"):
-            await origin.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
-        await origin.aclose()
+            await hasty.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
+        for origin in (hasty, patient):
+            threads = origin._on_loop._tls._loop_threads
+            while threads.borrowed_tokens:  # abandoned ones, too
+                mute.hang_up()
+                await trio.sleep(0.01)
+            await origin.aclose()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not PEM", b"\xff\xfe"])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cachefs.origin.s3 import digest
-from cachefs.origin.s3.fast_path.small_reader import SmallReader
+from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
 from cachefs.origin.s3.fast_path.wire import REPLACED, UnusualError, Wanted, get_request, read_head
 
@@ -106,17 +106,13 @@ class DirectReader(SmallReader["_Connection"]):
             self.close()
 
 
-class _Connection:
-    """An HTTP/1.1 connection for one request at a time. It owns the socket."""
+class _Connection(Connection):
+    """A connection whose calls block, at most `timeout_s` each."""
 
     def __init__(self, opened: socket.socket, timeout_s: float, tls: TlsConnector | None) -> None:
+        super().__init__(opened, tls)
         opened.settimeout(timeout_s)
-        self._tls = tls
-        self._socket = opened
         self._answers: io.BufferedReader = opened.makefile("rb")
-        self.used_at = time.monotonic()
-        self.is_idle = True
-        """The last answer has been read completely, and the server accepts another request."""
 
     def set_timeout(self, timeout_s: float) -> None:
         self._socket.settimeout(timeout_s)
@@ -154,7 +150,5 @@ class _Connection:
 
     def close(self) -> None:
         """Close the buffered reader and the socket."""
-        if self._tls is not None:
-            self._tls.remember(self._socket)
         self._answers.close()
-        self._socket.close()
+        super().close()

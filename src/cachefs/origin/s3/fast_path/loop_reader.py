@@ -22,7 +22,7 @@ from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.fast_path import small_reader
-from cachefs.origin.s3.fast_path.small_reader import SmallReader
+from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import (
     Head,
@@ -186,17 +186,13 @@ def _is_plain_answer(status: int) -> bool:
     return status in (404, 429) or status >= 500
 
 
-class _Connection:
-    """An HTTP/1.1 connection for one request at a time. It owns the socket."""
+class _Connection(Connection):
+    """A connection whose calls do not block; they wait on the loop."""
 
     def __init__(self, opened: socket.socket, tls: TlsConnector | None) -> None:
+        super().__init__(opened, tls)
         opened.setblocking(False)
-        self._socket = opened
-        self._tls = tls
         self._waits_for_bytes = 1
-        self.used_at = time.monotonic()
-        self.is_idle = False
-        """The last answer has been read completely, and the server accepts another request."""
 
     async def send(self, request: bytes) -> None:
         self.is_idle = False
@@ -279,6 +275,4 @@ class _Connection:
 
     def close(self) -> None:
         trio.lowlevel.notify_closing(self._socket)
-        if self._tls is not None:
-            self._tls.remember(self._socket)
-        self._socket.close()
+        super().close()

@@ -4,9 +4,10 @@ Both handle only the usual case and have no proxies. `ObjectStoreOrigin.read` re
 through obstore, and reports the cause of a failure.
 """
 
+import socket
 import time
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from botocore.utils import get_environ_proxies
@@ -22,15 +23,22 @@ REUSED_S = 3.0
 """A connection that was idle for longer may have been closed by the server."""
 
 
-class Connection(Protocol):
-    """An HTTP/1.1 connection for one request at a time."""
+class Connection:
+    """An HTTP/1.1 connection for one request at a time. It owns the socket, which `tls` has opened
+    if it is not None."""
 
-    used_at: float
-    is_idle: bool
-    """The last answer has been read completely, and the server accepts another request."""
+    def __init__(self, opened: socket.socket, tls: TlsConnector | None) -> None:
+        self._socket = opened
+        self._tls = tls
+        self.used_at = time.monotonic()
+        self.is_idle = False
+        """The last answer has been read completely, and the server accepts another request."""
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. Remember its TLS session for later connections."""
+        if self._tls is not None:
+            self._tls.remember(self._socket)
+        self._socket.close()
 
 
 def address_of(target: S3Target) -> tuple[str, int]:

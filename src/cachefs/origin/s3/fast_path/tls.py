@@ -31,14 +31,22 @@ class TlsConnector:
     def connect(self, timeout_s: float) -> ssl.SSLSocket:
         """Return a new connection. Blocks. Each step may take `timeout_s`: the connection to each
         address, and the handshake. Raises `OSError`, also as `ssl.SSLError`."""
-        opened = connect_tcp(self._host, self._port, timeout_s)
+        context = self._trusting()  # first, because a server does not wait long for a handshake
+        opened: socket.socket = connect_tcp(self._host, self._port, timeout_s)
         try:
-            return self._trusting().wrap_socket(
-                opened, server_hostname=self._host, session=self._session
+            # For a connection that the server has reset already, `wrap_socket` makes no handshake
+            # and reports no error. `do_handshake` raises one.
+            opened = found = context.wrap_socket(
+                opened,
+                server_hostname=self._host,
+                session=self._session,
+                do_handshake_on_connect=False,
             )
+            found.do_handshake()
         except BaseException:
             opened.close()
             raise
+        return found
 
     async def connect_in_thread(self, timeout_s: float) -> ssl.SSLSocket:
         """Do `connect` in a thread. If the caller is cancelled, the thread closes the
