@@ -17,11 +17,13 @@ _ROUNDS = 1
 _SAMPLE_FILES = 200
 """Without siblings every file of a shuffled epoch takes about as long as these."""
 _LIST_SHARE = 0.05
+_LEAST_BYTES = 8 << 20
+"""Siblings may always cost so much, and a short list of small files is no more."""
 
 
 class _Epoch(NamedTuple):
     """What reading some files of a new mount took: `extra` are the bytes that the origin sent
-    beyond those that were read, as a share of these."""
+    beyond those that were read, as a share of these, or of `_LEAST_BYTES` if that is more."""
 
     files_s: float
     extra: float
@@ -63,4 +65,4 @@ def _read(bench: Bench, endpoint: str, prefetch: str, names: list[str]) -> _Epoc
         reading = rig.read_files(mount.path, names, list_file=bench.list_file)
         got_bytes = mount.status()["origin"]["get_bytes"] - before_bytes
     discard(mount)
-    return _Epoch(reading.files_s, (got_bytes - reading.bytes) / reading.bytes)
+    return _Epoch(reading.files_s, (got_bytes - reading.bytes) / max(reading.bytes, _LEAST_BYTES))
