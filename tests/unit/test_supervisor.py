@@ -23,6 +23,7 @@ from cachefs.supervisor.channel import PROTOCOL, Channel
 count_file = Path(sys.argv[1])
 count = len(count_file.read_text()) + 1
 count_file.write_text("x" * count)
+upgrade_failed = count_file.with_name("failed")
 channel = Channel(socket.socket(fileno=int(sys.argv[2])))
 hello = lambda: (channel.send({"hello": PROTOCOL, "version": f"v{count}"}), channel.receive())[1]
 ready = lambda *warnings: channel.send({"ready": True, "warnings": list(warnings), "new": 1})
@@ -48,7 +49,11 @@ class Stage:
         def on_ready(warnings: Sequence[str]) -> None:
             self.ready.append(list(warnings))
 
-        Supervisor(task, on_ready, on_upgrade_failed=self.failed_upgrades.append).run()
+        def on_upgrade_failed(why: str) -> None:
+            self.failed_upgrades.append(why)
+            self.count.with_name("failed").touch()
+
+        Supervisor(task, on_ready, on_upgrade_failed=on_upgrade_failed).run()
 
     @property
     def daemons(self) -> int:
@@ -178,8 +183,8 @@ def test_an_upgrade_that_fails_leaves_the_daemon(stage: Stage, second: str, why:
     stage.run(
         f"if count == 2: {second}\n"
         "hello(); ready(); os.kill(os.getppid(), signal.SIGHUP)\n"
-        "while len(count_file.read_text()) < 2: time.sleep(0.01)\n"
-        "time.sleep(2); end()"
+        "while not upgrade_failed.exists(): time.sleep(0.01)\n"
+        "end()"
     )
     assert stage.daemons == 2
     assert len(stage.failed_upgrades) == 1
