@@ -219,6 +219,8 @@ def test_a_killed_daemon_s_job_goes_on(site: Site, content: dict[str, bytes]) ->
     stored = site.status()["cache"]["blocks"]
     site.crash()
     site.mount()
+    # What the index did not have yet is found in the slabs, after the start.
+    eventually(lambda: site.status()["cache"]["blocks"] >= stored)
     site.cli("jobs", "resume", job_id)
     blocks = FILES + 10
     assert site.origin()["gets"] <= blocks - stored + in_flight
