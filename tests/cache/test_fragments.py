@@ -227,15 +227,22 @@ async def test_the_buffer_bounds_fragments_and_their_blocks(tmp_path: Path) -> N
     most = 0
     async with serving(origin, open_tier(tmp_path), buffer_bytes=2 * BLOCK_BYTES) as cache:
 
-        async def watched(block: int) -> None:
+        async def watch() -> None:
             nonlocal most
+            while True:
+                most = max(most, cache.held_bytes)
+                await trio.sleep(0.0005)
+
+        async def read_right(block: int) -> None:
             found = await read(cache, ref, block)
-            most = max(most, cache.held_bytes)
             assert found == origin.expected("large", block * BLOCK_BYTES + OFFSET, 4 * KIB)
 
-        async with trio.open_nursery() as nursery:
-            for block in range(0, 80, 2):
-                nursery.start_soon(watched, block)
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch)
+            async with trio.open_nursery() as nursery:
+                for block in range(0, 80, 2):
+                    nursery.start_soon(read_right, block)
+            watching.cancel_scope.cancel()
         await settled(cache)
     assert 0 < most <= 2 * BLOCK_BYTES
 
