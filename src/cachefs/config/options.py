@@ -153,7 +153,7 @@ class ReadingSection(Section):
     buffer_size: Annotated[int, size(8 << 20), Flag("SIZE")] = Field(
         300 << 20,
         description="Most memory for data on its way from the origin; a quarter of the control "
-        "group's memory limit, if that is less.",
+        "group's memory limit, if that is less, but at least 8 MiB.",
     )
     readahead: Annotated[
         int, size(0), Flag("SIZE", names=("--readahead", "--max-readahead"), live=True)

@@ -99,8 +99,8 @@ class WriteAheadLog:
         self._count = 0
         self._is_broken = False
         self._gap_number = 0
-        """The number of a change that could not be written and may not be committed; 0 if there
-        is none."""
+        """The number that was left out of the log when a write failed: changes from there on are
+        only in memory. 0 again once a commit with this number or a later one has succeeded."""
         try:
             for change in changes:
                 self.note(*change)

@@ -21,7 +21,7 @@
 #define SEQUENTIAL_BYTES (512u << 10) /* a READ of this size or more counts as sequential */
 #define AHEAD_BLOCKS 4         /* distance of read-ahead */
 
-#define WAITS (1u << 31)       /* flag in `files`: reads may wait for a disk */
+#define ON_DISK (1u << 31)       /* flag in `files`: a read may wait for a disk, and its bytes are compared */
 
 enum { IDLE, WAITING, HANDED_OVER };
 
@@ -71,7 +71,7 @@ static uint64_t opened_file(struct relay *relay, uint32_t file) {
     return atomic_load_explicit(&relay->files[file], memory_order_acquire);
 }
 
-static int fd_of(uint64_t opened) { return (int)(opened & (WAITS - 1)) - 1; }
+static int fd_of(uint64_t opened) { return (int)(opened & (ON_DISK - 1)) - 1; }
 
 /* True if the relay has all files of the pieces open. */
 static bool are_open(struct relay *relay, const struct piece *pieces, int count) {
@@ -93,9 +93,9 @@ static bool read_piece(struct worker *worker, struct piece *piece, int disk_flag
     struct rt_table *table = &worker->relay->table;
     uint64_t opened = piece->opened = opened_file(worker->relay, piece->found.file);
     if (opened == 0) return false;
-    if (opened & WAITS || GET(table->header->verify_all))
+    if (opened & ON_DISK || GET(table->header->verify_all))
         return sums_read(table, fd_of(opened), &piece->found, piece->within, piece->length,
-                         opened & WAITS ? disk_flags : 0, data, worker->scratch);
+                         opened & ON_DISK ? disk_flags : 0, data, worker->scratch);
     off_t position = (off_t)piece->found.slot * RT_SLOT_UNIT + piece->within;
     return pread(fd_of(opened), data, piece->length, position) == (ssize_t)piece->length;
 }
@@ -137,7 +137,7 @@ void *tell_disk(void *argument) {
         }
         pthread_mutex_unlock(&relay->ahead_lock);
         uint64_t opened = has_one ? opened_file(relay, found.file) : 0;
-        if (opened & WAITS)
+        if (opened & ON_DISK)
             posix_fadvise(fd_of(opened), (off_t)found.slot * RT_SLOT_UNIT, found.length,
                           POSIX_FADV_WILLNEED);
     }
@@ -153,7 +153,7 @@ static void read_ahead(struct relay *relay, uint64_t ino, uint64_t offset, bool 
         if (block + ahead > UINT32_MAX ||
             !rt_find(&relay->table, ino, (uint32_t)(block + ahead), &found))
             return;
-        if (opened_file(relay, found.file) & WAITS) want_ahead(relay, &found);
+        if (opened_file(relay, found.file) & ON_DISK) want_ahead(relay, &found);
     }
 }
 
@@ -279,13 +279,13 @@ void *look_after(void *argument) {
 
 /* -- slab files -------------------------------------------------------------------------------- */
 
-int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks) {
+int relay_set_file(struct relay *relay, uint32_t file, int fd, bool on_disk) {
     if (file >= RT_FILES) {
         close(fd);
         return -EINVAL;
     }
     uint64_t number = ADD(relay->opened_count, 1);
-    uint64_t opened = number << 32 | (blocks ? WAITS : 0) | (uint32_t)(fd + 1);
+    uint64_t opened = number << 32 | (on_disk ? ON_DISK : 0) | (uint32_t)(fd + 1);
     uint64_t before = atomic_exchange(&relay->files[file], opened);
     if (before != 0) close(fd_of(before));
     return 0;

@@ -69,9 +69,9 @@ static PyObject *Relay_resend(RelayObject *self, PyObject *none) {
 
 static PyObject *Relay_set_file(RelayObject *self, PyObject *args) {
     unsigned file;
-    int fd, blocks;
-    if (!PyArg_ParseTuple(args, "Iip", &file, &fd, &blocks)) return NULL;
-    int result = relay_set_file(self->relay, file, fd, blocks);
+    int fd, on_disk;
+    if (!PyArg_ParseTuple(args, "Iip", &file, &fd, &on_disk)) return NULL;
+    int result = relay_set_file(self->relay, file, fd, on_disk);
     if (result < 0) return os_error(result);
     Py_RETURN_NONE;
 }

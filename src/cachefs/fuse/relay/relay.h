@@ -39,9 +39,9 @@ void relay_detach(struct relay *relay);
  * had taken with EIO, and returns false. */
 bool relay_resend(struct relay *relay);
 
-/* Uses `fd`, which the relay then owns, for a slab file. `blocks` says that reads may wait for a
+/* Uses `fd`, which the relay then owns, for a slab file. `on_disk` says that reads may wait for a
  * disk. 0 or -errno; on failure `fd` is closed. */
-int relay_set_file(struct relay *relay, uint32_t file, int fd, bool blocks);
+int relay_set_file(struct relay *relay, uint32_t file, int fd, bool on_disk);
 
 /* Closes one slab file, or all of them. */
 void relay_close_file(struct relay *relay, uint32_t file);

@@ -56,7 +56,7 @@ struct relay {
 
     /* For cached_reads.c: */
     _Atomic unsigned at_disk_count; /* threads that wait for a disk */
-    _Atomic uint64_t *files;        /* [RT_FILES] low half: fd + 1 and WAITS; high half: the number
+    _Atomic uint64_t *files;        /* [RT_FILES] low half: fd + 1 and ON_DISK; high half: the number
                                        of the opening, unique until it wraps; 0: not open here. The
                                        code that replaces a value closes the value's descriptor. */
     _Atomic uint32_t opened_count;

@@ -6,7 +6,8 @@ from typing import TypedDict
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """`read_timeout_s`: a failing read returns its error within this time. `request_timeout_s`: how
+    """`read_timeout_s`: a failing read returns its error within this time, not counting waits in a
+    queue while the origin answers others, and restarted when bytes arrive. `request_timeout_s`: how
     long one request may take until its body arrives. `max_downloads`: the highest concurrency
     limit, in requests. `download_limit`: bytes per second."""
 
