@@ -139,8 +139,8 @@ class FileReader:
 
     def _is_random(self, block: int) -> bool:
         """Whether no stream reads in order at this block. Without read-ahead, streams are not
-        distinguished, and all reads count as sequential."""
-        if not self.max_window:
+        distinguished, and all reads count as sequential, as in a file of one block."""
+        if not self.max_window or self.ref.block_count == 1:
             return False
         return not any(
             stream.run and stream.head - 2 <= block <= stream.head + 1 for stream in self._streams
