@@ -1,8 +1,10 @@
 """Gives out inode numbers, none of them twice in the life of a namespace database.
 
-The stored counter (the row `next_ino`) runs ahead of the numbers in use, because a number must not
-be used twice after a crash either. A number is used only after its reservation is stored where the
-next process finds it.
+`next_ino` <= `_logged_to` <= `_reserved_to`. The row named `next_ino` stores `_reserved_to`, which
+runs ahead of the numbers in use, because a number must not be used twice after a crash either.
+`_logged_to` is the value of the row that the next process would read if this one were killed now: a
+number is used only below it. (After a power cut the row may be older. The kernel, which is the
+reason for all this, is gone then, too.)
 """
 
 from cachefs.db import Database

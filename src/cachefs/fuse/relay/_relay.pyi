@@ -72,11 +72,11 @@ class Relay:
         Return False if it can't (Linux before 6.9). Those requests then fail with EIO.
         """
 
-    def set_file(self, file: int, fd: int, waits: bool, /) -> None:
+    def set_file(self, file: int, fd: int, on_disk: bool, /) -> None:
         """Use `fd` for the slab file with this number, and take ownership of it.
 
-        `waits` says that reads may wait for a disk. Raises `OSError`.
-        """
+        `on_disk` says that reads may wait for a disk, and that their bytes are compared. Raises
+        `OSError`."""
 
     def close_file(self, file: int, /) -> None:
         """Close a slab file: the table has marked it dead, or the relay has too many open files."""

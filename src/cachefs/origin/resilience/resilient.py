@@ -381,8 +381,7 @@ class ResilientOrigin(WrappingOrigin):
     def _put_off(self, began_at: float, left_s: float) -> float:
         """Return the deadline of a call that had `left_s` when it began to wait at `began_at`.
 
-        While a call waits, its clock stands still as long as the origin answers others: `left_s`
-        begins anew at the origin's last answer."""
+        A wait costs only the time since the origin's last answer."""
         return max(began_at, self._answered_at) + left_s
 
     async def _hold_back(self, size_bytes: int) -> None:
