@@ -18,7 +18,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture
 def site(tmp_path: Path, seaweedfs: SeaweedFS, certificates: Certificates) -> Iterator[Site]:
-    site = Site(tmp_path, "s3://private")
+    site = Site(tmp_path, "s3://behind-tls")
     with TlsFront(certificates, int(seaweedfs.endpoint.rpartition(":")[2])) as front:
         site.environment = {
             **seaweedfs.environment,
@@ -31,10 +31,10 @@ def site(tmp_path: Path, seaweedfs: SeaweedFS, certificates: Certificates) -> It
 def test_a_private_ca_is_accepted_only_if_it_is_named(
     site: Site, seaweedfs: SeaweedFS, certificates: Certificates
 ) -> None:
-    seaweedfs.make_bucket("private")
+    seaweedfs.make_bucket("behind-tls")
     objects = {"small": b"a" * 100_000, "large": b"b" * (3 << 20)}
     for name, body in objects.items():
-        seaweedfs.put("private", name, body)
+        seaweedfs.put("behind-tls", name, body)
     said = site.refused()
     assert "is refused (its CA is unknown): give the PEM file of its CA with --ca-file" in said
     assert seaweedfs.secret_key not in said

@@ -43,3 +43,12 @@ def test_a_flow_enters_few_files(flow: str) -> None:
 def test_all_flows_are_there() -> None:
     wanted = {"cold read", "look-up", "directory", "eviction", "load", "status"}
     assert wanted <= flows().keys()
+
+
+def test_tests_of_the_shared_s3_server_do_not_share_buckets() -> None:
+    """Which of them run in one process, with one server, differs from run to run."""
+    call = re.compile(r"\b(?:seaweedfs|weed)\.make_bucket\([\"']([\w-]+)[\"']\)")
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [name for path in tests for name in call.findall(path.read_text())]
+    assert len(names) > 10
+    assert sorted(names) == sorted(set(names))
