@@ -1,10 +1,12 @@
-"""Gives out inode numbers, none of them twice in the life of a namespace database.
+"""Gives out inode numbers, none of them twice while a kernel may remember them.
 
-`next_ino` <= `_logged_to` <= `_reserved_to`. The row named `next_ino` stores `_reserved_to`, which
-runs ahead of the numbers in use, because a number must not be used twice after a crash either.
-`_logged_to` is the value of the row that the next process would read if this one were killed now: a
-number is used only below it. (After a power cut the row may be older. The kernel, which is the
-reason for all this, is gone then, too.)
+- `next_ino` is the next number.
+- `_reserved_to` is the row `next_ino` of the database, as it was written last. It runs ahead.
+- `_logged_to` is the greatest value of that row that is known to survive a kill of this process; 0
+  until `allocate` first asks.
+
+`allocate` gives out a number only below `_logged_to`, so the next process begins above all numbers
+in use. After a power cut the row may be older. The kernel has forgotten all numbers then, too.
 """
 
 from cachefs.db import Database

@@ -208,6 +208,8 @@ class Fetches:
             if not isinstance(error, Exception):
                 raise
         finally:
+            # Blocks keep their reservation until `finish_block`. After a failure, and for a
+            # fragment, nothing is admitted, so it is released here.
             if fetch.has_room and (fetch.data is None or fetch.is_fragment):
                 self._memory.release(length)
             self._end(fetch)

@@ -225,8 +225,9 @@ bool answer_read(struct worker *worker, char *request, size_t length) {
     ssize_t bytes = locate(relay, in->nodeid, read_in->offset, read_in->size, pieces, &count);
     if (bytes < 0 || !are_open(relay, pieces, count)) return false;
 
-    /* 1. From memory. 2. If that is impossible, or the bytes are wrong: from the disk. 3. Is it still
-     * the same block? 4. Has `look_after` handed the READ over meanwhile? */
+    /* 1. Without waiting. 2. If bytes are missing or wrong: again, and now wait for the disk; bytes
+     * that are wrong twice go to the daemon. 3. Is it still the same block? 4. Has `look_after`
+     * handed the READ over meanwhile? */
     bool is_read = read_pieces(worker, pieces, count, RWF_NOWAIT);
     bool must_wait = !is_read;
     if (read_in->size >= SEQUENTIAL_BYTES)
