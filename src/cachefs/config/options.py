@@ -182,7 +182,7 @@ class AccessSection(Section):
         Flag("ID", shown_default="the origin's, else the mounting user's group"),
     ] = Field(None, description="Group of all files, whatever the origin says.")
     squash: Annotated[str | None, TEXT, Flag("UID:GID", shown_default="off")] = Field(
-        None, description="Short for --uid UID --gid GID: one owner, whoever looks."
+        None, description="Short for --uid UID --gid GID: one owner for all users."
     )
     file_mode: Annotated[
         int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 644")
