@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import trio
 
 from cachefs.errors import CachefsError
 from cachefs.fuse import access_log
@@ -91,6 +92,23 @@ def test_where_it_cannot_be_written(site: Site, tmp_path: Path) -> None:
     said = site.cli("set", site.mountpoint, f"access-log={site.mountpoint}/x", code=1).stderr
     assert "below the mountpoint" in said
     assert site.status()["limits"]["access_log"] == "off"
+
+
+async def test_a_cancellation_while_lines_are_written_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_log, "_FLUSH_S", 0)
+    for yields in range(12):
+        log = AccessLog()
+        file = tmp_path / str(yields)
+        await log.switch(file)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            note(log, "lookup", "/last")
+            for _ in range(yields):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert [line[3] for line in requests(file)] == ["/last"], yields
 
 
 async def test_odd_names_stay_on_their_line(tmp_path: Path) -> None:

@@ -83,8 +83,7 @@ class AccessLog:
                 if not self._is_on:
                     self._switched_on = trio.Event()
         finally:
-            with trio.CancelScope(shield=True):
-                await self._flush()
+            await self._flush()
 
     def observe(self, answered: Answered, path_of: PathOf) -> None:
         """Collect the line for one request. This method is a `RequestObserver`. If a character of
@@ -110,6 +109,11 @@ class AccessLog:
         )
 
     async def _flush(self) -> None:
+        # The shield keeps the lines: a cancellation between taking and writing them loses them.
+        with trio.CancelScope(shield=True):
+            await self._write_lines()
+
+    async def _write_lines(self) -> None:
         async with self._writing:
             lines, self._lines = self._lines, []
             lost, self._lost = self._lost, 0

@@ -305,7 +305,9 @@ class Job:
         failures, self._failures = self._failures, []
         if failures:
             files = self._context.files
-            await trio.to_thread.run_sync(files.append_failures, self.report.id, failures)
+            # The shield keeps the failures: a cancellation before the thread starts loses them.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(files.append_failures, self.report.id, failures)
 
 
 class _Subsequence:
