@@ -23,7 +23,8 @@ LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 PATIENCE_S = 60
 """How long to wait for what comes within a second on a quiet machine."""
 PATIENT = ("--read-timeout", "60s", "--request-timeout", "30s")
-"""For mounts whose requests are counted: on a busy machine none is sent again."""
+"""For mounts whose requests are counted: on a busy machine none is sent again. Every mount of a
+local directory has these options."""
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
@@ -95,6 +96,7 @@ class Site:
             self.mountpoint,
             *("--cache-dir", self.cache, "--cache-size", "256MiB", "--free-space-ratio", "0"),
             *("--log-file", self.log, "--data-path", DATA_PATH),
+            *(PATIENT if self.source.startswith("file://") else ()),
             *self.options,
             *options,
             code=code,

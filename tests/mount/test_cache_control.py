@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.mount.harness import CLI, MIB, Site, eventually
+from tests.mount.harness import CLI, MIB, PATIENT, Site, eventually
 from tests.servers.seaweedfs import SeaweedFS
 
 SMALL = 50_000
@@ -290,6 +290,7 @@ def test_refresh_of_a_bucket(tmp_path: Path, seaweedfs: SeaweedFS) -> None:
     data = {f"dir {number % 3}/ä{number}": b"%d" % number for number in range(1500)}
     seaweedfs.put_many(bucket, {f"pre/{name}": content for name, content in data.items()})
     site = Site(tmp_path, f"s3://{bucket}/pre")
+    site.options = PATIENT
     site.environment = seaweedfs.environment
     try:
         site.mount("--list-ttl", "1h", "--entry-ttl", "1h", "--attr-ttl", "1h")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.seaweedfs import SeaweedFS
 
 COUNT = 2_500
@@ -26,6 +26,7 @@ def nodes(tmp_path: Path, seaweedfs: SeaweedFS, bucket: str) -> Iterator[tuple[S
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         site = Site(tmp_path / name, f"s3://{bucket}/data")
+        site.options = PATIENT
         site.environment = seaweedfs.environment
         sites.append(site)
     yield sites[0], sites[1]

@@ -19,10 +19,13 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.fast_path import small_reader
 from cachefs.types import ObjectMeta
+from tests.cache.harness import until
 
 BODY = bytes(range(256)) * 400
 E_TAG = f'"{hashlib.md5(BODY, usedforsecurity=False).hexdigest()}"'
 META = ObjectMeta(len(BODY), 0, E_TAG)
+Piece = bytes | float | trio.Event | None
+"""A part of an answer, a pause in seconds, an event to wait for, or the end of the connection."""
 
 
 def answer(
@@ -33,11 +36,10 @@ def answer(
 
 
 class Server:
-    """Answers with what it is told to, in pieces; `None` as a piece ends the connection, a number
-    is a pause in seconds."""
+    """Answers with what it is told to, in pieces."""
 
     def __init__(self) -> None:
-        self.pieces: list[bytes | float | None] = [answer()]
+        self.pieces: list[Piece] = [answer()]
         self.answers: dict[bytes, list[bytes]] = {}
         """By method, instead of `pieces`."""
         self.requests: list[bytes] = []
@@ -65,6 +67,8 @@ class Server:
                             return
                         if isinstance(piece, bytes):
                             await stream.send_all(piece)
+                        elif isinstance(piece, trio.Event):
+                            await piece.wait()
                         else:
                             await trio.sleep(piece)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -103,7 +107,8 @@ async def test_one_connection_is_enough_for_one_reader(server: Server, origin: O
 
 
 async def test_readers_have_connections_of_their_own(server: Server, origin: Origin) -> None:
-    server.pieces = [0.05, answer()]
+    all_ask = trio.Event()
+    server.pieces = [all_ask, answer()]
 
     async def check() -> None:
         for _ in range(3):
@@ -112,6 +117,8 @@ async def test_readers_have_connections_of_their_own(server: Server, origin: Ori
     async with trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(check)
+        await until(lambda: len(server.requests) == 8)
+        all_ask.set()
     assert server.connections == 8
 
 
@@ -155,12 +162,16 @@ async def test_connections_are_not_kept_for_ever(
 async def test_connections_that_nobody_needs_any_more_are_closed(
     server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.pieces = [0.02, answer()]
+    all_ask = trio.Event()
+    server.pieces = [all_ask, answer()]
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(read, origin)
+        await until(lambda: len(server.requests) == 5)
+        all_ask.set()
     assert len(origin._on_loop._idle) == 5
     monkeypatch.setattr(small_reader, "REUSED_S", 0.01)
+    server.pieces = [0.02, answer()]
     await read(origin)
     assert len(origin._on_loop._idle) == 1
 
@@ -196,31 +207,31 @@ async def test_an_error_in_chunks(server: Server, origin: Origin) -> None:
     assert len(server.requests) == 1
 
 
-def _wrong_bytes() -> list[bytes | float | None]:
+def _wrong_bytes() -> list[Piece]:
     return [answer(b"?" + BODY[1:])]
 
 
-def _cut_short() -> list[bytes | float | None]:
+def _cut_short() -> list[Piece]:
     return [answer()[:-1], None]
 
 
-def _too_long() -> list[bytes | float | None]:
+def _too_long() -> list[Piece]:
     return [answer(BODY + b"?")]
 
 
-def _another() -> list[bytes | float | None]:
+def _another() -> list[Piece]:
     return [answer(e_tag='"0123456789abcdef0123456789abcdef"')]
 
 
-def _no_http() -> list[bytes | float | None]:
+def _no_http() -> list[Piece]:
     return [b"SSH-2.0-OpenSSH_9.2\r\n\r\n"]
 
 
-def _endless_head() -> list[bytes | float | None]:
+def _endless_head() -> list[Piece]:
     return [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 90_000]
 
 
-def _two_lengths() -> list[bytes | float | None]:
+def _two_lengths() -> list[Piece]:
     return [answer(headers="Content-Length: 5\r\n")]
 
 
@@ -229,7 +240,7 @@ def _two_lengths() -> list[bytes | float | None]:
     [_wrong_bytes, _cut_short, _too_long, _another, _no_http, _endless_head, _two_lengths],
 )
 async def test_nothing_wrong_comes_through(
-    server: Server, origin: Origin, pieces: Callable[[], list[bytes | float | None]]
+    server: Server, origin: Origin, pieces: Callable[[], list[Piece]]
 ) -> None:
     server.pieces = pieces()
     with pytest.raises((BadDataError, ObjectChangedError, OriginUnavailableError)):
@@ -309,9 +320,11 @@ async def test_after_something_unusual_it_rests(
 
 
 async def test_who_gives_up_leaves_nothing_behind(server: Server, origin: Origin) -> None:
-    server.pieces = [answer()[:9000], 0.2, answer()[9000:]]
-    with trio.move_on_after(0.05):
-        await read(origin)
+    server.pieces = [answer()[:9000], trio.Event()]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, origin)
+        await until(lambda: len(server.requests) == 1)
+        nursery.cancel_scope.cancel()
     server.pieces = [answer()]
     assert await read(origin) == BODY
     assert server.connections == 2

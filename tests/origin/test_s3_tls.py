@@ -229,7 +229,7 @@ async def test_a_refused_certificate_is_not_tried_for_ever(
     front: TlsFront, other_ca: Path, nursery: trio.Nursery
 ) -> None:
     inner = opened(front, other_ca)
-    origin = ResilientOrigin(inner, Resilience(read_timeout_s=1.0, request_timeout_s=0.4))
+    origin = ResilientOrigin(inner, Resilience(read_timeout_s=4.0, request_timeout_s=1.9))
     with trio.fail_after(60):
         with pytest.raises(OriginUnavailableError, match=UNKNOWN_CA):
             await origin.check()

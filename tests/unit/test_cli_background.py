@@ -20,7 +20,7 @@ def serve(ready):
     Path(sys.argv[1]).write_text(str(os.getpid()))
     {body}
 
-background.START_TIMEOUT_S = 5.0
+background.START_TIMEOUT_S = float(sys.argv[3])
 background.STOP_TIMEOUT_S = 0.5
 try:
     background.launch(serve, Path("/no/such/mount"), Path(sys.argv[2]))
@@ -34,11 +34,14 @@ else:
 class Launch:
     """One parent process, with a daemon that does `body`."""
 
-    def __init__(self, directory: Path, body: str) -> None:
+    def __init__(self, directory: Path, body: str, start_timeout_s: int = 5) -> None:
         self.pid_file = directory / "pid"
         self.log_file = directory / "log"
         self.parent = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(body=body), self.pid_file, self.log_file],
+            [
+                *(sys.executable, "-c", PROGRAM.format(body=body)),
+                *(self.pid_file, self.log_file, str(start_timeout_s)),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -104,7 +107,7 @@ def test_a_daemon_that_fails_is_told_and_gone(tmp_path: Path, body: str, said: s
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_parent_ends_the_daemon(tmp_path: Path, number: int) -> None:
-    launch = Launch(tmp_path, "time.sleep(60)")
+    launch = Launch(tmp_path, "time.sleep(60)", start_timeout_s=60)
     launch.daemon_pid()
     launch.wait_until_interruptible()
     launch.parent.send_signal(number)
