@@ -50,6 +50,15 @@ class ObjectChangedError(OriginError):
     """The object no longer has the requested version. ESTALE."""
 
 
+class ConflictError(OriginError):
+    """The condition of a write is false: the object has another version, or there is one already.
+    Nothing was changed. ESTALE."""
+
+
+class NotEmptyError(OriginError):
+    """A directory that is to be removed or replaced has entries. ENOTEMPTY."""
+
+
 class OriginUnavailableError(OriginError):
     """The origin can't be reached, timed out, or answered with a server error. EIO."""
 

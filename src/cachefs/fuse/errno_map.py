@@ -5,7 +5,9 @@ import errno
 from cachefs.errors import (
     AccessDeniedError,
     CachefsError,
+    ConflictError,
     NotADirError,
+    NotEmptyError,
     NotFoundError,
     ObjectChangedError,
 )
@@ -15,6 +17,8 @@ _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
     (NotADirError, errno.ENOTDIR),
     (AccessDeniedError, errno.EACCES),
     (ObjectChangedError, errno.ESTALE),
+    (ConflictError, errno.ESTALE),
+    (NotEmptyError, errno.ENOTEMPTY),
 )
 
 

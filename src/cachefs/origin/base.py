@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cachefs.origin.body import Body
 from cachefs.origin.names import join
+from cachefs.origin.writable import WritableOrigin
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 _MOST_DIRECTORIES = 10_000
@@ -55,7 +56,7 @@ class OriginCounters:
 
 
 class Origin(ABC):
-    """A read-only tree of immutable object versions.
+    """A tree of immutable object versions. What writes to it is its `writer`.
 
     All methods run on the trio loop and never block it. They raise only `OriginError` and its
     subclasses: `NotFoundError`, `AccessDeniedError`, `OriginUnavailableError`, ...
@@ -90,6 +91,11 @@ class Origin(ABC):
 
     lists_in_one_piece = False
     """The first page of a directory takes as long as the whole listing."""
+
+    @property
+    def writer(self) -> WritableOrigin | None:
+        """Writes to this origin. None if it can only be read."""
+        return None
 
     @abstractmethod
     async def check(self) -> None:

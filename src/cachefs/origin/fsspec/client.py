@@ -37,6 +37,7 @@ from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.fsspec.errors import from_fsspec
 from cachefs.origin.fsspec.http_tree import HttpTree
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
+from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
@@ -173,6 +174,15 @@ class FsspecOrigin(Origin):
         self.lists_by_stat = isinstance(fs, HttpTree)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_threads)
+        self._writer = None
+        if isinstance(fs, ConfinedFileSystem):
+            describe = self._described
+            self._writer = LocalWriter(fs, self._root, describe, self._subject, self._limiter)
+
+    @property
+    def writer(self) -> LocalWriter | None:
+        """See `Origin.writer`. Only local directories have one."""
+        return self._writer
 
     async def check(self) -> None:
         """See `Origin.check`. Lists the root, because object stores have no empty directories."""
@@ -308,6 +318,9 @@ class FsspecOrigin(Origin):
         file_id = next((f"-{info[key]}" for key in _FILE_ID_KEYS if key in info), "")
         version = tag or f"{mtime_ns}-{size}{file_id}"
         return ObjectMeta(size, mtime_ns, version, info.get(_POSIX_KEY, NO_POSIX))
+
+    def _described(self, info: dict[str, Any]) -> ObjectMeta | None:
+        return self._meta(info | {_POSIX_KEY: _posix(info)})
 
     async def _call(self, path: str, function: Callable[..., T]) -> T:
         """Run `function(full path)` in a worker thread. Raises `OriginError`."""

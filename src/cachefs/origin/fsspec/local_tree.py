@@ -10,6 +10,7 @@ escape.
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,24 @@ from fsspec.implementations.local import LocalFileSystem
 _MOST_TURNS = 100
 """The most links and groups of `..` in one path. The kernel itself follows 40 links."""
 
+_HIDDEN = ".cachefs-upload-"
+_UPLOAD = re.compile(re.escape(_HIDDEN) + r"[0-9a-f]{32}(\.parts)?")
+
 _OPEN_PART = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def upload_name(upload_id: str) -> str:
+    """Return the hidden name of a file that is being written (`local_writer.py`)."""
+    return _HIDDEN + upload_id
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name belongs to a file that is being written; listings leave it out."""
+    return _UPLOAD.fullmatch(name) is not None
+
+
 class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
-    """fsspec's local files below `root`, for reading. A link gets the `info` of its target.
+    """fsspec's local files below `root`. A link gets the `info` of its target.
 
     A link that leads out of `root`, to no file or in a circle counts as absent
     (`FileNotFoundError`). `root` itself may be a link, and that link may change.
@@ -35,21 +49,21 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         """See fsspec. `path` is a string: the root or a path below it."""
-        fd = self._open(path)
+        fd = self.open_path(path)
         try:
-            return _described(path, os.fstat(fd))
+            return described(path, os.fstat(fd))
         finally:
             os.close(fd)
 
     def ls(self, path: Any, detail: bool = False, **kwargs: Any) -> list[Any]:
         """See fsspec. A link that leads outside has the type "other"."""
-        fd = self._open(path)
+        fd = self.open_path(path)
         try:
             found = os.fstat(fd)
             if stat.S_ISDIR(found.st_mode):
                 infos = self._children(path, fd)
             else:
-                infos = [_described(path, found)]
+                infos = [described(path, found)]
         finally:
             os.close(fd)
         return infos if detail else [info["name"] for info in infos]
@@ -58,7 +72,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         self, path: Any, start: int | None = None, end: int | None = None, **kwargs: Any
     ) -> bytes:
         """Return the bytes from `start` to `end`, or fewer if the file ends before `end`."""
-        fd = self._open(path)
+        fd = self.open_path(path)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise FileNotFoundError(path)
@@ -77,6 +91,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    if is_hidden(entry.name):
+                        continue
                     name = f"{path.rstrip('/')}/{entry.name}"
                     try:
                         infos.append(self._child(name, entry.stat(follow_symlinks=False)))
@@ -90,9 +106,9 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         if stat.S_ISLNK(found.st_mode):
             with contextlib.suppress(OSError):
                 return self.info(name)
-        return _described(name, found)
+        return described(name, found)
 
-    def _open(self, path: str) -> int:
+    def open_path(self, path: str) -> int:
         """Return a descriptor (O_PATH) of the target of `path`, which is no link. The caller owns
         the descriptor."""
         below = path.rstrip("/").removeprefix(self._top.rstrip("/"))
@@ -163,7 +179,8 @@ def _read(file: int, start: int, end: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _described(name: str, found: os.stat_result) -> dict[str, Any]:
+def described(name: str, found: os.stat_result) -> dict[str, Any]:
+    """Return fsspec's `info` of a file."""
     kind = "other"
     if stat.S_ISDIR(found.st_mode):
         kind = "directory"

@@ -1,0 +1,474 @@
+"""What `local_writer.py` does in worker threads: all functions here block.
+
+Like reads, they never leave the source: each path is opened part by part (`local_tree.py`), and a
+name that is a symbolic link is never followed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cachefs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotADirError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, upload_name
+from cachefs.origin.writable import Attributes, Condition, Content, PartTag, Upload
+from cachefs.types import ObjectMeta
+
+_PIECE_BYTES = 1 << 20
+_WRITE_ID = "user.cachefs.write"
+_PARTS = ".parts"
+"""The suffix of the file that names the parts of an upload, one line each."""
+_PART = re.compile(r"^([0-9]{1,5}) ([0-9]{1,19}) ([0-9]{1,19})\n", re.MULTILINE)
+
+Describe = Callable[[dict[str, Any]], ObjectMeta | None]
+
+
+class Task:
+    """One call in a thread. After `given_up`, the thread changes no name any more."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+
+    def check(self) -> None:
+        if self.given_up:
+            raise OriginUnavailableError("nobody waits for this write any more")
+
+
+class Refused(Exception):
+    """The text continues the name of the path; `kind` is the error for the caller."""
+
+    def __init__(self, kind: type[OriginError], why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+class LocalFiles:
+    """One method for each of `LocalWriter`. Raises `OSError` and `Refused`."""
+
+    def __init__(self, fs: ConfinedFileSystem, root: str, describe: Describe) -> None:
+        self._fs = fs
+        self._root = root
+        self._describe = describe
+
+    def probe(self, path: str, task: Task) -> tuple[bool, bool]:
+        """Return whether files can have write ids and whether they can be linked."""
+        name, other = upload_name(secrets.token_hex(16)), upload_name(secrets.token_hex(16))
+        task.check()
+        with self._opened(path) as place:
+            fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, dir_fd=place)
+            try:
+                os.write(fd, b"x")
+                keeps_ids = _note_write_id(fd, "probe")
+                links = True
+                try:
+                    os.link(name, other, src_dir_fd=place, dst_dir_fd=place)
+                    os.unlink(other, dir_fd=place)
+                except OSError:
+                    links = False
+            finally:
+                os.close(fd)
+                os.unlink(name, dir_fd=place)
+        return keeps_ids, links
+
+    def put(
+        self,
+        upload: Upload,
+        content: Content,
+        condition: Condition | None,
+        attributes: Attributes,
+        task: Task,
+    ) -> ObjectMeta:
+        with self._parent(upload.path) as (place, name):
+            done = self._done_before(place, name, upload.write_id)
+            if done is not None:
+                return done
+            self._compare(place, name, condition)
+            fd = _new_file(place, upload.upload_id)
+            try:
+                _write(fd, 0, content, task)
+                return self._publish(place, name, fd, upload, condition, attributes, task)
+            finally:
+                os.close(fd)
+                _unlink(place, upload_name(upload.upload_id))
+
+    def start(self, upload: Upload, task: Task) -> None:
+        with self._parent(upload.path) as (place, _):
+            task.check()
+            os.close(_new_file(place, upload.upload_id))
+
+    def put_part(
+        self, upload: Upload, number: int, offset: int, content: Content, task: Task
+    ) -> PartTag:
+        with self._parent(upload.path) as (place, _):
+            fd = self._upload_file(place, upload)
+            try:
+                _write(fd, offset, content, task)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            return _note_part(place, upload, number, offset, content.size_bytes)
+
+    def copy_part(
+        self,
+        upload: Upload,
+        number: int,
+        offset: int,
+        path: str,
+        meta: ObjectMeta,
+        length: int,
+        task: Task,
+    ) -> PartTag:
+        with self._parent(upload.path) as (place, _), self._source(path, meta) as source:
+            fd = self._upload_file(place, upload)
+            try:
+                _copy(source, offset, length, fd, task)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            self._check_source(path, meta)
+            return _note_part(place, upload, number, offset, length)
+
+    def complete(
+        self,
+        upload: Upload,
+        size_bytes: int,
+        condition: Condition | None,
+        attributes: Attributes,
+        task: Task,
+    ) -> ObjectMeta:
+        with self._parent(upload.path) as (place, name):
+            done = self._done_before(place, name, upload.write_id)
+            if done is None:
+                fd = self._upload_file(place, upload)
+                try:
+                    if os.fstat(fd).st_size != size_bytes:
+                        raise Refused(OriginError, "can't be completed: parts are missing")
+                    self._compare(place, name, condition)
+                    done = self._publish(place, name, fd, upload, condition, attributes, task)
+                finally:
+                    os.close(fd)
+            _drop_upload(place, upload)
+            return done
+
+    def parts(self, upload: Upload, task: Task) -> list[PartTag]:
+        with self._parent(upload.path) as (place, _):
+            os.close(self._upload_file(place, upload))
+            try:
+                fd = os.open(_parts_name(upload), os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+            except FileNotFoundError:
+                return []
+            with open(fd, encoding="ascii") as lines:
+                found = _PART.findall(lines.read())
+        task.check()
+        tags = {int(n): PartTag(int(n), int(size), offset) for n, offset, size in found}
+        return [tags[number] for number in sorted(tags)]
+
+    def abort(self, upload: Upload, task: Task) -> None:
+        task.check()
+        with self._parent(upload.path) as (place, _):
+            _drop_upload(place, upload)
+
+    def copy(
+        self, path: str, meta: ObjectMeta, upload: Upload, condition: Condition | None, task: Task
+    ) -> ObjectMeta:
+        with self._parent(upload.path) as (place, name), self._source(path, meta) as source:
+            self._compare(place, name, condition)
+            fd = _new_file(place, upload.upload_id)
+            try:
+                _copy(source, 0, meta.size_bytes, fd, task)
+                self._check_source(path, meta)
+                found = os.fstat(source)
+                kept = Attributes(found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns)
+                return self._publish(place, name, fd, upload, condition, kept, task)
+            finally:
+                os.close(fd)
+                _unlink(place, upload_name(upload.upload_id))
+
+    def rename(self, path: str, target: str, condition: Condition | None, task: Task) -> None:
+        with self._parent(path) as (old, old_name), self._parent(target) as (new, new_name):
+            with _locked(new):
+                self._compare(new, new_name, condition)
+                task.check()
+                os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
+            os.fsync(new)
+            os.fsync(old)
+
+    def delete(self, path: str, condition: Condition | None, task: Task) -> None:
+        with self._parent(path) as (place, name):
+            with _locked(place):
+                found = _lstat(place, name)
+                if found is None:
+                    return
+                if stat.S_ISDIR(found.st_mode):
+                    raise Refused(ConflictError, "is a directory")
+                self._compare(place, name, condition)
+                task.check()
+                os.unlink(name, dir_fd=place)
+            os.fsync(place)
+
+    def make_directory(self, path: str, attributes: Attributes, task: Task) -> None:
+        with self._parent(path) as (place, name):
+            task.check()
+            try:
+                os.mkdir(name, dir_fd=place)
+            except FileExistsError:
+                found = os.stat(name, dir_fd=place)  # a link to a directory is one, too
+                if not stat.S_ISDIR(found.st_mode):
+                    raise Refused(NotADirError, "is a file") from None
+                return
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            try:
+                _apply(fd, attributes)
+            finally:
+                os.close(fd)
+            os.fsync(place)
+
+    def remove_directory(self, path: str, task: Task) -> None:
+        with self._parent(path) as (place, name):
+            task.check()
+            os.rmdir(name, dir_fd=place)
+            os.fsync(place)
+
+    def _publish(
+        self,
+        place: int,
+        name: str,
+        fd: int,
+        upload: Upload,
+        condition: Condition | None,
+        attributes: Attributes,
+        task: Task,
+    ) -> ObjectMeta:
+        """Give the file `fd` of an upload its name. Return its description."""
+        _note_write_id(fd, upload.write_id)
+        _apply(fd, attributes)
+        os.fsync(fd)
+        hidden = upload_name(upload.upload_id)
+        with _locked(place):
+            self._compare(place, name, condition)
+            task.check()
+            if condition is None or condition.version is not None:
+                os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+            else:
+                _link(place, hidden, name)
+            meta = self._meta(name, os.fstat(fd))
+        os.fsync(place)
+        assert meta is not None
+        return meta
+
+    def _done_before(self, place: int, name: str, write_id: str) -> ObjectMeta | None:
+        """Return the file at `name` if the write `write_id` has made it."""
+        try:
+            fd = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
+            )
+        except OSError:
+            return None
+        try:
+            with contextlib.suppress(OSError):
+                if os.getxattr(fd, _WRITE_ID) == write_id.encode():
+                    return self._meta(name, os.fstat(fd))
+            return None
+        finally:
+            os.close(fd)
+
+    def _compare(self, place: int, name: str, condition: Condition | None) -> None:
+        """Raise `Refused` if the condition is false, or if only a file may be replaced."""
+        found = _lstat(place, name)
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            raise Refused(AccessDeniedError, "is a symbolic link: write to its target")
+        if condition is None:
+            return
+        meta = self._meta(name, found) if found is not None else None
+        if condition.version is None and found is not None:
+            raise Refused(ConflictError, "exists already")
+        if condition.version is not None and (meta is None or meta.version != condition.version):
+            raise Refused(ConflictError, "has been changed or deleted meanwhile")
+
+    def _meta(self, name: str, found: os.stat_result) -> ObjectMeta | None:
+        return self._describe(described(name, found))
+
+    def _upload_file(self, place: int, upload: Upload) -> int:
+        if not re.fullmatch("[0-9a-f]{32}", upload.upload_id):
+            raise Refused(NotFoundError, "has no such upload")
+        try:
+            return os.open(
+                upload_name(upload.upload_id),
+                os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
+                dir_fd=place,
+            )
+        except FileNotFoundError:
+            raise Refused(NotFoundError, "has no such upload") from None
+
+    @contextlib.contextmanager
+    def _source(self, path: str, meta: ObjectMeta) -> Iterator[int]:
+        """Open the version `meta` of a file for reading."""
+        self._check_source(path, meta)
+        fd = self._fs.open_path(self._full(path))
+        try:
+            source = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(fd)
+        try:
+            yield source
+        finally:
+            os.close(source)
+
+    def _check_source(self, path: str, meta: ObjectMeta) -> None:
+        found = self._describe(self._fs.info(self._full(path)))
+        if found is None or found.version != meta.version:
+            raise Refused(ObjectChangedError, f"can't be made of {path}: that has changed")
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root or "/"
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        """Open a directory."""
+        fd = self._fs.open_path(self._full(path))
+        try:
+            place = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+        finally:
+            os.close(fd)
+        try:
+            yield place
+        finally:
+            os.close(place)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of `path`. Yield it with the name in it."""
+        above, _, name = path.rpartition("/")
+        if not name:
+            raise Refused(ConflictError, "is the root of the source")
+        with self._opened(above) as place:
+            yield place, name
+
+
+def _lstat(place: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _locked(place: int) -> Iterator[None]:
+    """Exclude other mounts of cachefs from a directory, where it can be locked."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(place, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_UN)
+
+
+def _link(place: int, hidden: str, name: str) -> None:
+    """Give a file its name if there is none such. Raises `Refused`."""
+    try:
+        os.link(hidden, name, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+    except FileExistsError:
+        raise Refused(ConflictError, "exists already") from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        # This file system has no links. The caller has compared and holds the lock.
+        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+    else:
+        os.unlink(hidden, dir_fd=place)
+
+
+def _new_file(place: int, upload_id: str) -> int:
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    return os.open(upload_name(upload_id), flags, 0o666, dir_fd=place)
+
+
+def _note_write_id(fd: int, write_id: str) -> bool:
+    """Keep the id with the file; return whether that was possible."""
+    try:
+        os.setxattr(fd, _WRITE_ID, write_id.encode())
+    except OSError:
+        return False
+    return True
+
+
+def _apply(fd: int, attributes: Attributes) -> None:
+    """Set what is stated. Only root may give a file to others."""
+    uid = -1 if attributes.uid is None else attributes.uid
+    gid = -1 if attributes.gid is None else attributes.gid
+    if (uid, gid) != (-1, -1):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, uid, gid)
+    if attributes.mode is not None:
+        os.fchmod(fd, attributes.mode & 0o1777)
+    if attributes.mtime_ns is not None:
+        os.utime(fd, ns=(attributes.mtime_ns, attributes.mtime_ns))
+
+
+def _write(fd: int, offset: int, content: Content, task: Task) -> None:
+    done = 0
+    while done < content.size_bytes:
+        task.check()
+        length = min(_PIECE_BYTES, content.size_bytes - done)
+        piece = memoryview(content.read(done, length))
+        while piece:
+            count = os.pwrite(fd, piece, offset + done)
+            piece = piece[count:]
+            done += count
+
+
+def _copy(source: int, offset: int, length: int, fd: int, task: Task) -> None:
+    """Copy bytes to the same place of another file; a file system may share them instead."""
+    end = offset + length
+    while offset < end:
+        task.check()
+        count = 0
+        with contextlib.suppress(OSError):  # between file systems, or where it does not exist
+            count = os.copy_file_range(
+                source, fd, min(end - offset, 16 * _PIECE_BYTES), offset, offset
+            )
+        if not count:
+            piece = os.pread(source, min(end - offset, _PIECE_BYTES), offset)
+            if not piece:
+                raise Refused(ObjectChangedError, "can't be made: its source has become shorter")
+            count = os.pwrite(fd, piece, offset)
+        offset += count
+
+
+def _parts_name(upload: Upload) -> str:
+    return upload_name(upload.upload_id) + _PARTS
+
+
+def _note_part(place: int, upload: Upload, number: int, offset: int, size_bytes: int) -> PartTag:
+    """Record a part whose bytes have been synced."""
+    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(_parts_name(upload), flags, 0o600, dir_fd=place)
+    try:
+        os.write(fd, b"%d %d %d\n" % (number, offset, size_bytes))
+    finally:
+        os.close(fd)
+    return PartTag(number, size_bytes, str(offset))
+
+
+def _drop_upload(place: int, upload: Upload) -> None:
+    _unlink(place, upload_name(upload.upload_id))
+    _unlink(place, _parts_name(upload))
+
+
+def _unlink(place: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=place)

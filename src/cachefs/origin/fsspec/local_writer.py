@@ -1,0 +1,232 @@
+"""Writes to directories of this machine (`file://`): hidden temporary files that get their names.
+
+A file is written in full beside its place, under a name that listings leave out, and synced. Then
+it gets its name in one step: with link(2) if nothing may be there, else with rename(2). So no
+reader sees a mix, and what has been acknowledged survives a power cut.
+
+The kernel has no rename that depends on a version. So the version is compared just before, under a
+lock (flock) of the directory. The lock excludes other mounts of cachefs on this machine, but not
+other programs.
+"""
+
+import contextlib
+import errno
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from cachefs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+    reason_of,
+)
+from cachefs.origin.fsspec.local_files import Describe, LocalFiles, Refused, Task
+from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, is_hidden
+from cachefs.origin.names import is_name
+from cachefs.origin.writable import (
+    NO_ATTRIBUTES,
+    Attributes,
+    Condition,
+    Content,
+    Guarantees,
+    PartTag,
+    Upload,
+    WritableOrigin,
+    content_of,
+    new_write_id,
+)
+from cachefs.types import Buffer, ObjectMeta
+
+T = TypeVar("T")
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DEFINITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EXDEV, errno.ENAMETOOLONG)
+
+
+class LocalWriter(WritableOrigin):
+    """Writes below one directory. `subject` names a path in messages, `describe` gives the version
+    of a file from its `info`."""
+
+    can_rename = True
+
+    def __init__(
+        self,
+        fs: ConfinedFileSystem,
+        root: str,
+        describe: Describe,
+        subject: Callable[[str], str],
+        limiter: trio.CapacityLimiter,
+    ) -> None:
+        # Nothing in the kernel makes a version part of a rename.
+        self.guarantees = Guarantees(
+            put_version=False, complete_version=False, copy_version=False, delete_version=False
+        )
+        self._tree = LocalFiles(fs, root, describe)
+        self._subject = subject
+        self._limiter = limiter
+
+    async def check_writable(self, path: str = "") -> Guarantees:
+        """See `WritableOrigin.check_writable`."""
+        keeps_ids, links = await self._call(path, partial(self._tree.probe, path))
+        self.guarantees = Guarantees(
+            put_absent=links,
+            put_version=False,
+            complete_absent=links,
+            complete_version=False,
+            copy_absent=links,
+            copy_version=False,
+            delete_version=False,
+            keeps_write_id=keeps_ids,
+        )
+        return self.guarantees
+
+    async def put(
+        self,
+        path: str,
+        body: Buffer | Content,
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.put`."""
+        upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
+        content = content_of(body)
+        return await self._call(
+            path, partial(self._tree.put, upload, content, condition, attributes)
+        )
+
+    async def start_upload(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
+    ) -> Upload:
+        """See `WritableOrigin.start_upload`."""
+        upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
+        await self._call(path, partial(self._tree.start, upload))
+        return upload
+
+    async def put_part(
+        self, upload: Upload, number: int, offset: int, body: Buffer | Content
+    ) -> PartTag:
+        """See `WritableOrigin.put_part`. Parts may not overlap."""
+        content = content_of(body)
+        return await self._call(
+            upload.path, partial(self._tree.put_part, upload, number, offset, content)
+        )
+
+    async def copy_part(
+        self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
+    ) -> PartTag:
+        """See `WritableOrigin.copy_part`."""
+        _check(self._subject, path)
+        return await self._call(
+            upload.path,
+            partial(self._tree.copy_part, upload, number, offset, path, meta, length),
+        )
+
+    async def complete(
+        self,
+        upload: Upload,
+        parts: Sequence[PartTag],
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.complete`."""
+        size_bytes = sum(part.size_bytes for part in parts)
+        return await self._call(
+            upload.path, partial(self._tree.complete, upload, size_bytes, condition, attributes)
+        )
+
+    async def parts(self, upload: Upload) -> list[PartTag]:
+        """See `WritableOrigin.parts`."""
+        return await self._call(upload.path, partial(self._tree.parts, upload))
+
+    async def abort(self, upload: Upload) -> None:
+        """See `WritableOrigin.abort`."""
+        with contextlib.suppress(NotFoundError):
+            await self._call(upload.path, partial(self._tree.abort, upload))
+
+    async def copy(
+        self, path: str, meta: ObjectMeta, target: str, condition: Condition | None = None
+    ) -> ObjectMeta:
+        """See `WritableOrigin.copy`."""
+        _check(self._subject, path)
+        upload = Upload(target, secrets.token_hex(16), new_write_id())
+        return await self._call(target, partial(self._tree.copy, path, meta, upload, condition))
+
+    async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
+        """See `WritableOrigin.rename`."""
+        _check(self._subject, target)
+        await self._call(path, partial(self._tree.rename, path, target, condition))
+
+    async def delete(self, path: str, condition: Condition | None = None) -> None:
+        """See `WritableOrigin.delete`."""
+        with contextlib.suppress(NotFoundError):
+            await self._call(path, partial(self._tree.delete, path, condition))
+
+    async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
+        """See `WritableOrigin.delete_many`."""
+        failed = {}
+        for path in paths:
+            try:
+                if path.endswith("/"):
+                    await self.remove_directory(path.rstrip("/"))
+                else:
+                    await self.delete(path)
+            except OriginError as error:
+                failed[path] = error
+        return failed
+
+    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+        """See `WritableOrigin.make_directory`."""
+        await self._call(path, partial(self._tree.make_directory, path, attributes))
+
+    async def remove_directory(self, path: str) -> None:
+        """See `WritableOrigin.remove_directory`."""
+        with contextlib.suppress(NotFoundError):
+            await self._call(path, partial(self._tree.remove_directory, path))
+
+    async def _call(self, path: str, work: Callable[[Task], T]) -> T:
+        """Run `work` in a worker thread. Raises `OriginError`. If the caller is cancelled, the
+        thread gives up before its next step."""
+        _check(self._subject, path)
+        task = Task()
+        try:
+            return await trio.to_thread.run_sync(
+                work, task, limiter=self._limiter, abandon_on_cancel=True
+            )
+        except OSError as error:
+            raise _from_os(self._subject(path), error) from None
+        except Refused as refused:
+            raise refused.kind(f"{self._subject(path)} {refused}") from None
+        finally:
+            task.given_up = True
+
+
+def _check(subject: Callable[[str], str], path: str) -> None:
+    parts = path.split("/") if path else []
+    if not all(is_name(part) for part in parts) or any(is_hidden(part) for part in parts):
+        raise NotFoundError(f"{subject(path)!r} can't be a name")
+
+
+def _from_os(subject: str, error: OSError) -> OriginError:
+    """Return the exception for an error of the system."""
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError(f"{subject} does not exist")
+    if isinstance(error, NotADirectoryError):
+        return NotADirError(f"{subject}: a part of the path is a file")
+    why = reason_of(OSError(error.errno, error.strerror))
+    if error.errno in _DENIED:
+        return AccessDeniedError(f"{subject} can't be written ({why}): check its owner and mode")
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+        return NotEmptyError(f"{subject}: the directory has entries")
+    if error.errno == errno.EISDIR:
+        return ConflictError(f"{subject} is a directory")
+    kind = OriginError if error.errno in _DEFINITE else OriginUnavailableError
+    return kind(f"{subject} can't be written ({why})")

@@ -1,0 +1,278 @@
+"""The interface through which an origin is written to, and the values that it takes.
+
+`Origin.writer` is the `WritableOrigin` of an origin, or None. Paths are those of `Origin`.
+"""
+
+import os
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cachefs.errors import OriginError
+from cachefs.types import Buffer, ObjectMeta
+
+_MIB = 1 << 20
+MOST_PUT_BYTES = 16 * _MIB
+"""A larger object should be written with an upload in parts."""
+LEAST_PART_BYTES = 5 * _MIB
+"""The least size of each part but the last one, as S3 requires."""
+MOST_PARTS = 10_000
+_PART_SIZES = ((100, 8 * _MIB), (1000, 32 * _MIB), (5000, 128 * _MIB), (MOST_PARTS, 1024 * _MIB))
+"""The sizes of parts, each up to a part number. Together they exceed 5 TiB."""
+
+
+def part_bytes(number: int) -> int:
+    """Return the size in bytes that part `number` (from 1) should have. Raises `ValueError` above
+    `MOST_PARTS`."""
+    for last, size_bytes in _PART_SIZES:
+        if number <= last:
+            return size_bytes
+    raise ValueError(f"part {number}: an upload has at most {MOST_PARTS} parts")
+
+
+class Content(ABC):
+    """Bytes to write. Worker threads call `read`, perhaps several times for the same range, because
+    a try is repeated. A thread of a cancelled call may still read for a moment."""
+
+    size_bytes: int
+
+    @abstractmethod
+    def read(self, offset: int, length: int) -> Buffer:
+        """Return exactly `length` bytes at `offset`. May block. Raises `OSError`, also if the bytes
+        end before."""
+
+
+class BufferContent(Content):
+    """The bytes of a buffer. It must not change before the call that writes it has returned."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data).cast("B")
+        self.size_bytes = self._data.nbytes
+
+    def read(self, offset: int, length: int) -> Buffer:
+        """See `Content.read`."""
+        return self._data[offset : offset + length]
+
+
+class FileContent(Content):
+    """`size_bytes` bytes of a file from `offset` on. It has its own duplicate of the descriptor
+    `fd`, so the caller may close `fd` at any time."""
+
+    def __init__(self, fd: int, offset: int, size_bytes: int) -> None:
+        self._fd = -1
+        self._fd = os.dup(fd)
+        self._offset = offset
+        self.size_bytes = size_bytes
+
+    def read(self, offset: int, length: int) -> Buffer:
+        """See `Content.read`."""
+        data = os.pread(self._fd, length, self._offset + offset)
+        while len(data) < length:
+            more = os.pread(self._fd, length - len(data), self._offset + offset + len(data))
+            if not more:
+                raise OSError("the file to be written has become shorter")
+            data += more
+        return data
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def content_of(body: Buffer | Content) -> Content:
+    """Return `body` as a `Content`."""
+    return body if isinstance(body, Content) else BufferContent(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must be true of the object at the path, or nothing is changed: it has the `version`, or
+    it is absent (None)."""
+
+    version: str | None
+
+
+ABSENT = Condition(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What the origin keeps beside the bytes. None means: not stated. `mode` has the permission
+    bits."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    mtime_ns: int | None = None
+
+
+NO_ATTRIBUTES = Attributes()
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """Which conditions the store itself checks, in one step with the write. Where a field is false,
+    the `WritableOrigin` compares with a request before the write, so another writer's change
+    between the two goes unnoticed. `keeps_write_id`: objects show which write made them."""
+
+    put_absent: bool = True
+    put_version: bool = True
+    complete_absent: bool = True
+    complete_version: bool = True
+    copy_absent: bool = True
+    copy_version: bool = True
+    delete_version: bool = True
+    keeps_write_id: bool = True
+
+
+class Upload(NamedTuple):
+    """An upload in parts that has begun. All fields are plain text, so that they can be stored."""
+
+    path: str
+    upload_id: str
+    write_id: str
+
+
+class PartTag(NamedTuple):
+    """A part that the origin has. `tag` is opaque, such as the ETag of the part."""
+
+    number: int
+    size_bytes: int
+    tag: str
+
+
+def new_write_id() -> str:
+    """Return a new id for one write. The origin keeps it with the object. So a writer that does not
+    know whether its write succeeded can find out, also after a crash."""
+    return secrets.token_hex(12)
+
+
+class WritableOrigin(ABC):
+    """Writes to an origin. All methods run on the trio loop and never block it. They raise only
+    `OriginError` and its subclasses: `ConflictError` if the condition is false,
+    `AccessDeniedError`, `OriginUnavailableError`, `OriginBusyError`, ...
+
+    Every method may be called again with the same arguments if it is not known whether it
+    succeeded. The bytes of a path are those of one write at any time, never a mix.
+    """
+
+    guarantees: Guarantees
+    """As `check_writable` has found them; all true before. A caller that knows them from an earlier
+    check may set them."""
+
+    can_rename = False
+    """`rename` works; otherwise it must be done with `copy` and `delete`."""
+
+    @abstractmethod
+    async def check_writable(self, path: str = "") -> Guarantees:
+        """Find out, once at mount time, whether objects can be written and deleted below the
+        directory `path`, and which conditions the store checks. Sets and returns `guarantees`.
+        Tries it with objects of hidden names, and removes them.
+
+        Raises `AccessDeniedError` for wrong credentials or a read-only source, and
+        `OriginUnavailableError`.
+        """
+
+    @abstractmethod
+    async def put(
+        self,
+        path: str,
+        body: Buffer | Content,
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """Write a whole object. Return its size and its new version. Its time may differ by some
+        seconds from the one that a later `stat` returns.
+
+        If the object already is the result of the write `write_id`, this is a success, even though
+        the condition is false by now. So a caller that repeats a write must pass the same id; None
+        means a new one. Raises `ConflictError`.
+        """
+
+    @abstractmethod
+    async def start_upload(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
+    ) -> Upload:
+        """Begin an upload in parts. Nothing is visible before `complete`. An upload that is neither
+        completed nor aborted may cost money at the store."""
+
+    @abstractmethod
+    async def put_part(
+        self, upload: Upload, number: int, offset: int, body: Buffer | Content
+    ) -> PartTag:
+        """Write part `number` (from 1), whose bytes begin at `offset` of the object. Parts may be
+        written in any order and at the same time. A part that is written again replaces the earlier
+        one. Raises `NotFoundError` if the upload no longer exists."""
+
+    @abstractmethod
+    async def copy_part(
+        self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
+    ) -> PartTag:
+        """Do `put_part` with the `length` bytes at `offset` of the version `meta` of the object at
+        `path`. The bytes do not pass through this machine. Raises `ObjectChangedError` if the
+        object has another version now, `NotFoundError` if it or the upload no longer exists."""
+
+    @abstractmethod
+    async def complete(
+        self,
+        upload: Upload,
+        parts: Sequence[PartTag],
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> ObjectMeta:
+        """Make the object of its `parts` in the order of their numbers. Return it as `put` does. If
+        this upload has been completed already, and the object is still its result, this is a
+        success. Object stores keep the attributes of `start_upload` instead of `attributes`. Raises
+        `ConflictError`, and the upload remains; `NotFoundError` if the upload no longer exists and
+        the object is not its result."""
+
+    @abstractmethod
+    async def parts(self, upload: Upload) -> list[PartTag]:
+        """Return the parts that the origin has, by number. Raises `NotFoundError` if the upload no
+        longer exists."""
+
+    @abstractmethod
+    async def abort(self, upload: Upload) -> None:
+        """Drop an upload and its parts. Succeeds if there is no such upload."""
+
+    @abstractmethod
+    async def copy(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None = None,
+    ) -> ObjectMeta:
+        """Copy the version `meta` of the object at `path` with its attributes to `target`. The
+        `condition` is about `target`. Return the copy as `put` does. Raises `ObjectChangedError` or
+        `NotFoundError` because of `path`, `ConflictError` because of `target`."""
+
+    async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
+        """Give an object or a directory another name in one step, if `can_rename`. An object at
+        `target` is replaced. The `condition` is about `target`. Raises `NotFoundError`,
+        `ConflictError`, `NotEmptyError` for a directory that has entries."""
+        raise OriginError(f"{path} can't be renamed in one step at this source")
+
+    @abstractmethod
+    async def delete(self, path: str, condition: Condition | None = None) -> None:
+        """Delete an object. Succeeds if there is none. Raises `ConflictError`."""
+
+    @abstractmethod
+    async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
+        """Delete objects, any number of them. Return the errors of those that could not be
+        deleted. A path that ends with a slash is a marker of a directory. Raises `OriginError` if
+        none could be deleted."""
+
+    @abstractmethod
+    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+        """Make an empty directory; in an object store, its marker. Succeeds if the directory
+        exists. Raises `NotADirError` if `path` is a file, `NotFoundError` if a real directory above
+        it does not exist."""
+
+    @abstractmethod
+    async def remove_directory(self, path: str) -> None:
+        """Remove an empty directory. Succeeds if there is none. Raises `NotEmptyError`,
+        `NotADirError`."""
