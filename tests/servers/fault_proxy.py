@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from tests.servers.ports import reserved_port
 from tests.servers.s3_server import stop_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,7 +237,8 @@ class _Server:
         self._limit: int | None = None
         self._latency_s = 0.0
         self._listener: asyncio.Server | None = None
-        self._port = 0
+        self._reserved = reserved_port()
+        self._port = self._reserved.getsockname()[1]
 
     async def run(self) -> None:
         await self._listen()
@@ -254,7 +256,6 @@ class _Server:
             self._listener = await asyncio.start_server(
                 self._serve, "127.0.0.1", self._port, limit=_HEAD_BYTES_MAX, backlog=1024
             )
-            self._port = self._listener.sockets[0].getsockname()[1]
 
     async def _obey(self, order: dict[str, Any]) -> None:
         if "limit" in order:
