@@ -26,6 +26,15 @@ class CacheDirError(CachefsError):
     """A cache directory can't be used: not writable, in use, foreign, or of a newer format."""
 
 
+class SpoolError(CachefsError):
+    """The spool of a writable mount can't be used: foreign, in use, damaged, or of a newer format.
+    EIO."""
+
+
+class SpoolFullError(SpoolError):
+    """The spool, or its disk, has no room for what is to be written. ENOSPC."""
+
+
 class WorkersStoppedError(CachefsError):
     """The threads for this call have ended: the mount ends, or the tier is being removed. EIO."""
 

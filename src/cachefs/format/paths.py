@@ -1,5 +1,5 @@
-"""All file names inside a cache directory (docs/formats/cache_directory.md). No other module
-contains them."""
+"""All file names inside a cache directory (docs/formats/cache_directory.md) and inside a spool
+(docs/formats/spool.md). No other module contains them."""
 
 import re
 from pathlib import Path
@@ -81,6 +81,52 @@ class TierPaths:
 
     def slab(self, slab_id: int) -> Path:
         return self.slabs / slab_name(slab_id)
+
+
+SPOOL_IDENTITY_NAME = "spool.json"
+SPOOL_FILES_NAME = "files"
+JOURNAL_NAME = "journal"
+
+_SPOOL_FILE_NAME = re.compile(r"([0-9]{6,20})\.staged")
+
+
+def spool_file_name(number: int) -> str:
+    """Return the file name of a staged file's bytes, for example `000042.staged`."""
+    return f"{number:06d}.staged"
+
+
+def spool_number_of(name: str) -> int | None:
+    """Invert `spool_file_name`; return None for a name that isn't a spool file's."""
+    match = _SPOOL_FILE_NAME.fullmatch(name)
+    if match is None or spool_file_name(int(match[1])) != name or int(match[1]) >= 1 << 63:
+        return None
+    return int(match[1])
+
+
+class SpoolPaths:
+    """The paths inside the spool `root`. Nothing here touches the disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.identity = root / SPOOL_IDENTITY_NAME
+        self.identity_tmp = root / (SPOOL_IDENTITY_NAME + ".tmp")
+        self.lock = root / LOCK_NAME
+        self.files = root / SPOOL_FILES_NAME
+        self.journal = root / JOURNAL_NAME
+        self.new_journal = root / (JOURNAL_NAME + ".new")
+        """The journal that is being written anew. It replaces `journal` when complete."""
+        self.bad_journal = root / (JOURNAL_NAME + BAD_ENDING)
+        """A copy of a damaged journal."""
+
+    def all_names(self) -> frozenset[str]:
+        """Return all names that cachefs creates in `root`."""
+        paths = (self.identity, self.identity_tmp, self.lock, self.files)
+        journals = (self.journal, self.new_journal, self.bad_journal)
+        return frozenset(path.name for path in paths + journals)
+
+    def file(self, number: int) -> Path:
+        """Return the path of a staged file's bytes."""
+        return self.files / spool_file_name(number)
 
 
 class ManifestPaths:

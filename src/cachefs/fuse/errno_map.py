@@ -10,6 +10,7 @@ from cachefs.errors import (
     NotEmptyError,
     NotFoundError,
     ObjectChangedError,
+    SpoolFullError,
 )
 
 _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
@@ -19,6 +20,7 @@ _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
     (ObjectChangedError, errno.ESTALE),
     (ConflictError, errno.ESTALE),
     (NotEmptyError, errno.ENOTEMPTY),
+    (SpoolFullError, errno.ENOSPC),
 )
 
 

@@ -1,0 +1,48 @@
+"""Encode and decode `spool.json`, which identifies a spool and its source (docs/formats/spool.md).
+
+The `format` number covers the whole directory: this file, the journal and the spool files.
+"""
+
+import json
+from dataclasses import dataclass
+
+from cachefs.errors import SpoolError
+
+SPOOL_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolIdentity:
+    """The identity of a spool: its uuid (16 bytes), and the `Origin.identity` of the one source to
+    which its files belong."""
+
+    uuid: bytes
+    source: str
+
+
+def encode_identity(identity: SpoolIdentity) -> bytes:
+    """Return the content of `spool.json`."""
+    document = {"format": SPOOL_FORMAT, "uuid": identity.uuid.hex(), "source": identity.source}
+    return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def decode_identity(data: bytes, directory: str) -> SpoolIdentity:
+    """Decode the content of `spool.json`. Raises `SpoolError`, with the name `directory` in its
+    text, if the format is newer, or the file is damaged."""
+    try:
+        document = json.loads(data)
+        version, source = document["format"], document["source"]
+        if isinstance(version, int) and version > SPOOL_FORMAT:
+            raise SpoolError(
+                f"spool {directory} has format {version}, this cachefs knows up to "
+                f"{SPOOL_FORMAT}: use a newer cachefs"
+            )
+        uuid = bytes.fromhex(document["uuid"])
+        if version != SPOOL_FORMAT or len(uuid) != 16 or not isinstance(source, str):
+            raise ValueError("a field has an impossible value")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SpoolError(
+            f"{directory}/spool.json can't be understood ({str(error)[:200]!r}): it names the "
+            "spool of files that are not at the origin yet, so restore it from a copy"
+        ) from error
+    return SpoolIdentity(uuid, source)

@@ -1,0 +1,66 @@
+"""Every system call on the files of a spool. One object per spool.
+
+Tests replace it by a disk that fails, or loses what was not synced. Nothing here retries or
+decides, except that `write` writes all or raises.
+"""
+
+import os
+from pathlib import Path
+
+from cachefs.types import Buffer
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class SpoolDisk:
+    """The real disk. All methods raise `OSError`."""
+
+    def open(self, path: Path) -> int:
+        """Open an existing file for reading and writing, and return its descriptor."""
+        return os.open(path, _FLAGS)
+
+    def create(self, path: Path) -> int:
+        """Create an empty file with mode 0600, and return its descriptor.
+
+        Raises `FileExistsError` if `path` exists."""
+        return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def read(self, fd: int, length: int, offset: int) -> bytes:
+        """Return `length` bytes at `offset`; fewer only at the end of the file."""
+        return os.pread(fd, length, offset)
+
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`. After an `OSError` a part of it may be written."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        """Change the size of a file."""
+        os.ftruncate(fd, size_bytes)
+
+    def sync(self, fd: int) -> None:
+        """Make a file's bytes and size durable (fdatasync). Blocks: only in a worker thread."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in a directory durable. Blocks: only in a worker thread."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file, over another one if there is one."""
+        old.rename(new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; does nothing if it is missing. Blocks for a large file."""
+        path.unlink(missing_ok=True)
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the bytes that this user may still use on the file system of `path`."""
+        usage = os.statvfs(path)
+        return usage.f_bavail * usage.f_frsize

@@ -1,0 +1,82 @@
+"""The states of a staged file, and the progress of its upload."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class FileState(Enum):
+    """The states of a staged file. The numbers are stored in the journal."""
+
+    OPEN = 1
+    """It is being written, or waits for its upload."""
+    SENDING = 2
+    """An upload of its present content is under way. A restart makes it OPEN."""
+    CONFLICT = 3
+    """The origin refused the condition: the bytes are kept until a user saves or drops them."""
+    FAILED = 4
+    """An upload failed: the bytes are kept, and the upload is tried again."""
+    HELD = 5
+    """The bytes may not be what was written, or were never closed before a power cut. They are
+    kept until a user saves, drops or releases them, and never uploaded before."""
+    ENDED = 6
+    """It is at the origin, or was dropped. The spool no longer has it."""
+
+
+class Part(NamedTuple):
+    """A part of an upload: the range [offset, offset + length) of the file as it was in a
+    generation. `tag` is what the origin called it, "" until it is there."""
+
+    number: int
+    offset: int
+    length: int
+    generation: int
+    tag: str = ""
+
+    def overlaps(self, begin: int, end: int) -> bool:
+        """Whether the part has a byte of [begin, end)."""
+        return self.offset < end and begin < self.offset + self.length
+
+
+@dataclass(slots=True)
+class Upload:
+    """What of a file the origin has already, for one upload id.
+
+    Only `StagedFile` changes it. `parts` has the finished parts whose content is still right;
+    `under_way` those that are being read or sent and whose content is still right."""
+
+    upload_id: str
+    details: str = ""
+    parts: dict[int, Part] = field(default_factory=dict)
+    under_way: dict[int, Part] = field(default_factory=dict)
+    end: int = 0
+    """No part has a byte from here on."""
+
+    def begin(self, part: Part) -> None:
+        """Note that a part is read and sent from now on."""
+        self.parts.pop(part.number, None)
+        self.under_way[part.number] = part
+        self.end = max(self.end, part.offset + part.length)
+
+    def finish(self, part: Part) -> None:
+        """Note that the origin has a part."""
+        self.under_way.pop(part.number, None)
+        self.parts[part.number] = part
+        self.end = max(self.end, part.offset + part.length)
+
+    def stale_parts(self, begin: int, end: int) -> tuple[int, ...]:
+        """Return the numbers of the finished parts with a byte of [begin, end)."""
+        return _overlapping(self.parts.values(), begin, end) if begin < self.end else ()
+
+    def forget(self, begin: int, end: int) -> None:
+        """Forget all parts with a byte of [begin, end), because it changes."""
+        if begin >= self.end:
+            return
+        for parts in (self.parts, self.under_way):
+            for number in _overlapping(parts.values(), begin, end):
+                del parts[number]
+
+
+def _overlapping(parts: Iterable[Part], begin: int, end: int) -> tuple[int, ...]:
+    return tuple(part.number for part in parts if part.overlaps(begin, end))

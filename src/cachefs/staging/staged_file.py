@@ -1,0 +1,235 @@
+"""One staged file: the local content of one inode while it differs from the origin."""
+
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from cachefs.errors import SpoolError
+from cachefs.format.spool_record import (
+    Answered,
+    Attributes,
+    Done,
+    Dropped,
+    PartDone,
+    Rebased,
+    Record,
+    Renamed,
+    Sealed,
+    StateChanged,
+    Synced,
+    UploadEnded,
+    UploadStarted,
+)
+from cachefs.staging.content import FileContent, SpoolParts, spool_errors
+from cachefs.staging.extents import Extents
+from cachefs.staging.file_state import FileState, Part, Upload
+from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+
+
+class StagedFile(FileContent):
+    """A staged file, which `Spool.begin` or `Spool.open` has made. Loop thread only.
+
+    The rules of `FileContent` hold for its methods. `answering` is the number of the kernel's
+    request that a change answers with success; it is recorded in the same write."""
+
+    def __init__(
+        self, parts: SpoolParts, number: int, ino: int, path: str, base: ObjectMeta | None
+    ) -> None:
+        super().__init__(parts, number, ino, path, base)
+        self.sending_generation = 0
+        """The generation that is being sent, or was sent last; 0 before `begin_sending` and after
+        a change of attributes or path."""
+        self.name_is_synced = False
+        """Whether the name of the spool file survives a power cut."""
+
+    # -- attributes --------------------------------------------------------------------------------
+
+    def set_attributes(
+        self, mtime_ns: int | None = None, posix: Posix | None = None, answering: int | None = None
+    ) -> None:
+        """Change the mtime, and those fields of owner, group and mode that `posix` knows. An upload
+        that is under way does not have them: `finish` then returns False."""
+        new = self.posix if posix is None else _merged(self.posix, posix)
+        new_mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
+        with spool_errors(self.path):
+            spool_mtime_ns = self._parts.files.status(self.number).st_mtime_ns
+            record = Attributes(self.number, new_mtime_ns, spool_mtime_ns, new)
+            self._append(record, *_answer(answering))
+        self.mtime_ns, self.posix = new_mtime_ns, new
+        self._send_again()
+
+    def rename(self, path: str, answering: int | None = None) -> None:
+        """Give the file another path. An upload that is under way publishes under the old one, so
+        end it first, or wait for it."""
+        self._record(Renamed(self.number, path), *_answer(answering))
+        self.path = path
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """Make the upload that is under way one of an older state of the file."""
+        self.sending_generation = 0
+        if self.state is FileState.SENDING:
+            self.state = FileState.OPEN
+
+    # -- durability --------------------------------------------------------------------------------
+
+    def seal(self) -> int:
+        """Record that a user closed or synced the present content, so that it may be published.
+        Return its generation."""
+        if not self.is_sealed:
+            self._record(Sealed(self.number, self.generation))
+            self.is_sealed = True
+        return self.generation
+
+    async def sync(self) -> None:
+        """Make everything that was acknowledged before this call survive a power cut: fdatasync of
+        the spool file and the journal, in a worker thread. Raises `SpoolError`."""
+        generation = self.generation
+        files, number = self._parts.files, self.number
+        with spool_errors(self.path):
+            status = await trio.to_thread.run_sync(
+                partial(files.sync_slowly, number, is_new=not self.name_is_synced)
+            )
+            if self.state is FileState.ENDED:
+                return
+            self.name_is_synced = True
+            if self.generation == generation:
+                size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+                self._append(Synced(number, generation, size_bytes, mtime_ns))
+            await self._parts.journal.sync()
+        self.is_synced = self.generation == generation
+
+    # -- uploads -----------------------------------------------------------------------------------
+
+    def start_upload(self, upload_id: str, details: str = "") -> Upload:
+        """Record an upload before its first part is sent. It replaces an earlier one.
+
+        `details` is for the uploader after a restart, such as the tag that the object must get."""
+        self._record(UploadStarted(self.number, upload_id, details))
+        self.upload = Upload(upload_id, details)
+        return self.upload
+
+    def begin_part(self, number: int, offset: int, length: int) -> Part:
+        """Note, before its bytes are read, that a part is sent: from now on the spool watches
+        whether its content changes. Needs an upload."""
+        part = Part(number, offset, length, self.generation)
+        self._running_upload().begin(part)
+        return part
+
+    def finish_part(self, part: Part, tag: str) -> bool:
+        """Record that the origin has a part that `begin_part` returned, and its tag.
+
+        Return False, and record nothing, if its content has changed since, or the upload is
+        another one: the part must be sent again."""
+        upload = self.upload
+        if upload is None or upload.under_way.get(part.number) is not part:
+            return False
+        self._record(PartDone(self.number, *part[:-1], tag))
+        upload.finish(part._replace(tag=tag))
+        return True
+
+    def end_upload(self) -> None:
+        """Record that the upload was aborted, or that its parts are of no use any more."""
+        if self.upload is not None:
+            self._record(UploadEnded(self.number))
+            self.upload = None
+
+    def begin_sending(self) -> int:
+        """Begin to publish the present content: the state becomes SENDING. Return its generation.
+
+        A write makes the file OPEN again; the upload may go on."""
+        self._check(self.size_bytes)
+        self.state, self.reason = FileState.SENDING, ""
+        self._least_bytes = self.size_bytes
+        self.sending_generation = self.generation
+        return self.generation
+
+    def finish(self, meta: ObjectMeta) -> bool:
+        """Record that the content as of `begin_sending` is at the origin as version `meta`.
+
+        Return True if it has not changed since: then the file has ended, and its bytes are removed.
+        Otherwise it stays staged. A file that tracks extents has `meta` as its new base, because
+        its former base is no longer at the origin."""
+        if self.generation == self.sending_generation:
+            self._record(Done(self.number, self.generation, meta))
+            self._end()
+            return True
+        base_bytes = min(self._least_bytes, meta.size_bytes)
+        self._record(Rebased(self.number, self.sending_generation, base_bytes, meta))
+        self.upload = None
+        if self._extents is not None:
+            self._base, self.base_bytes = meta, base_bytes
+        return False
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Record that an upload failed and will be tried again: FAILED."""
+        self._set_state(FileState.FAILED, reason)
+
+    def conflict(self, reason: str) -> None:
+        """Record that the origin refused the condition: CONFLICT. The file is no longer the content
+        of its inode; its bytes stay until a user saves or drops them."""
+        self._set_state(FileState.CONFLICT, reason)
+
+    def hold(self, reason: str) -> None:
+        """Record that the content must not be published unless a user releases it: HELD."""
+        self._set_state(FileState.HELD, reason)
+
+    def release(self) -> None:
+        """Make the file OPEN again, for example because a user wants a held file published."""
+        self._set_state(FileState.OPEN, "")
+
+    def drop(self, answering: int | None = None) -> None:
+        """Record that the content is no longer wanted: unlinked, or dropped by a user."""
+        self._record(Dropped(self.number), *_answer(answering))
+        self._end()
+
+    def _set_state(self, state: FileState, reason: str) -> None:
+        if self.state is FileState.ENDED:
+            raise SpoolError(f"{self.path}: it is no longer in the spool")
+        self._record(StateChanged(self.number, state.value, reason))
+        self.state, self.reason = state, reason
+
+    def _hold_mixed(self) -> None:
+        reason = "a write failed and could not be undone, so the file has a part of it"
+        with suppress(SpoolError):
+            self.hold(reason)
+        self.state, self.reason = FileState.HELD, reason
+
+    def _end(self) -> None:
+        self.state = FileState.ENDED
+        self.upload = None
+        self._parts.space.charge(-self._charged_bytes)
+        self._charged_bytes = 0
+        self._parts.on_end(self)
+
+    def _record(self, *records: Record) -> None:
+        with spool_errors(self.path):
+            self._append(*records)
+
+    def _running_upload(self) -> Upload:
+        if self.upload is None:
+            raise SpoolError(f"{self.path}: no upload has begun")
+        return self.upload
+
+    # -- restoring ---------------------------------------------------------------------------------
+
+    def restore_extents(self, extents: Extents | None, stored_bytes: int) -> None:
+        """Take over what a journal says of the content. Only for `recovery.py`."""
+        self._extents = extents
+        self._stored_bytes = stored_bytes
+        self._charge()
+
+
+def _merged(old: Posix, new: Posix) -> Posix:
+    return Posix(
+        old.uid if new.uid == UNKNOWN_ID else new.uid,
+        old.gid if new.gid == UNKNOWN_ID else new.gid,
+        old.mode if new.mode == UNKNOWN_MODE else new.mode,
+    )
+
+
+def _answer(answering: int | None) -> tuple[Record, ...]:
+    return () if answering is None else (Answered(answering, 0),)
