@@ -23,11 +23,13 @@ class Desk:
         self.reading = reading
         self.entries: list[tuple[int, bytes]] = []
         self.attributes: list[int] = []
+        self.is_down = False
         self.routes = CacheRoutes(
             reading.tree.namespace,
             reading.cache,
             lambda parent, name: self.entries.append((parent, name)),
             self.attributes.append,
+            lambda: self.is_down,
         )
 
     async def ask(self, handler: Handler, *paths: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -226,12 +228,30 @@ async def test_refresh_while_the_origin_is_away(desk: Desk, origin: ScriptedOrig
         found.extend(await desk.ask(desk.routes.refresh, "a", "a/1", wait=True))
 
     async with trio.open_nursery() as nursery:
+        desk.is_down = True
         nursery.start_soon(wait)
         await trio.sleep(0.1)
         assert not found
         origin.put("a/1", b"other")
         origin.down = None
     assert [line["changed"] for line in found] == [1]
+
+
+async def test_a_refresh_that_waits_gives_up_while_the_origin_is_up(
+    desk: Desk, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One listing is always wrong, and the origin answers everything else."""
+    monkeypatch.setattr("cachefs.control.routes.refresh._WAIT_S", 0.01)
+    await listed(desk.reading.tree, "", "a")
+
+    async def refuse(path: str, number: int) -> None:
+        if path == "a":
+            raise OriginUnavailableError("the listing is wrong, each time it was asked")
+
+    origin.before_page = refuse
+    with trio.fail_after(60):
+        lines = await desk.ask(desk.routes.refresh, "a", wait=True)
+    assert "the listing is wrong" in lines[0]["failure"]
 
 
 async def test_a_refresh_that_is_broken_off_leaves_nothing_behind(

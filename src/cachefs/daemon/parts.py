@@ -179,7 +179,13 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
         TierRoutes(cache, config, open_more, opened.tiers, opened.home.root),
         set_routes,
         LoadRoutes(jobs),
-        CacheRoutes(namespace, cache, session.invalidate_entry, session.invalidate_attributes),
+        CacheRoutes(
+            namespace,
+            cache,
+            session.invalidate_entry,
+            session.invalidate_attributes,
+            lambda: origin.is_down,
+        ),
         MetadataRoutes(namespace, base.db, origin, config.manifest),
         ProfileRoutes(namespace, origin, observers),
     )

@@ -122,7 +122,15 @@ class Job:
         context, spec = self._context, self.report.spec
         throttle = LoadThrottle(context.cache, context.origin, context.most_held_bytes)
         since_ns = context.namespace.clock.now_ns()
-        walk = Walk(context.namespace, spec, since_ns, self._progress, throttle, self._fail)
+        walk = Walk(
+            context.namespace,
+            spec,
+            since_ns,
+            self._progress,
+            throttle,
+            self._fail,
+            context.origin,
+        )
         await walk.run(spec.paths, self._lines(), context.paths)
         self._inos = walk.inos
 

@@ -19,6 +19,7 @@ from cachefs.load.spec import LoadSpec, Progress
 from cachefs.load.throttle import LoadThrottle
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.work_stack import work_off
+from cachefs.origin.resilience import ResilientOrigin
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ _ENTRIES_PER_TURN = 200
 """Entries to process in one turn of the event loop. Each takes about 3 us."""
 _KNOWN_DIRECTORIES = 10_000
 _WAIT_S = 1.0
+_TRIES = 3
 
 
 class Failure(NamedTuple):
@@ -48,8 +50,10 @@ class Walk:
         progress: Progress,
         throttle: LoadThrottle,
         on_failure: Callable[[Failure], None],
+        origin: ResilientOrigin,
     ) -> None:
         self._namespace = namespace
+        self._origin = origin
         self._since_ns = since_ns
         self._progress = progress
         self._throttle = throttle
@@ -173,12 +177,16 @@ class Walk:
 
     async def _patiently(self, function: Callable[[T], Awaitable[None]], argument: T) -> None:
         """Await `function(argument)`, and repeat it while the origin is unavailable, so that a long
-        job survives an outage."""
+        job survives an outage. While the origin answers other requests, give up after `_TRIES`."""
+        tries = 0
         while True:
             try:
                 await function(argument)
                 return
             except OriginUnavailableError as error:
+                tries += 1
+                if not self._origin.is_down and tries >= _TRIES:
+                    raise
                 self._progress.waiting_for = str(error)
                 await trio.sleep(_WAIT_S)
                 self._progress.waiting_for = None

@@ -403,7 +403,7 @@ class Namespace:
         snapshot = await self._listings.open_since(self._directory(ino), since_ns)
         await snapshot.wait_for_end()
         if snapshot.error is None and snapshot.as_of_ns < since_ns:
-            raise OriginUnavailableError("the origin does not answer")
+            raise OriginUnavailableError(self.outage.reason or "the origin does not answer")
         await snapshot.has(len(snapshot))  # raises the error of a failed listing
         return snapshot
 

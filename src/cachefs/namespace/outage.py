@@ -56,7 +56,8 @@ class Outage:
         self._answered = True
         self._stale_since_ns: int | None = None
         self._answer_count = 0
-        self._reason = ""
+        self.reason = ""
+        """The text of the last error of a request without an answer."""
         self.is_on = False
         self.changed_at_ns = clock.now_ns()
         """When an outage last began or ended; at first, when this daemon started."""
@@ -86,7 +87,7 @@ class Outage:
             log.warning(
                 "the origin does not answer (%s); names, attributes and listings are shown as "
                 "they were last known",
-                self._reason,
+                self.reason,
             )
 
     @contextmanager
@@ -106,7 +107,7 @@ class Outage:
         """Note that a request has failed with `error`. This begins an outage, except with a
         `stale_if_error_s` of 0."""
         self._answered = False
-        self._reason = str(error)
+        self.reason = str(error)
         if not self.is_on and self._stale_if_error_ns > 0:
             self.is_on = True
             self.changed_at_ns = self._clock.now_ns()

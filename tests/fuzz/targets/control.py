@@ -72,7 +72,13 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
         )
         options = live_options(origin, UidLimits({}), namespace, prefetch)
         all_routes = (
-            CacheRoutes(namespace, block_cache, lambda parent, name: None, lambda ino: None),
+            CacheRoutes(
+                namespace,
+                block_cache,
+                lambda parent, name: None,
+                lambda ino: None,
+                lambda: False,
+            ),
             MetadataRoutes(namespace, tree.db, tree.origin, None),
             LoadRoutes(jobs),
             SetRoutes(options, AccessLog(observers), Path("/mnt/m")),

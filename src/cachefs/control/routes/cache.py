@@ -41,11 +41,14 @@ class CacheRoutes:
         cache: BlockCache,
         invalidate_entry: Callable[[int, bytes], None],
         invalidate_attributes: Callable[[int], None],
+        is_down: Callable[[], bool],
     ) -> None:
+        """`is_down()` says whether the origin answers no requests at all."""
         self._namespace = namespace
         self._cache = cache
         self._invalidate_entry = invalidate_entry
         self._invalidate_attributes = invalidate_attributes
+        self._is_down = is_down
         self._tree = CacheTree(namespace, cache)
 
     def handlers(self) -> dict[Route, Handler]:
@@ -224,6 +227,7 @@ class CacheRoutes:
             self._cache,
             self._invalidate_entry,
             self._invalidate_attributes,
+            self._is_down,
             wait=_flag(arguments, "wait"),
         )
         await refresher.run(paths)

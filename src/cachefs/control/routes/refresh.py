@@ -23,6 +23,7 @@ from cachefs.namespace.work_stack import work_off
 
 _ENTRIES_PER_TURN = 500
 _WAIT_S = 1.0
+_TRIES = 3
 
 _What = TypeVar("_What")
 
@@ -50,9 +51,11 @@ class Refresher:
         cache: BlockCache,
         invalidate_entry: Callable[[int, bytes], None],
         invalidate_attributes: Callable[[int], None],
+        is_down: Callable[[], bool],
         wait: bool,
     ) -> None:
-        """With `wait`, `run` waits for an origin that doesn't answer; without, that is an error."""
+        """With `wait`, `run` waits for an origin that doesn't answer; without, that is an error.
+        `is_down()` says whether the origin answers no requests at all."""
         self.found = Refreshed()
         self.failures: list[tuple[int, str]] = []
         """Each failure: the number of its path in the arguments, and the text of the error."""
@@ -62,6 +65,7 @@ class Refresher:
         self._objects = cache.objects
         self._invalidate_entry = invalidate_entry
         self._invalidate_attributes = invalidate_attributes
+        self._is_down = is_down
         self._wait = wait
         self._since_ns = self._namespace.clock.now_ns()
         self._first_new = self._table.next_ino
@@ -94,12 +98,16 @@ class Refresher:
     async def _patiently(
         self, ask: Callable[[_What, int], Awaitable[None]], what: _What, number: int
     ) -> None:
+        """Await `ask(what, number)`. With `wait`, repeat it while the origin is unavailable; while
+        it answers other requests, give up after `_TRIES`."""
+        tries = 0
         while True:
             try:
                 await ask(what, number)
                 return
             except OriginUnavailableError:
-                if not self._wait:
+                tries += 1
+                if not self._wait or (tries >= _TRIES and not self._is_down()):
                     raise
                 await trio.sleep(_WAIT_S)
 
