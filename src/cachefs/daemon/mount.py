@@ -89,7 +89,12 @@ class RunningMount:
             # After a restart the kernel may still have files open whose names are gone.
             namespace.table.purge_unnamed()
         # The reservation of inode numbers must be on disk before any of them is used.
-        await self._base.db.commit()
+        if not await self._base.db.commit():
+            log.warning(
+                "the namespace can't be written: names that are not known yet give EIO until it "
+                "can; free some space on the disk of %s",
+                self._opened.home.root,
+            )
 
     async def _stop_on_signal(self, serving: trio.CancelScope) -> None:
         what = "unmounting" if self._link is None else "ending"
