@@ -2,13 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from cachefs.config import load_mount_config
+from cachefs.daemon.crash_check import check_files
 from cachefs.db import Database
 from cachefs.errors import CachefsError, UsageError
 from cachefs.format.manifest_record import Directory, pack_row, row_key, unpack_row
@@ -17,6 +19,7 @@ from cachefs.load.paths import PathReader
 from cachefs.manifest.fetch import digest_of
 from cachefs.manifest.files import Listed, read_manifest
 from cachefs.manifest.table import Counts, ManifestTable, build
+from cachefs.manifest.view import ManifestView
 from cachefs.manifest.writer import manifest_writer, replacing
 from cachefs.types import ObjectMeta, Posix
 
@@ -301,6 +304,58 @@ def test_another_manifest_takes_the_place(tmp_path: Path) -> None:
     for digest in ("d1", "d2"):
         build(ManifestPaths(manifests, digest), [Listed("a", META)], needs_owners=False)
     assert os.listdir(manifests) == ["d2"]
+
+
+def _cut(data: Path) -> None:
+    os.truncate(data, 8192)
+
+
+def _scribble(data: Path) -> None:
+    data.write_bytes(b"garbage " * 4096)
+
+
+def _mark(data: Path) -> None:
+    data.with_name("damaged").touch()  # as a daemon leaves it
+
+
+def _garble_counts(data: Path) -> None:
+    database = Database.open(str(data.parent), ("rows", "meta"), 1 << 30)
+    database.put("meta", b"counts", b"x y z")
+    database.close()
+
+
+@pytest.mark.parametrize("damage", [_cut, _scribble, _mark, _garble_counts])
+def test_a_damaged_table_is_made_anew(
+    tmp_path: Path, damage: Callable[[Path], None], expect_log: Callable[[str], None]
+) -> None:
+    file = write(tmp_path / "m.jsonl", '{"path": "a", "size": 5, "mtime_ns": 1, "version": "v"}\n')
+    options = {"manifest": str(file), "cache_dirs": (tmp_path / "cache",)}
+    config = load_mount_config("file:///data", "/mnt/m", options)
+    for turn in range(2):
+        view = ManifestView(file, config)
+        view.build(tmp_path / "manifest", needs_owners=False)
+        (data,) = (tmp_path / "manifest").glob("*/table/data.mdb")
+        assert isinstance(view._table, ManifestTable)
+        assert view._table.find("a") == ObjectMeta(5, 1, "v")
+        view.close()
+        if turn == 0:
+            expect_log("table can't be used .* it is made anew from the manifest")
+            damage(data)
+
+
+def test_after_a_crash_the_tables_of_manifests_are_read_first(
+    tmp_path: Path, expect_log: Callable[[str], None]
+) -> None:
+    expect_log("data.mdb can't be read")
+    options = {"cache_dirs": (tmp_path / "cache",)}
+    config = load_mount_config("file:///data", "/mnt/m", options)
+    view = tmp_path / "cache" / "manifest" / "d1"
+    for name in ("table", "namespace"):
+        (view / name).mkdir(parents=True)
+        (view / name / "data.mdb").symlink_to("/proc/self/mem")  # its beginning can't be read
+    check_files(config, lambda: None)
+    assert (view / "table" / "damaged").exists()
+    assert (view / "namespace" / "damaged").exists()
 
 
 def test_a_line_of_a_manifest_is_one_of_a_load(tmp_path: Path) -> None:

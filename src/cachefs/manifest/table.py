@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachefs.db import Database, DatabaseBuilder
+from cachefs.db import DamagedDatabaseError, Database, DatabaseBuilder
 from cachefs.errors import UsageError
 from cachefs.format.manifest_record import (
     PATH_ROW,
@@ -183,8 +183,14 @@ class ManifestTable:
 
     @classmethod
     def open(cls, path: Path) -> "ManifestTable":
-        """Open a table that `build` has made. Raises `CacheDirError`."""
-        return cls(Database.open(str(path), _TABLES, _MAP_BYTES))
+        """Open a table that `build` has made. Raises `DamagedDatabaseError` and
+        `CacheDirError`."""
+        db = Database.open(str(path), _TABLES, _MAP_BYTES)
+        try:
+            return cls(db)
+        except (ValueError, TypeError):
+            db.abandon()
+            raise DamagedDatabaseError(str(path), "its counts are no numbers") from None
 
     @property
     def db(self) -> Database:

@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from cachefs.config import MountConfig
+from cachefs.db import DamagedDatabaseError
 from cachefs.errors import CacheDirError, UsageError
 from cachefs.format.paths import ManifestPaths
 from cachefs.load.paths import PathReader
@@ -57,10 +58,10 @@ class ManifestView:
 
     def build(self, manifests: Path, needs_owners: bool) -> None:
         """Build the table in the directory `manifests`. A complete table that is already there is
-        used as it is. Raises `CachefsError`."""
+        used as it is; a damaged one is built again. Raises `CachefsError`."""
         paths = ManifestPaths(manifests, self._digest)
         try:
-            table = ManifestTable.open(paths.table) if paths.root.exists() else None
+            table = _open_existing(paths)
             if table is not None and table.counts.unknown:
                 table.db.abandon()
                 table = None  # attributes requested from the origin are valid for one mount only
@@ -97,6 +98,19 @@ class ManifestView:
     def close(self) -> None:
         if self._table is not None:
             self._table.db.close()
+
+
+def _open_existing(paths: ManifestPaths) -> ManifestTable | None:
+    """Open the table of an earlier mount; None if there is none, or a damaged one."""
+    if not paths.root.exists():
+        return None
+    try:
+        return ManifestTable.open(paths.table)
+    except DamagedDatabaseError as error:
+        log.warning(
+            "%s can't be used (%s): it is made anew from the manifest", paths.table, error.why
+        )
+        return None
 
 
 def with_quotes(listed: Listed) -> Listed:
