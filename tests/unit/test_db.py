@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from cachefs.db import (
     residency,
 )
 from cachefs.db.mapping import cold_share, unmap_pages
+from cachefs.db.read_through import refuse_unreadable
 from cachefs.errors import CacheDirError
 from tests.full_database import FullDatabase
 
@@ -298,6 +300,29 @@ def test_a_damaged_row_is_found_when_reading_through(tmp_path: Path) -> None:
         opened(tmp_path).read_through("one")
     with pytest.raises(DamagedDatabaseError):
         list(DatabaseReader(tmp_path, TABLES).scan("one"))
+
+
+def test_a_check_that_can_not_be_made_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python ends with 1 if, for example, there is no memory."""
+    filled(tmp_path)
+    refuse_unreadable(tmp_path, TABLES)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Traceback: >&2\necho MemoryError >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(CacheDirError, match="can't be checked: MemoryError") as caught:
+        refuse_unreadable(tmp_path, TABLES)
+    assert not isinstance(caught.value, DamagedDatabaseError)
+
+
+def test_a_database_that_can_not_be_opened_is_not_readable(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "data.mdb").rename(tmp_path / "moved")
+    (tmp_path / "data.mdb").mkdir()
+    with pytest.raises(CacheDirError, match="can't be checked"):
+        refuse_unreadable(tmp_path, TABLES)
 
 
 def test_an_empty_file_is_a_new_database(tmp_path: Path) -> None:

@@ -12,18 +12,26 @@ from pathlib import Path
 
 from cachefs.db.environment import DamagedDatabaseError
 from cachefs.db.snapshot import DatabaseReader
+from cachefs.errors import CacheDirError
 
-_DAMAGED = 3
+_DAMAGED, _UNKNOWN = 3, 4
+"""Exit codes. Python's own codes for a failure are 1 and 2."""
 
 
 def refuse_unreadable(path: Path, tables: Sequence[str]) -> None:
-    """Raises `DamagedDatabaseError` if some row of the database can't be read. Blocks."""
+    """Raises `DamagedDatabaseError` if some row of the database can't be read, and `CacheDirError`
+    if the process can't find that out. Blocks."""
     command = [sys.executable, "-m", __name__, str(path), *tables]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode < 0:
         raise DamagedDatabaseError(str(path), "its pages contradict each other")
     if done.returncode == _DAMAGED:
         raise DamagedDatabaseError(str(path), done.stdout.strip())
+    if done.returncode:
+        said = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+        raise CacheDirError(
+            f"the database {path} can't be checked: {said or 'for no known reason'}"
+        )
 
 
 def _main(path: str, *tables: str) -> int:
@@ -35,6 +43,9 @@ def _main(path: str, *tables: str) -> int:
     except DamagedDatabaseError as error:
         print(error.why)
         return _DAMAGED
+    except CacheDirError as error:
+        print(error)
+        return _UNKNOWN
     return 0
 
 
