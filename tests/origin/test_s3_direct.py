@@ -132,7 +132,7 @@ SILENT_S = 30
 class Fake(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     bodies: ClassVar[dict[str, bytes]]
-    headers_of: ClassVar[dict[str, dict[str, str]]]
+    headers_of: ClassVar[dict[str, dict[str, str | None]]]
     status_of: ClassVar[dict[str, int]]
     silent: ClassVar[set[str]]
     connections: ClassVar[int]
@@ -151,7 +151,8 @@ class Fake(BaseHTTPRequestHandler):
         self.send_response(self.status_of.get(key, 200))
         own = {"Content-Length": str(len(body)), "ETag": _e_tag(body)}
         for name, value in (own | self.headers_of.get(key, {})).items():
-            self.send_header(name, value)
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
         if self.headers_of.get(key, {}).get("Connection") == "close":
@@ -271,6 +272,40 @@ async def test_after_a_failure_it_rests(fake, origin, status, monkeypatch) -> No
 async def test_a_body_in_chunks_is_left_to_read(fake, origin) -> None:
     fake.headers_of = {"f5": {"Transfer-Encoding": "chunked"}}
     assert await missing(origin, fake) == ["f5"]
+
+
+@pytest.mark.parametrize("status", [404, 412])
+@pytest.mark.parametrize("size_bytes", [0, 300])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_refusals_of_one_object_keep_the_connection(
+    fake, origin, status: int, size_bytes: int, chunked: bool
+) -> None:
+    fake.status_of = {"f2": status, "f4": status}
+    wanted = wanted_from(fake)
+    error = b"<Error>\n" * (size_bytes // 8)
+    if chunked:
+        chunk = b"%x;x=y\r\n%s\r\n" % (len(error), error) if error else b""
+        error = chunk + b"0\r\n\r\n"
+        fake.headers_of = {
+            key: {"Transfer-Encoding": "chunked", "Content-Length": None} for key in fake.status_of
+        }
+    fake.bodies |= dict.fromkeys(fake.status_of, error)
+    for _ in range(3):
+        found = await read_many(origin, wanted)
+        assert [data is None for data in found] == [False, False, True, False, True, False]
+        assert origin.reads_many
+    assert fake.connections == 6
+
+
+async def test_a_long_refusal_costs_the_connection_only(fake, origin) -> None:
+    wanted = wanted_from(fake)
+    fake.status_of = {"f2": 404}
+    fake.bodies["f2"] = b"x" * 70_000
+    for _ in range(3):
+        found = await read_many(origin, wanted)
+        assert [data is None for data in found] == [False, False, True, False, False, False]
+        assert origin.reads_many
+    assert fake.connections == 8
 
 
 async def test_one_silence_costs_the_others_nothing(fake, monkeypatch) -> None:

@@ -201,10 +201,26 @@ async def test_what_the_server_says_is_asked_once(
 
 async def test_an_error_in_chunks(server: Server, origin: Origin) -> None:
     head = "HTTP/1.1 404 Not Found\r\ntransfer-encoding: chunked\r\n\r\n"
-    server.pieces = [f"{head}25\r\n<Error><Code>NoSuchBucket</Code></Error>\r\n0\r\n\r\n".encode()]
+    server.pieces = [f"{head}28\r\n<Error><Code>NoSuchBucket</Code></Error>\r\n0\r\n\r\n".encode()]
     with pytest.raises(NotFoundError, match="bucket b does not exist"):
         await read(origin)
     assert len(server.requests) == 1
+    server.pieces = [answer()]
+    assert await read(origin) == BODY
+    assert server.connections == 1
+
+
+async def test_a_broken_error_in_chunks_costs_the_connection_only(
+    server: Server, origin: Origin
+) -> None:
+    head = "HTTP/1.1 404 Not Found\r\ntransfer-encoding: chunked\r\n\r\n"
+    for body in ("zz\r\n", "1\r\nab\r\n", "fffff\r\n" + "x" * 70_000, "0\r\nTrailer: x\r\n\r\n"):
+        server.pieces = [f"{head}{body}".encode()]
+        with pytest.raises(NotFoundError):
+            await read(origin)
+    server.pieces = [answer()]
+    assert await read(origin) == BODY
+    assert server.connections == 5
 
 
 def _wrong_bytes() -> list[Piece]:

@@ -15,12 +15,22 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
-from cachefs.origin.s3.fast_path.wire import REPLACED, UnusualError, Wanted, get_request, read_head
+from cachefs.origin.s3.fast_path.wire import (
+    ERROR_BYTES,
+    REPLACED,
+    Head,
+    UnusualError,
+    Wanted,
+    get_request,
+    join_chunks,
+    read_head,
+)
 
 _LITTLE_S = 0.1
 _LINE_BYTES = 16 << 10
@@ -125,7 +135,10 @@ class _Connection(Connection):
         """Return the object, or None if it is absent, has another version or the wrong MD5. Raises
         `UnusualError` and errors of sockets."""
         head = read_head(self._lines(), item)
-        if head.status not in (200, *REPLACED) or head.length_bytes is None:
+        if head.status in REPLACED:
+            self._skip_error(head)
+            return None
+        if head.status != 200 or head.length_bytes is None:
             raise UnusualError
         if not head.is_wanted:
             return None
@@ -136,6 +149,22 @@ class _Connection(Connection):
         if item.md5 is not None and not digest.has_md5(data, item.md5):
             return None
         return memoryview(data)
+
+    def _skip_error(self, head: Head) -> None:
+        """Read the body of an error, so that the connection can be used again. If that is long or
+        unusual, the connection stays in use, and is closed."""
+        if head.is_chunked:
+            received = self._answers.readline(_LINE_BYTES)
+            with suppress(UnusualError):
+                while join_chunks(received) is None:
+                    line = self._answers.readline(_LINE_BYTES)
+                    if not line:
+                        return
+                    received += line
+                self.is_idle = head.stays_open
+        elif head.length_bytes is not None and head.length_bytes <= ERROR_BYTES:
+            is_whole = len(self._answers.read(head.length_bytes)) == head.length_bytes
+            self.is_idle = is_whole and head.stays_open
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines of the head."""

@@ -25,10 +25,12 @@ from cachefs.origin.s3.fast_path import small_reader
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import (
+    ERROR_BYTES,
     Head,
     UnusualError,
     Wanted,
     get_request,
+    join_chunks,
     look_up_request,
     read_head,
 )
@@ -40,7 +42,6 @@ _CREDENTIAL_THREADS = 4
 even if the caller has given up."""
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
-_ERROR_BYTES = 64 << 10
 _RECORD_BYTES = 16 << 10
 """The most bytes that a TLS record holds. OpenSSL may have received a record except its end."""
 _CLOSED = (EOFError, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -231,11 +232,26 @@ class _Connection(Connection):
             return None
         if 300 <= told.status < 400 and b"location" in told.headers:
             raise UnusualError  # obstore follows the redirect
-        if told.length_bytes is None or told.length_bytes > _ERROR_BYTES:
+        if told.is_chunked:
+            raise _RefusedError(told, await self._chunked_error(told, bytes(begun), piece))
+        if told.length_bytes is None or told.length_bytes > ERROR_BYTES:
             raise _RefusedError(told, bytes(begun))
         data = await self._body(told.length_bytes, begun)
         self.is_idle = told.stays_open
         raise _RefusedError(told, bytes(data))
+
+    async def _chunked_error(self, told: Head, begun: bytes, piece: memoryview) -> bytes:
+        """Read the chunked body of an error; of an unusual one return what has come. `begun` is
+        its beginning, as in `_body`."""
+        try:
+            while (body := join_chunks(begun)) is None:
+                await self._await_bytes(1)
+                count = self._receive(piece)
+                begun += piece[:count]
+        except UnusualError:
+            return begun
+        self.is_idle = told.stays_open
+        return body
 
     async def _body(self, size_bytes: int, begun: memoryview) -> bytearray:
         """Read the body. `begun` is its beginning, which arrived together with the head."""

@@ -4,6 +4,7 @@ This module handles only the usual case. For any unexpected answer, the caller r
 through obstore, which handles all cases.
 """
 
+import re
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -17,8 +18,13 @@ from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 
 _HEAD_LINES = 100
+_HEX = re.compile(rb"[0-9A-Fa-f]{1,8}")
+_SIZE_BYTES = 1024
+"""The longest line with the size of a chunk, and its extensions."""
 REPLACED = (404, 412)
 """Statuses that concern only one object: it is absent or has another version."""
+ERROR_BYTES = 64 << 10
+"""The longest body of an error that is read; after a longer one the connection is closed."""
 
 
 class Wanted(NamedTuple):
@@ -42,6 +48,8 @@ class Head(NamedTuple):
     """The wanted object follows."""
     length_bytes: int | None
     """The length of the body; None if the head does not state it."""
+    is_chunked: bool
+    """The body consists of chunks."""
     stays_open: bool
     """The server accepts another request on this connection afterwards."""
     headers: dict[bytes, bytes]
@@ -102,7 +110,8 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
     if version != b"HTTP/1.1" or not status.isdigit():
         raise UnusualError
     length = headers.get(b"content-length", b"")
-    is_counted = length.isdigit() and b"transfer-encoding" not in headers
+    encoding = headers.get(b"transfer-encoding")
+    is_counted = length.isdigit() and encoding is None
     length_bytes = int(length) if is_counted else None
     if item is None:
         is_wanted = status in (b"200", b"206") and length_bytes is not None
@@ -110,7 +119,35 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
         e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
         is_wanted = status == b"200" and (length_bytes, e_tag) == (item.size_bytes, item.e_tag)
     stays_open = headers.get(b"connection", b"").lower() != b"close"
-    return Head(int(status), is_wanted, length_bytes, stays_open, headers)
+    is_chunked = encoding is not None and encoding.lower() == b"chunked"
+    return Head(int(status), is_wanted, length_bytes, is_chunked, stays_open, headers)
+
+
+def join_chunks(received: bytes) -> bytes | None:
+    """Return the body of a chunked answer; None if more bytes must come. `received` begins after
+    the head. Raises `UnusualError` if these are no chunks, if trailers or other bytes follow, and
+    for more than `ERROR_BYTES`."""
+    if len(received) > ERROR_BYTES:
+        raise UnusualError
+    body, position = b"", 0
+    while (end := received.find(b"\r\n", position)) >= 0:
+        size, _, _ = received[position:end].partition(b";")
+        if not _HEX.fullmatch(size):
+            raise UnusualError
+        first, length = end + 2, int(size, 16)
+        position = first + length + 2
+        if not b"\r\n".startswith(received[position - 2 : position]):
+            raise UnusualError
+        if position > len(received):
+            return None
+        if not length:
+            if position != len(received):
+                raise UnusualError
+            return body
+        body += received[first : first + length]
+    if len(received) - position > _SIZE_BYTES:
+        raise UnusualError
+    return None
 
 
 def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
