@@ -12,6 +12,7 @@ docs/HINTS.md.
 On a directory that is not in a cachefs mount, hints have no effect.
 """
 
+import errno
 import os
 import secrets
 import threading
@@ -24,6 +25,16 @@ _NAME_BYTES = 255
 _FULL = b"0"
 _PAUSE_S = 0.02
 _LEAVE_S = 5.0
+_NO_HINTS = {
+    errno.EACCES,
+    errno.ENODATA,
+    errno.ENOENT,
+    errno.ENOTCONN,
+    errno.ENOTDIR,
+    errno.ENOTSUP,
+    errno.EPERM,
+}
+"""Errors that concern the directory, and so every path."""
 
 
 class Hints:
@@ -35,6 +46,11 @@ class Hints:
         to it."""
         self._directory = os.path.abspath(directory)
         self._job = secrets.token_hex(4).encode()
+        self.refused_count = 0
+        """How many paths the mount has refused."""
+        self.first_refused: tuple[str, str] | None = None
+        """The first of them, and why it was refused."""
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -47,18 +63,29 @@ class Hints:
     def send(self, paths: "Iterable[str | os.PathLike[str]]") -> int:
         """Send paths in the order in which they will be read. Return how many the mount has taken.
 
-        Waits while the mount's queue is full, until `close`. Ends at the first path that fails; so
-        it sends nothing if the directory is in no cachefs mount, or the mount takes no hints.
+        Waits while the mount's queue is full, until `close`. Skips a path that the mount refuses,
+        such as one that is too long, and notes it in `refused_count` and `first_refused`. Ends if
+        the directory takes no hints at all: it is in no cachefs mount, or gone.
         """
         count = 0
         for path in paths:
             try:
                 if not self._send(self._relative(path)):
                     break
-            except OSError:
-                break
-            count += 1
+            except OSError as error:
+                if error.errno in _NO_HINTS:
+                    break
+                self._note_refused(path, os.strerror(error.errno or errno.EIO))
+            except ValueError as error:
+                self._note_refused(path, str(error))
+            else:
+                count += 1
         return count
+
+    def _note_refused(self, path: "str | os.PathLike[str]", why: str) -> None:
+        with self._lock:
+            self.refused_count += 1
+            self.first_refused = self.first_refused or (os.fspath(path), why)
 
     def send_in_background(self, paths: "Iterable[str | os.PathLike[str]]") -> None:
         """Send paths as `send` does, in a daemon thread, which does not keep the process alive."""

@@ -47,6 +47,24 @@ def test_the_command_says_where_nobody_takes_hints(site: Site, tmp_path: Path) -
     assert "takes no hints" in done.stderr
 
 
+def test_a_path_that_is_refused_is_told_and_the_others_are_sent(
+    site: Site, names: list[str], tmp_path: Path
+) -> None:
+    site.mount()
+    listed = tmp_path / "order"
+    refused = "/".join(["x" * 200] * 30)
+    wanted = [*names[:5], refused, *names[5:], refused + "/y"]
+    listed.write_text("".join(f"{name}\n" for name in wanted))
+    done = site.cli("hint", site.mountpoint, "-f", listed, code=2)
+    assert f"{len(names)} paths were taken" in done.stderr
+    assert "refused 2 paths, the first of them 'xxx" in done.stderr
+    assert "Invalid argument" in done.stderr
+    eventually(lambda: site.origin()["gets"] == len(names))
+    with Hints(site.mountpoint) as hints:
+        assert hints.send(["no\0name", names[0], names[1]]) == 2
+        assert hints.refused_count == 1
+
+
 def test_a_sampler_sends_its_epoch(site: Site, names: list[str]) -> None:
     site.mount()
     with Hints(site.mountpoint) as hints:

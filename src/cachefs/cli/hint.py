@@ -32,6 +32,12 @@ def command(directory: Path, names: TextIO) -> None:
     wanted = [path for path in paths if path]
     with Hints(directory) as hints:
         sent = hints.send(wanted)
-    if sent < len(wanted):
+    if sent + hints.refused_count < len(wanted):
         raise UsageError(f"{directory} takes no hints: it is no cachefs mount, or an older one")
     click.echo(f"{sent} paths were taken", file=sys.stderr)
+    if hints.first_refused is not None:
+        path, why = hints.first_refused
+        raise UsageError(
+            f"{directory} refused {hints.refused_count} paths, the first of them {path!r} ({why}): "
+            "correct or remove them"
+        )
