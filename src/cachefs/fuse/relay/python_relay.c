@@ -1,8 +1,8 @@
 /* The Python type Relay, which only the supervisor uses.
  *
- * The object refers to a relay, which is never freed. `attach`, `detach` and `resend` release the
- * GIL, because they may wait for the relay's lock or for the kernel. The threads of a relay never
- * take the GIL.
+ * The object refers to a relay, which is never freed. `attach`, `detach`, `resend` and `stop`
+ * release the GIL, because they may wait for the relay's lock or for the kernel. The threads of a
+ * relay never take the GIL.
  */
 #include "python_types.h"
 
@@ -29,7 +29,11 @@ static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
 
 /* Stops the relay, but does not free it. */
 static void Relay_dealloc(RelayObject *self) {
-    if (self->relay != NULL) relay_stop(self->relay);
+    if (self->relay != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        relay_stop(self->relay);
+        Py_END_ALLOW_THREADS
+    }
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -91,7 +95,9 @@ static PyObject *Relay_drop_files(RelayObject *self, PyObject *none) {
 
 static PyObject *Relay_stop(RelayObject *self, PyObject *none) {
     (void)none;
+    Py_BEGIN_ALLOW_THREADS
     relay_stop(self->relay);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
