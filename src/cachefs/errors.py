@@ -83,6 +83,10 @@ class OriginBusyError(OriginUnavailableError):
         self.retry_after_s = retry_after_s
 
 
+class UntrustedOriginError(OriginUnavailableError):
+    """The certificate of the origin is refused, so a retry has no use. EIO."""
+
+
 class BadDataError(OriginError):
     """The origin answered with too few, too many or wrong bytes. EIO."""
 

@@ -10,7 +10,7 @@ Waits for the bandwidth limit never count. The methods that wait (`_take_slot`, 
 was left when the wait began (`_put_off`).
 
 **Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
-(absent, denied, changed) are passed on at once.
+(absent, denied, changed) and refused certificates are passed on at once.
 
 **Overload.** 429 and 503 answers, requests that time out while the origin answers others, and very
 slow bodies lower the number of requests in flight (`limiter.py`).
@@ -30,7 +30,13 @@ from typing import TypeVar
 
 import trio
 
-from cachefs.errors import BadDataError, OriginBusyError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    BadDataError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    UntrustedOriginError,
+)
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages
 from cachefs.origin.options import CHECK_DEADLINE_S
@@ -142,6 +148,8 @@ class ResilientOrigin(WrappingOrigin):
         check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, once=True)
         try:
             await check()
+        except UntrustedOriginError:
+            raise
         except OriginUnavailableError:
             if trio.current_time() - began_at > _QUICKLY_S:
                 raise
@@ -244,7 +252,7 @@ class ResilientOrigin(WrappingOrigin):
                 if reading is not None:
                     deadline = max(deadline, reading.moved_at + self._settings.deadline_s)
                 tries += 1
-                if once:
+                if once or isinstance(failure, UntrustedOriginError):
                     raise failure
                 deadline = await self._back_off(tries, failure, deadline)
                 self._retries += 1

@@ -17,6 +17,7 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    UntrustedOriginError,
 )
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3.config import S3Target
@@ -202,11 +203,11 @@ def _openssl_reason(error: ssl.SSLCertVerificationError) -> str:
     return _OPENSSL_REASONS.get(error.verify_code, str(error.verify_message))
 
 
-def _bad_certificate(target: S3Target, subject: str, why: str) -> OriginUnavailableError:
+def _bad_certificate(target: S3Target, subject: str, why: str) -> UntrustedOriginError:
     """Return the error for a certificate that is refused because of `why`. Like `_skewed`, it is
     not `AccessDeniedError`."""
     advice = _CERTIFICATE_ADVICE.get(why, "give the PEM file of its CA with --ca-file")
-    return OriginUnavailableError(
+    return UntrustedOriginError(
         f"{subject} can't be read: the certificate of {target.endpoint} is refused ({why}): "
         f"{advice}"
     )
