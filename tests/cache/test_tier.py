@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,15 @@ def test_interrupted_creation(tmp_path: Path) -> None:
     refused(tmp_path, "belongs to the mount of s3://a", "s3://b")
 
 
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that everybody can reach. The parents of `tmp_path` belong to pytest, which lets
+    nobody else in."""
+    with tempfile.TemporaryDirectory(prefix="cachefs-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("mode", "owner", "text"),
@@ -102,14 +113,11 @@ def test_interrupted_creation(tmp_path: Path) -> None:
         (0o777, 12345, "belongs to another user"),
     ],
 )
-def test_directories_of_others(tmp_path: Path, mode: int, owner: int, text: str) -> None:
-    directory = tmp_path / "c"
+def test_directories_of_others(open_to_all: Path, mode: int, owner: int, text: str) -> None:
+    directory = open_to_all / "c"
     directory.mkdir()
     os.chown(directory, owner, owner)
     directory.chmod(mode)
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_mode & 0o005 != 0o005 and str(parent).startswith("/tmp/"):
-            parent.chmod(parent.stat().st_mode | 0o005)
     code = (
         "import os, sys; from cachefs.cache_dir.directory import CacheDirectory\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

@@ -1,7 +1,9 @@
 """The supervisor with daemons that are a few lines of Python; nothing is mounted."""
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +71,37 @@ def test_a_daemon_that_cannot_be_started_is_named(stage: Stage) -> None:
     task = Task(stage.mountpoint, False, "{}", ["/no/such/python"], "status", "the log")
     with pytest.raises(MountError, match="started: /no/such/python: No such file or directory"):
         Supervisor(task, lambda warnings: None).run()
+
+
+def test_an_event_of_a_closed_file_is_not_one_of_the_next_file(stage: Stage) -> None:
+    """The next file has the number of the closed one."""
+    supervisor = Supervisor(Task(stage.mountpoint, False, "{}", [], "", ""), lambda warnings: None)
+    numbers = []
+    called = []
+    with contextlib.ExitStack() as stack:
+
+        def watch(callback: Callable[[], None]) -> socket.socket:
+            ours, theirs = map(stack.enter_context, socket.socketpair())
+            numbers.append(ours.fileno())
+            supervisor._watch(ours.fileno(), callback)
+            theirs.send(b"x")
+            return ours
+
+        def replace() -> None:
+            called.append("first")
+            supervisor._selector.unregister(first.fileno())
+            supervisor._selector.unregister(second.fileno())
+            second.close()
+            watch(lambda: called.append("third"))
+
+        first = watch(replace)
+        second = watch(lambda: called.append("second"))
+        supervisor._turn()
+        assert numbers[1] == numbers[2]
+        assert called == ["first"]
+        supervisor._turn()
+        assert called == ["first", "third"]
+        supervisor._leave_nothing()
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ class Supervisor:
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(self._pause_s()):
-            if key.fd in self._selector.get_map():  # an earlier callback may have unregistered it
+            # An earlier callback may have unregistered it, and registered another file that has the
+            # same number.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         self._look_at_the_clock()
 
