@@ -165,7 +165,7 @@ async def test_parts_whose_content_changes_are_stale(tmp_path: Path) -> None:
     async with a_spool(tmp_path) as spool:
         file = spool.begin(7, "a", None)
         file.write(0, bytes(30))
-        upload = file.start_upload("id", "details")
+        upload = file.start_upload("id", "write", "a")
         parts = [file.begin_part(number, 10 * number - 10, 10) for number in (1, 2, 3)]
         assert file.finish_part(parts[0], "tag 1")
         file.write(12, b"x")  # while part 2 is sent

@@ -107,11 +107,13 @@ class Synced(NamedTuple):
 
 
 class UploadStarted(NamedTuple):
-    """An upload began. Only the uploader reads the text `details`."""
+    """An upload to this path began. `upload_id` is "" for one that is a single request. `write_id`
+    names the write, so that its result can be recognised at the origin."""
 
     number: int
     upload_id: str
-    details: str
+    write_id: str
+    path: str
 
 
 class PartDone(NamedTuple):
@@ -384,7 +386,7 @@ _LAYOUTS = (
     _layout(Changed, 7, "QQ"),
     _layout(Sealed, 8, "QQ"),
     _layout(Synced, 9, "QQQq", flags=0),
-    _layout(UploadStarted, 10, "Q", "text", "text"),
+    _layout(UploadStarted, 10, "Q", "text", "text", "text"),
     _layout(PartDone, 11, "QIQQQ", "text"),
     _layout(PartsStale, 12, "Q", "parts"),
     _layout(UploadEnded, 13, "Q"),

@@ -20,7 +20,7 @@ from cachefs.format.spool_record import (
     Truncate,
 )
 from cachefs.staging.extents import Extents, Piece, Source, pieces_of
-from cachefs.staging.file_state import FileState, Upload
+from cachefs.staging.file_state import FileState, UploadProgress
 from cachefs.staging.journal import SpoolJournal
 from cachefs.staging.space import SpoolSpace
 from cachefs.staging.spool_files import NotRestoredError, SpoolFiles
@@ -41,7 +41,7 @@ class SpoolParts:
     files: SpoolFiles
     journal: SpoolJournal
     space: SpoolSpace
-    on_end: "Callable[[FileContent], None]"
+    on_end: "Callable[[StagedContent], None]"
     """Called when a file is no longer staged; the spool then removes its bytes."""
 
 
@@ -55,7 +55,7 @@ def spool_errors(path: str) -> Iterator[None]:
         raise kind(f"{path}: can't write to the spool: {reason_of(error)}") from error
 
 
-class FileContent:
+class StagedContent:
     """The content of a staged file. Loop thread only.
 
     Methods that are not coroutines are bounded: they take as long as a copy into the page cache and
@@ -88,7 +88,7 @@ class FileContent:
         self.state = FileState.OPEN
         self.reason = ""
         """Why its state is CONFLICT, FAILED or HELD, for the user."""
-        self.upload: Upload | None = None
+        self.upload: UploadProgress | None = None
         self._base = base
         self._extents = None if base is None else Extents()
         self._least_bytes = 0
@@ -146,6 +146,12 @@ class FileContent:
         if len(data) < length:
             raise SpoolError(f"{self.path}: its spool file is shorter than it must be")
         return data
+
+    def spool_fd(self) -> int:
+        """Return a descriptor of the spool file. It is valid until the caller's next await, so
+        duplicate it. Raises `SpoolError`."""
+        with spool_errors(self.path):
+            return self._parts.files.fd(self.number)
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The states of a staged file, and the progress of its upload."""
+"""The states of a staged file, and the progress of its upload to the origin."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,14 +40,15 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Upload:
-    """What of a file the origin has already, for one upload id.
+class UploadProgress:
+    """What of a file the origin has already, of one upload (`origin.writable.Upload`).
 
     Only `StagedFile` changes it. `parts` has the finished parts whose content is still right;
     `under_way` those that are being read or sent and whose content is still right."""
 
     upload_id: str
-    details: str = ""
+    write_id: str
+    path: str
     parts: dict[int, Part] = field(default_factory=dict)
     under_way: dict[int, Part] = field(default_factory=dict)
     end: int = 0

@@ -9,7 +9,7 @@ import trio
 from cachefs.errors import SpoolError
 from cachefs.format.spool_frame import HEADER_BYTES, JournalHeader, encode_header, seed_of
 from cachefs.format.spool_record import Answered, Begin, Record
-from cachefs.staging.content import FileContent, SpoolParts, spool_errors
+from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.directory import SpoolDirectory
 from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.journal import SpoolJournal
@@ -151,7 +151,7 @@ class Spool:
             await trio.to_thread.run_sync(self._spool_files.remove_slowly, number)
             self._ended.remove(number)
 
-    def _on_end(self, file: FileContent) -> None:
+    def _on_end(self, file: StagedContent) -> None:
         del self._files[file.number]
         if self._of_ino.get(file.ino) is file:
             del self._of_ino[file.ino]

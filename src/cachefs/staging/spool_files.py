@@ -36,7 +36,7 @@ class SpoolFiles:
 
     def status(self, number: int) -> os.stat_result:
         """Return the file's status: one system call, without a wait."""
-        return os.fstat(self._fd(number))
+        return os.fstat(self.fd(number))
 
     def write(
         self,
@@ -51,7 +51,7 @@ class SpoolFiles:
         `undo` are the ranges that matter if the write fails; `size_bytes` is the file's size if it
         matters. The loop waits only where the kernel does: when a range of `undo` is not in the
         page cache, or too many dirty pages wait for the disk."""
-        fd = self._fd(number)
+        fd = self.fd(number)
         replaced = [(begin, self._disk.read(fd, end - begin, begin)) for begin, end in undo]
         restore = partial(self._restore, number, replaced, size_bytes)
         try:
@@ -66,7 +66,7 @@ class SpoolFiles:
     ) -> None:
         """Give the file its former size and bytes again. Only blocks that differ are written: they
         have their space on the disk already."""
-        fd = self._fd(number)
+        fd = self.fd(number)
         try:
             if size_bytes is not None:
                 self._disk.truncate(fd, size_bytes)
@@ -81,21 +81,21 @@ class SpoolFiles:
     def truncate(self, number: int, size_bytes: int) -> None:
         """Change the file's size. Takes about 0.1 ms for each MiB of the page cache that it
         frees."""
-        self._disk.truncate(self._fd(number), size_bytes)
+        self._disk.truncate(self.fd(number), size_bytes)
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Return `length` bytes; fewer only at the end of the file. Waits for the disk if they are
         not in the page cache."""
-        return self._disk.read(self._fd(number), length, offset)
+        return self._disk.read(self.fd(number), length, offset)
 
     def read_now(self, number: int, offset: int, length: int) -> bytes | None:
         """Return the bytes if they are in the page cache, without a wait; else None."""
         buffer = bytearray(length)
         try:
-            got = os.preadv(self._fd(number), [buffer], offset, os.RWF_NOWAIT)
+            got = os.preadv(self.fd(number), [buffer], offset, os.RWF_NOWAIT)
         except OSError:  # not in memory, or a file system that can't say so
             return None
-        if got < length and offset + got < os.fstat(self._fd(number)).st_size:
+        if got < length and offset + got < os.fstat(self.fd(number)).st_size:
             return None
         return bytes(buffer[:got])
 
@@ -135,7 +135,8 @@ class SpoolFiles:
         """Remove a closed file, in a worker thread."""
         self._disk.unlink(self._paths.file(number))
 
-    def _fd(self, number: int) -> int:
+    def fd(self, number: int) -> int:
+        """Return the descriptor of a file, which may be closed by the next call of a method."""
         fd = self._fds.get(number)
         if fd is None:
             fd = self._keep(number, self._disk.open(self._paths.file(number)))

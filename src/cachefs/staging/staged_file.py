@@ -21,16 +21,16 @@ from cachefs.format.spool_record import (
     UploadEnded,
     UploadStarted,
 )
-from cachefs.staging.content import FileContent, SpoolParts, spool_errors
+from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.extents import Extents
-from cachefs.staging.file_state import FileState, Part, Upload
+from cachefs.staging.file_state import FileState, Part, UploadProgress
 from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 
-class StagedFile(FileContent):
+class StagedFile(StagedContent):
     """A staged file, which `Spool.begin` or `Spool.open` has made. Loop thread only.
 
-    The rules of `FileContent` hold for its methods. `answering` is the number of the kernel's
+    The rules of `StagedContent` hold for its methods. `answering` is the number of the kernel's
     request that a change answers with success; it is recorded in the same write."""
 
     def __init__(
@@ -102,12 +102,13 @@ class StagedFile(FileContent):
 
     # -- uploads -----------------------------------------------------------------------------------
 
-    def start_upload(self, upload_id: str, details: str = "") -> Upload:
-        """Record an upload before its first part is sent. It replaces an earlier one.
+    def start_upload(self, upload_id: str, write_id: str, path: str) -> UploadProgress:
+        """Record an upload before its first byte is sent. It replaces an earlier one.
 
-        `details` is for the uploader after a restart, such as the tag that the object must get."""
-        self._record(UploadStarted(self.number, upload_id, details))
-        self.upload = Upload(upload_id, details)
+        `upload_id` is "" if a single request sends the file. With `write_id` a later daemon finds
+        out at the origin whether the upload succeeded. `path` is where it is published."""
+        self._record(UploadStarted(self.number, upload_id, write_id, path))
+        self.upload = UploadProgress(upload_id, write_id, path)
         return self.upload
 
     def begin_part(self, number: int, offset: int, length: int) -> Part:
@@ -209,7 +210,7 @@ class StagedFile(FileContent):
         with spool_errors(self.path):
             self._append(*records)
 
-    def _running_upload(self) -> Upload:
+    def _running_upload(self) -> UploadProgress:
         if self.upload is None:
             raise SpoolError(f"{self.path}: no upload has begun")
         return self.upload
