@@ -347,10 +347,55 @@ async def test_who_gives_up_leaves_nothing_behind(server: Server, origin: Origin
     assert origin._on_loop.is_usable
 
 
+def part_of(
+    start: int, end: int, size_bytes: int = len(BODY), body: bytes | None = None, e_tag: str = E_TAG
+) -> bytes:
+    """The answer to a GET of some bytes."""
+    found = BODY[start:end] if body is None else body
+    told = f"content-range: bytes {start}-{end - 1}/{size_bytes}\r\n"
+    return answer(found, "206 Partial Content", told, e_tag)
+
+
+async def test_a_part_of_an_object_is_read_on_the_loop(server: Server, origin: Origin) -> None:
+    server.pieces = [part_of(7000, 11096)]
+    for _ in range(3):
+        assert bytes(await origin.read("k", META, 7000, 4096)) == BODY[7000:11096]
+    assert server.connections == 1
+    assert b"range: bytes=7000-11095\r\n" in server.requests[0] + b"\r\n"
+    assert f"if-match: {E_TAG}".encode() in server.requests[0]
+    assert (origin.counters.gets, origin.counters.get_bytes) == (3, 3 * 4096)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        part_of(7000, 11096, e_tag='"0123456789abcdef0123456789abcdef"'),
+        part_of(7000, 11096, body=BODY[:4095]),
+        part_of(7000, 11096, body=BODY[:4097]),
+        part_of(7001, 11097),
+        answer(),
+    ],
+    ids=["another version", "too short", "too long", "another part", "the whole object"],
+)
+async def test_no_wrong_part_comes_through(server: Server, origin: Origin, wrong: bytes) -> None:
+    server.pieces = [wrong]
+    with pytest.raises((BadDataError, ObjectChangedError, OriginUnavailableError)):
+        with trio.fail_after(60):
+            await origin.read("k", META, 7000, 4096)
+
+
+async def test_a_part_of_a_replaced_object_is_refused(server: Server, origin: Origin) -> None:
+    server.pieces = [answer(b"", "412 Precondition Failed")]
+    with pytest.raises(ObjectChangedError):
+        await origin.read("k", META, 7000, 4096)
+    assert len(server.requests) == 1
+
+
 async def test_other_ways_are_left_to_obstore(server: Server, origin: Origin) -> None:
     assert bytes(await origin.read("k", META, 0, len(BODY))) == BODY
+    large = ObjectMeta(1 << 20, 0, E_TAG)
     with pytest.raises((BadDataError, OriginUnavailableError)):  # this server knows no ranges
-        await origin.read("k", META, 0, 5)
+        await origin.read("k", large, 0, 300_000)
     assert server.connections == 2
     assert b"range" in server.requests[1].lower()
 

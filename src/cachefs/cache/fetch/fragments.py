@@ -23,8 +23,8 @@ from cachefs.types import BlockKey, ObjectRef
 _LEAST_FILE_BYTES = 128 << 20
 """In smaller files random readers soon have all blocks, and the extra GETs made them slower."""
 _MOST_BYTES = 256 << 10
-_MOST_QUEUED = 128
-_MANY_QUEUED = 64
+_MOST_QUEUED = 256
+_MANY_QUEUED = 128
 _FEW_QUEUED = 16
 _AT_A_TIME = 1
 _AT_A_TIME_FAR = 8

@@ -162,7 +162,7 @@ class ObjectStoreOrigin(Origin):
         return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """See `Origin.read`. Costs one GET. A whole small object is read on the loop. For others
+        """See `Origin.read`. Costs one GET. At most `_SMALL_BYTES` are read on the loop. Otherwise
         the result is obstore's own buffer, without a copy."""
         return await self.read_body(path, meta, offset, length, None)
 
@@ -171,9 +171,9 @@ class ObjectStoreOrigin(Origin):
     ) -> Buffer:
         """See `Origin.read_body`."""
         key = self.checked_key(path)
-        is_small = length == meta.size_bytes <= _SMALL_BYTES
+        is_small = length <= _SMALL_BYTES
         if is_small and body is None and self._on_loop.is_usable:
-            small = await self._read_small(path, key, meta)
+            small = await self._read_small(path, key, meta, offset, length)
             if small is not None:
                 return small
         is_whole = (offset, length) == (0, meta.size_bytes)
@@ -193,14 +193,18 @@ class ObjectStoreOrigin(Origin):
             await self._explain_mismatch(path, key, md5)
         return got.data
 
-    async def _read_small(self, path: str, key: str, meta: ObjectMeta) -> memoryview | None:
-        """Return a whole small object, or None if it can't be read on the loop. Raises
-        `OriginError`."""
+    async def _read_small(
+        self, path: str, key: str, meta: ObjectMeta, offset: int, length: int
+    ) -> memoryview | None:
+        """Return a whole small object or a small part of an object, or None if it can't be read on
+        the loop. Raises `OriginError`."""
         if not is_strong(meta.version):
             return None
         self.counters.gets += 1
-        md5 = self._md5_of(meta)
-        wanted = Wanted(key, meta.version, meta.size_bytes, md5)
+        is_whole = length == meta.size_bytes
+        md5 = self._md5_of(meta) if is_whole else None
+        part = None if is_whole else range(offset, offset + length)
+        wanted = Wanted(key, meta.version, meta.size_bytes, md5, part)
         try:
             found = await self._on_loop.get(wanted, self._subject(path))
         except (NotFoundError, ObjectChangedError):

@@ -28,12 +28,20 @@ ERROR_BYTES = 64 << 10
 
 
 class Wanted(NamedTuple):
-    """An object to read. If `md5` is not None, the bytes are compared with it."""
+    """An object to read, or a part of it. If `md5` is not None, the bytes are compared with it."""
 
     key: str
     e_tag: str
     size_bytes: int
+    """The size of the whole object."""
     md5: bytes | None
+    part: range | None = None
+    """The positions of the bytes to read; None means the whole object."""
+
+    @property
+    def length_bytes(self) -> int:
+        """How many bytes to read."""
+        return self.size_bytes if self.part is None else len(self.part)
 
 
 class UnusualError(Exception):
@@ -59,8 +67,12 @@ class Head(NamedTuple):
 def get_request(
     target: S3Target, item: Wanted, credentials: ReadOnlyCredentials | None, now_s: float
 ) -> bytes:
-    """Return the GET of an object. Raises `UnusualError` if a header is not printable."""
-    return _request(target, item.key, {"if-match": item.e_tag}, credentials, now_s)
+    """Return the GET of an object or its part. Raises `UnusualError` if a header is not
+    printable."""
+    conditions = {"if-match": item.e_tag}
+    if item.part is not None:
+        conditions["range"] = f"bytes={item.part.start}-{item.part.stop - 1}"
+    return _request(target, item.key, conditions, credentials, now_s)
 
 
 def look_up_request(
@@ -117,7 +129,12 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
         is_wanted = status in (b"200", b"206") and length_bytes is not None
     else:
         e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
-        is_wanted = status == b"200" and (length_bytes, e_tag) == (item.size_bytes, item.e_tag)
+        is_wanted = (status, e_tag, length_bytes) == (b"200", item.e_tag, item.size_bytes)
+        if item.part is not None:
+            told = f"bytes {item.part.start}-{item.part.stop - 1}/{item.size_bytes}".encode()
+            is_part = headers.get(b"content-range") == told
+            is_right = (e_tag, length_bytes) == (item.e_tag, len(item.part))
+            is_wanted = status == b"206" and is_part and is_right
     stays_open = headers.get(b"connection", b"").lower() != b"close"
     is_chunked = encoding is not None and encoding.lower() == b"chunked"
     return Head(int(status), is_wanted, length_bytes, is_chunked, stays_open, headers)
