@@ -13,6 +13,7 @@ from cachefs.cache.tier.store import TierStore
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.object_id import object_id
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+from tests.cache.faulty_disk import FaultyDisk
 from tests.memory_origin import MemoryOrigin
 
 MIB = 1 << 20
@@ -50,7 +51,14 @@ async def serving(
     cache = BlockCache(origin, tiers, **options)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
-        yield cache
+        try:
+            yield cache
+        except BaseException:
+            # A thread that hangs could not be cancelled, and would hide why the test failed.
+            for tier in tiers:
+                if isinstance(tier.disk, FaultyDisk):
+                    tier.disk.heal()
+            raise
         if not crash:
             await cache.aclose()
         nursery.cancel_scope.cancel()

@@ -104,6 +104,28 @@ async def test_a_few_failures_are_not_seen(error: OriginError, autojump_clock: M
     assert origin.state()["failed_calls"] == 0
 
 
+async def test_after_a_pause_that_was_too_long_the_failure_before_it_is_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a task continues late. A request without any time would hide the cause."""
+    store = Store()
+    origin = resilient(store)
+    back_off = origin._back_off
+
+    async def oversleep(tries: int, failure: OriginError, deadline: float) -> float:
+        deadline = await back_off(tries, failure, deadline)
+        await trio.sleep(100)
+        return deadline
+
+    monkeypatch.setattr(origin, "_back_off", oversleep)
+    store.state = store.refuse
+    for _ in range(3):
+        assert await seconds_to_fail(origin, store, match="down") > 100
+    assert store.requests == 3
+    store.state = None
+    assert await read(origin, store) == b"data", "all slots are free again"
+
+
 @pytest.mark.parametrize("kind", [NotFoundError, AccessDeniedError, ObjectChangedError])
 async def test_definite_answers_are_final(
     kind: type[OriginError], autojump_clock: MockClock

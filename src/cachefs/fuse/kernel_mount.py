@@ -51,8 +51,13 @@ class KernelMount(NamedTuple):
 
         Does nothing if the mount is gone. Raises `OSError`.
         """
-        if self.is_there():
+        if not self.is_there():
+            return
+        try:
             unmount(self.mountpoint, lazy=True)
+        except OSError as error:
+            if error.errno != errno.EINVAL or self.is_there():
+                raise  # else somebody has unmounted it at this moment
 
 
 def kernel_mount(mountpoint: Path, source: str, allow_other: bool) -> KernelMount:
