@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,6 +49,12 @@ async def content_of(file: StagedFile, base: bytes = b"") -> bytes:
             case Source.ZEROS:
                 data += bytes(length)
     return data
+
+
+def crashed(root: Path, to: Path) -> Path:
+    """What a SIGKILL at this moment leaves: a copy of the spool below `to`."""
+    shutil.copytree(root / "spool", to / "spool")
+    return to
 
 
 class FullDisk(SpoolDisk):

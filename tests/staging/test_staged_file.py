@@ -158,7 +158,7 @@ async def test_a_write_that_can_not_be_undone_holds_the_file(tmp_path: Path) -> 
         assert file.state is FileState.HELD
         assert "could not be undone" in file.reason
         assert spool.file_of(7) is None
-        disk.truncations_fail = False
+        disk.truncations_fail, disk.room_bytes = False, None
 
 
 async def test_parts_whose_content_changes_are_stale(tmp_path: Path) -> None:

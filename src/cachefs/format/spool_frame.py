@@ -20,9 +20,10 @@ assert HEADER_BYTES == 72
 
 _FRAME_MAGIC = b"\xf6\x9d"
 _FRAME = Struct("<2sBBI")
-FRAME_BYTES = _FRAME.size + _CHECKSUM.size
+_CHECKSUMS = Struct("<IQ")
+FRAME_BYTES = _FRAME.size + _CHECKSUMS.size
 """What stands before each payload."""
-assert FRAME_BYTES == 16
+assert FRAME_BYTES == 20
 MOST_PAYLOAD_BYTES = 1 << 18
 _MASK = (1 << 64) - 1
 
@@ -34,6 +35,10 @@ class JournalHeader(NamedTuple):
     uuid: bytes
     boot_id: bytes
     connection: bytes
+
+
+class CutRecordError(BadRecordError):
+    """The journal ends within a record: the process that wrote it was killed."""
 
 
 class Frame(NamedTuple):
@@ -75,21 +80,26 @@ def encode_record(record: Record, seed: int, offset: int) -> bytes:
     if len(payload) > MOST_PAYLOAD_BYTES:
         raise ValueError("a record is too long")
     head = _FRAME.pack(_FRAME_MAGIC, kind, flags, len(payload))
-    return head + _CHECKSUM.pack(_checksum_of(head, payload, seed + offset)) + payload
+    return head + _CHECKSUMS.pack(*_checksums(head, payload, seed + offset)) + payload
 
 
 def frame_at(data: bytes, seed: int, offset: int) -> Frame:
-    """Return the record at `offset` of the journal `data`. Raises `BadRecordError`."""
-    if offset + FRAME_BYTES > len(data):
-        raise BadRecordError("a record is cut")
-    magic, kind, flags, length = _FRAME.unpack_from(data, offset)
+    """Return the record at `offset` of the journal `data`.
+
+    Raises `CutRecordError` if the journal ends within it, else `BadRecordError`."""
     begin = offset + FRAME_BYTES
+    if begin > len(data):
+        raise CutRecordError("a record is cut")
+    head = data[offset : offset + _FRAME.size]
+    magic, kind, flags, length = _FRAME.unpack(head)
+    checksums = _CHECKSUMS.unpack_from(data, offset + _FRAME.size)
+    if magic != _FRAME_MAGIC or checksums[0] != _checksums(head, b"", seed + offset)[0]:
+        raise BadRecordError("the head of a record is damaged")
     end = begin + length
-    if magic != _FRAME_MAGIC or length > MOST_PAYLOAD_BYTES or end > len(data):
-        raise BadRecordError("a record is cut or damaged")
+    if end > len(data):
+        raise CutRecordError("a record is cut")
     payload = data[begin:end]
-    (checksum,) = _CHECKSUM.unpack_from(data, offset + _FRAME.size)
-    if checksum != _checksum_of(data[offset : offset + _FRAME.size], payload, seed + offset):
+    if checksums != _checksums(head, payload, seed + offset):
         raise BadRecordError("a record is damaged")
     return Frame(kind, flags, payload, end)
 
@@ -106,5 +116,8 @@ def next_frame_offset(data: bytes, seed: int, offset: int) -> int | None:
     return None
 
 
-def _checksum_of(head: bytes, payload: bytes, seed: int) -> int:
-    return xxh3_64_intdigest(head + payload, seed & _MASK)
+def _checksums(head: bytes, payload: bytes, seed: int) -> tuple[int, int]:
+    """Return 32 bits of the checksum of the head, and the checksum of both."""
+    seed &= _MASK
+    of_head = xxh3_64_intdigest(head, seed) & 0xFFFFFFFF
+    return of_head, xxh3_64_intdigest(head + payload, seed)

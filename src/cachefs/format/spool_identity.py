@@ -31,13 +31,13 @@ def decode_identity(data: bytes, directory: str) -> SpoolIdentity:
     text, if the format is newer, or the file is damaged."""
     try:
         document = json.loads(data)
-        version, source = document["format"], document["source"]
+        version = document["format"]
         if isinstance(version, int) and version > SPOOL_FORMAT:
             raise SpoolError(
                 f"spool {directory} has format {version}, this cachefs knows up to "
                 f"{SPOOL_FORMAT}: use a newer cachefs"
             )
-        uuid = bytes.fromhex(document["uuid"])
+        uuid, source = bytes.fromhex(document["uuid"]), document["source"]
         if version != SPOOL_FORMAT or len(uuid) != 16 or not isinstance(source, str):
             raise ValueError("a field has an impossible value")
     except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -6,6 +6,7 @@ nanoseconds since 1970. Text is UTF-8; bytes that are not UTF-8 are kept as surr
 """
 
 import struct
+import sys
 from array import array
 from collections.abc import Callable
 from struct import Struct
@@ -319,7 +320,10 @@ def _unpack_optional_meta(payload: bytes, offset: int) -> tuple[ObjectMeta | Non
 
 
 def _pack_bounds(bounds: "array[int]") -> bytes:
-    return struct.pack(f"<I{len(bounds)}Q", len(bounds), *bounds)
+    data = array("Q", bounds)
+    if sys.byteorder == "big":
+        data.byteswap()
+    return struct.pack("<I", len(bounds)) + data.tobytes()
 
 
 def _unpack_bounds(payload: bytes, offset: int) -> tuple["array[int]", int]:

@@ -17,6 +17,7 @@ from cachefs.format.spool_record import (
     Extent,
     PartsStale,
     Record,
+    Synced,
     Truncate,
 )
 from cachefs.staging.extents import Extents, Piece, Source, pieces_of
@@ -74,7 +75,7 @@ class StagedContent:
         self.path = path
         """The path relative to the mounted prefix; "" for a held file whose name is unknown."""
         self.size_bytes = 0 if base is None else base.size_bytes
-        self.mtime_ns = time.time_ns() if base is None else base.mtime_ns
+        self.mtime_ns = 0 if base is None else base.mtime_ns
         self.posix: Posix = NO_POSIX
         """Owner, group and mode as far as a user has changed them; the rest is unknown."""
         self.base_bytes = self.size_bytes
@@ -83,8 +84,8 @@ class StagedContent:
         """Grows with each write and truncation."""
         self.is_sealed = False
         """Whether a user has closed or synced the present content, so that it may be published."""
-        self.is_synced = False
-        """Whether the present content survives a power cut."""
+        self.synced: Synced | None = None
+        """The last record of a sync, if the content has not changed since."""
         self.state = FileState.OPEN
         self.reason = ""
         """Why its state is CONFLICT, FAILED or HELD, for the user."""
@@ -95,8 +96,15 @@ class StagedContent:
         """The least size since the last upload began."""
         self._stored_bytes = 0
         """How much of the spool file has space on the disk, at most."""
+        self._spool_mtime_ns = 0
+        """The mtime of the spool file, as far as it is known."""
         self._charged_bytes = 0
         self._charge()
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether the present content survives a power cut."""
+        return self.synced is not None
 
     @property
     def base(self) -> ObjectMeta | None:
@@ -171,7 +179,7 @@ class StagedContent:
                 self._write_whole(offset, end, data, answer)
             else:
                 self._write_tracked(self._extents, offset, end, data, answer)
-            self.mtime_ns = self._parts.files.status(self.number).st_mtime_ns
+            self.note_spool_mtime()
         self._has_changed(max(self.size_bytes, end))
 
     def _write_whole(self, offset: int, end: int, data: Buffer, answer: tuple[Record, ...]) -> None:
@@ -216,7 +224,7 @@ class StagedContent:
         with self._changing():
             self._before_change(min(size_bytes, self.size_bytes), MOST_SIZE_BYTES)
             self._parts.files.truncate(self.number, size_bytes)
-            self.mtime_ns = self._parts.files.status(self.number).st_mtime_ns
+            self.note_spool_mtime()
         self._stored_bytes = min(self._stored_bytes, size_bytes)
         self._has_changed(size_bytes)
 
@@ -226,10 +234,10 @@ class StagedContent:
         files, number = self._parts.files, self.number
         with self._changing():
             self._before_change(min(size_bytes, self.size_bytes), MOST_SIZE_BYTES)
-            now_ns, spool_mtime_ns = time.time_ns(), files.status(number).st_mtime_ns
+            now_ns = time.time_ns()
             self._append(
                 Truncate(number, size_bytes, self.generation + 1),
-                Attributes(number, now_ns, spool_mtime_ns, self.posix),
+                Attributes(number, now_ns, self._spool_mtime_ns, self.posix),
             )
         self.mtime_ns = now_ns
         extents.cut(size_bytes)
@@ -240,7 +248,7 @@ class StagedContent:
             while self.is_attached and files.status(number).st_size > extents.end:
                 step = files.status(number).st_size - _STEP_BYTES
                 files.truncate(number, max(extents.end, step))
-                self.mtime_ns = files.status(number).st_mtime_ns
+                self.note_spool_mtime()
                 await trio.lowlevel.checkpoint()
 
     def _before_change(self, begin: int, end: int) -> None:
@@ -253,11 +261,21 @@ class StagedContent:
         if stale:
             records.append(PartsStale(self.number, stale))
         self._append(*records)
-        self.is_sealed = self.is_synced = False
+        self.is_sealed, self.synced = False, None
         if self.upload is not None:
             self.upload.forget(begin, end)
         if self.state is FileState.SENDING:
             self.state = FileState.OPEN
+
+    def note_spool_mtime(self) -> None:
+        """Take over the mtime of the spool file, after a change of it. Raises `OSError`."""
+        self.mtime_ns = self._spool_mtime_ns = self._parts.files.status(self.number).st_mtime_ns
+
+    def note_begun(self, spool_mtime_ns: int) -> None:
+        """Take over the mtime of the new spool file; a file with a base keeps the base's."""
+        self._spool_mtime_ns = spool_mtime_ns
+        if self._base is None:
+            self.mtime_ns = spool_mtime_ns
 
     def _has_changed(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes

@@ -6,7 +6,7 @@ here runs on the loop thread unless it says otherwise.
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from cachefs.format.paths import SpoolPaths
@@ -120,6 +120,12 @@ class SpoolFiles:
             self._disk.sync_directory(self._paths.files)
         return status
 
+    def sync_all_slowly(self, numbers: list[int]) -> list[os.stat_result]:
+        """Do the same for several files."""
+        statuses = [self.sync_slowly(number, is_new=False) for number in numbers]
+        self._disk.sync_directory(self._paths.files)
+        return statuses
+
     def close(self, number: int) -> None:
         """Close the file if it is open."""
         fd = self._fds.pop(number, None)
@@ -131,9 +137,10 @@ class SpoolFiles:
         for number in list(self._fds):
             self.close(number)
 
-    def remove_slowly(self, number: int) -> None:
-        """Remove a closed file, in a worker thread."""
-        self._disk.unlink(self._paths.file(number))
+    def remove_slowly(self, numbers: Iterable[int]) -> None:
+        """Remove closed files, in a worker thread."""
+        for number in numbers:
+            self._disk.unlink(self._paths.file(number))
 
     def fd(self, number: int) -> int:
         """Return the descriptor of a file, which may be closed by the next call of a method."""

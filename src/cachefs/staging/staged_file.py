@@ -1,5 +1,6 @@
 """One staged file: the local content of one inode while it differs from the origin."""
 
+import os
 from contextlib import suppress
 from functools import partial
 
@@ -7,11 +8,14 @@ import trio
 
 from cachefs.errors import SpoolError
 from cachefs.format.spool_record import (
+    RANGES_PER_RECORD,
     Answered,
     Attributes,
+    Begin,
     Done,
     Dropped,
     PartDone,
+    Ranges,
     Rebased,
     Record,
     Renamed,
@@ -42,6 +46,7 @@ class StagedFile(StagedContent):
         a change of attributes or path."""
         self.name_is_synced = False
         """Whether the name of the spool file survives a power cut."""
+        self._sync_failed = False
 
     # -- attributes --------------------------------------------------------------------------------
 
@@ -53,8 +58,7 @@ class StagedFile(StagedContent):
         new = self.posix if posix is None else _merged(self.posix, posix)
         new_mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
         with spool_errors(self.path):
-            spool_mtime_ns = self._parts.files.status(self.number).st_mtime_ns
-            record = Attributes(self.number, new_mtime_ns, spool_mtime_ns, new)
+            record = Attributes(self.number, new_mtime_ns, self._spool_mtime_ns, new)
             self._append(record, *_answer(answering))
         self.mtime_ns, self.posix = new_mtime_ns, new
         self._send_again()
@@ -84,21 +88,33 @@ class StagedFile(StagedContent):
 
     async def sync(self) -> None:
         """Make everything that was acknowledged before this call survive a power cut: fdatasync of
-        the spool file and the journal, in a worker thread. Raises `SpoolError`."""
+        the spool file and the journal, in worker threads. Raises `SpoolError`, from a first failure
+        on for good: the kernel reports bytes that it could not write only once."""
+        if self._sync_failed:
+            raise SpoolError(f"{self.path}: an earlier sync to the spool failed")
         generation = self.generation
-        files, number = self._parts.files, self.number
+        files, is_new = self._parts.files, not self.name_is_synced
         with spool_errors(self.path):
-            status = await trio.to_thread.run_sync(
-                partial(files.sync_slowly, number, is_new=not self.name_is_synced)
-            )
-            if self.state is FileState.ENDED:
-                return
+            try:
+                sync = partial(files.sync_slowly, self.number, is_new=is_new)
+                status = await trio.to_thread.run_sync(sync)
+            except OSError:
+                if self.state is FileState.ENDED:
+                    return
+                self._sync_failed = True
+                raise
             self.name_is_synced = True
-            if self.generation == generation:
-                size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
-                self._append(Synced(number, generation, size_bytes, mtime_ns))
+            self.note_synced(generation, status)
             await self._parts.journal.sync()
-        self.is_synced = self.generation == generation
+
+    def note_synced(self, generation: int, status: os.stat_result) -> None:
+        """Record that the bytes of a generation are on the disk, if they are the present ones and
+        the file has not ended. `status` is the spool file's. Raises `SpoolError`."""
+        if self.state is FileState.ENDED or self.generation != generation:
+            return
+        record = Synced(self.number, generation, status.st_size, status.st_mtime_ns)
+        self._record(record)
+        self.synced = record
 
     # -- uploads -----------------------------------------------------------------------------------
 
@@ -178,8 +194,8 @@ class StagedFile(StagedContent):
         """Record that the content must not be published unless a user releases it: HELD."""
         self._set_state(FileState.HELD, reason)
 
-    def release(self) -> None:
-        """Make the file OPEN again, for example because a user wants a held file published."""
+    def reopen(self) -> None:
+        """Record that the file is OPEN again. `Spool.release` calls it."""
         self._set_state(FileState.OPEN, "")
 
     def drop(self, answering: int | None = None) -> None:
@@ -215,13 +231,41 @@ class StagedFile(StagedContent):
             raise SpoolError(f"{self.path}: no upload has begun")
         return self.upload
 
-    # -- restoring ---------------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------------
 
-    def restore_extents(self, extents: Extents | None, stored_bytes: int) -> None:
-        """Take over what a journal says of the content. Only for `recovery.py`."""
-        self._extents = extents
-        self._stored_bytes = stored_bytes
+    def records(self) -> list[Record]:
+        """Return records that describe the whole state, to write the journal anew. Takes about 10
+        us, and 10 ms for a million extents."""
+        number, extents = self.number, self._extents
+        tracks = int(extents is not None)
+        numbers = (number, self.ino, self.generation, self.size_bytes, self.base_bytes, tracks)
+        records: list[Record] = [
+            Begin(*numbers, self.path, self._base),
+            Attributes(number, self.mtime_ns, self._spool_mtime_ns, self.posix),
+        ]
+        for first in range(0, 0 if extents is None else len(extents), RANGES_PER_RECORD):
+            assert extents is not None
+            records.append(Ranges(number, extents.bounds(first, RANGES_PER_RECORD)))
+        if self.is_sealed:
+            records.append(Sealed(number, self.generation))
+        if self.synced is not None:
+            records.append(self.synced)
+        if self.upload is not None:
+            upload = self.upload
+            records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))
+            records += [PartDone(number, *part) for part in upload.parts.values()]
+        if self.state in _STORED_STATES:
+            records.append(StateChanged(number, self.state.value, self.reason))
+        return records
+
+    def restore(self, extents: Extents | None, stored_bytes: int, spool_mtime_ns: int) -> None:
+        """Take over what a journal and the spool file say of the content (`recovery.py`)."""
+        self._extents, self._stored_bytes = extents, stored_bytes
+        self._spool_mtime_ns = spool_mtime_ns
         self._charge()
+
+
+_STORED_STATES = (FileState.CONFLICT, FileState.FAILED, FileState.HELD)
 
 
 def _merged(old: Posix, new: Posix) -> Posix:

@@ -1,0 +1,264 @@
+"""Read a spool's journal: what the staged files were when it was last written.
+
+Nothing in it is believed without its checksum. Where a record is damaged, records may be missing,
+so all files that were staged then are held.
+"""
+
+from dataclasses import dataclass, field
+
+from cachefs.errors import SpoolError
+from cachefs.format.spool_frame import (
+    HEADER_BYTES,
+    JOURNAL_FORMAT,
+    CutRecordError,
+    Frame,
+    JournalHeader,
+    decode_header,
+    frame_at,
+    next_frame_offset,
+    seed_of,
+)
+from cachefs.format.spool_record import (
+    REQUIRED,
+    Answered,
+    Attributes,
+    BadRecordError,
+    Begin,
+    Changed,
+    Done,
+    Dropped,
+    Extent,
+    PartDone,
+    PartsStale,
+    Ranges,
+    Rebased,
+    Record,
+    Renamed,
+    Sealed,
+    StateChanged,
+    Synced,
+    Truncate,
+    UploadEnded,
+    UploadStarted,
+    decode_payload,
+)
+from cachefs.staging.answers import Answers
+from cachefs.staging.extents import Extents
+from cachefs.staging.file_state import FileState, Part, UploadProgress
+from cachefs.types import NO_POSIX, ObjectMeta, Posix
+
+DAMAGED = "a part of the spool's journal is damaged, so changes may be missing"
+_STATES = {state.value: state for state in FileState if state is not FileState.ENDED}
+
+
+@dataclass(slots=True)
+class ReplayedFile:
+    """A staged file as the journal describes it. The fields are those of `StagedFile`;
+    `attributes` is the last record of that kind."""
+
+    number: int
+    ino: int
+    path: str
+    generation: int
+    size_bytes: int
+    base: ObjectMeta | None
+    base_bytes: int
+    extents: Extents | None
+    attributes: Attributes | None = None
+    posix: Posix = NO_POSIX
+    is_sealed: bool = False
+    synced: Synced | None = None
+    upload: UploadProgress | None = None
+    state: FileState = FileState.OPEN
+    reason: str = ""
+
+    def hold(self, reason: str) -> None:
+        """Set the state HELD, if the file doesn't wait for a user already."""
+        if self.state not in (FileState.CONFLICT, FileState.HELD):
+            self.state, self.reason = FileState.HELD, reason
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a journal says. `valid_bytes` is the end of the last record that was taken;
+    `ignored_bytes` is what was passed over."""
+
+    header: JournalHeader | None = None
+    files: dict[int, ReplayedFile] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
+    valid_bytes: int = HEADER_BYTES
+    ignored_bytes: int = 0
+    is_damaged: bool = False
+
+    def damage(self) -> None:
+        """Note that records may be missing here: hold all files."""
+        self.is_damaged = True
+        for file in self.files.values():
+            file.hold(DAMAGED)
+
+
+def replay_journal(data: bytes, uuid: bytes, boot_id: bytes) -> Replay:
+    """Return what the journal `data` of the spool `uuid` says; `boot_id` is that of the running
+    system. Raises `SpoolError` if a newer cachefs has written it."""
+    replay = Replay()
+    seed = seed_of(uuid)
+    try:
+        version, header = decode_header(data)
+        if version != JOURNAL_FORMAT:
+            raise SpoolError(f"the spool's journal has format {version}: use a newer cachefs")
+        if header.uuid != uuid:
+            raise BadRecordError("the journal belongs to another spool")
+        replay.header = header
+    except BadRecordError:
+        replay.is_damaged = True
+    survived = replay.header is not None and replay.header.boot_id == boot_id
+    offset = HEADER_BYTES
+    while offset < len(data):
+        try:
+            frame = frame_at(data, seed, offset)
+            _take(replay, frame)
+            offset = replay.valid_bytes = frame.end
+            continue
+        except CutRecordError:
+            is_cut = True
+        except BadRecordError:
+            is_cut = False
+        found = next_frame_offset(data, seed, offset + 1)
+        if found is None or not (survived or _has_synced(data, seed, found)):
+            # The end of the journal. A killed process leaves the beginning of a record, and a
+            # power cut anything behind the last sync.
+            replay.ignored_bytes += len(data) - offset
+            if survived and not is_cut:
+                replay.damage()
+            break
+        replay.ignored_bytes += found - offset
+        replay.damage()
+        offset = found
+    if replay.header is None:
+        replay.damage()
+    return replay
+
+
+def _has_synced(data: bytes, seed: int, offset: int | None) -> bool:
+    """Whether a record of a sync is at `offset` or behind it: all records before it were on the
+    disk, so a damaged one is no effect of a power cut."""
+    while offset is not None:
+        frame = frame_at(data, seed, offset)
+        try:
+            if isinstance(decode_payload(frame.kind, frame.payload), Synced):
+                return True
+        except BadRecordError:
+            pass
+        offset = next_frame_offset(data, seed, frame.end)
+    return False
+
+
+def _take(replay: Replay, frame: Frame) -> None:
+    """Apply one record. Raises `BadRecordError` if it contradicts the records before it."""
+    record = decode_payload(frame.kind, frame.payload)
+    match record:
+        case None:
+            if frame.flags & REQUIRED:
+                raise SpoolError(
+                    f"the spool's journal has records of a newer cachefs (kind {frame.kind}): "
+                    "use that version"
+                )
+        case Answered(unique, errno):
+            replay.answers.note(unique, errno)
+        case Begin():
+            if record.number in replay.files:
+                raise BadRecordError("a file begins twice")
+            replay.files[record.number] = _begun(record)
+        case _:
+            file = replay.files.get(record.number)
+            if file is not None:
+                if isinstance(record, Done | Dropped):
+                    del replay.files[record.number]
+                else:
+                    _apply(file, record)
+            elif not replay.is_damaged:
+                raise BadRecordError("a record of no file")
+
+
+def _begun(record: Begin) -> ReplayedFile:
+    return ReplayedFile(
+        record.number,
+        record.ino,
+        record.path,
+        record.generation,
+        record.size_bytes,
+        record.base,
+        record.base_bytes,
+        Extents() if record.tracks_extents else None,
+    )
+
+
+def _apply(file: ReplayedFile, record: Record) -> None:
+    match record:
+        case Extent() | Truncate() | Ranges():
+            _apply_to_content(file, record)
+        case Attributes():
+            file.attributes, file.posix = record, record.posix
+        case Renamed():
+            file.path = record.path
+        case Changed():
+            file.generation = max(file.generation, record.generation)
+            file.is_sealed, file.synced = False, None
+        case Sealed():
+            file.generation = max(file.generation, record.generation)
+            file.is_sealed = True
+        case Synced():
+            file.generation = max(file.generation, record.generation)
+            file.synced = record
+        case UploadStarted():
+            file.upload = UploadProgress(record.upload_id, record.write_id, record.path)
+        case PartDone() | PartsStale() | UploadEnded():
+            _apply_to_upload(file, record)
+        case Rebased():
+            file.upload = None
+            if file.extents is not None:
+                file.base, file.base_bytes = record.meta, record.base_bytes
+        case StateChanged():
+            if record.state not in _STATES:
+                raise BadRecordError("an impossible state")
+            file.state, file.reason = _STATES[record.state], record.reason
+        case _:
+            raise BadRecordError("an impossible record")
+
+
+def _apply_to_content(file: ReplayedFile, record: Extent | Truncate | Ranges) -> None:
+    if file.extents is None:
+        raise BadRecordError("extents of a file that has none")
+    match record:
+        case Extent():
+            end = record.offset + record.length
+            file.extents.add(record.offset, end)
+            file.size_bytes = max(file.size_bytes, end)
+            file.generation = max(file.generation, record.generation)
+            file.is_sealed, file.synced = False, None
+        case Truncate():
+            file.extents.cut(record.size_bytes)
+            file.size_bytes = record.size_bytes
+            file.base_bytes = min(file.base_bytes, record.size_bytes)
+            file.generation = max(file.generation, record.generation)
+            file.is_sealed, file.synced = False, None
+        case Ranges():
+            for begin, end in zip(record.bounds[::2], record.bounds[1::2], strict=True):
+                file.extents.add(begin, end)
+            if file.extents.end > file.size_bytes:
+                raise BadRecordError("ranges behind the end of a file")
+
+
+def _apply_to_upload(file: ReplayedFile, record: PartDone | PartsStale | UploadEnded) -> None:
+    upload = file.upload
+    if upload is None:
+        raise BadRecordError("a part of no upload")
+    match record:
+        case PartDone():
+            file.generation = max(file.generation, record.generation)
+            upload.finish(Part(*record[1:]))
+        case PartsStale():
+            for number in record.parts:
+                upload.parts.pop(number, None)
+        case UploadEnded():
+            file.upload = None
