@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 import trio
@@ -15,12 +16,14 @@ from cachefs.errors import (
     ObjectChangedError,
 )
 from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import (
     ABSENT,
     Attributes,
     Condition,
     Content,
     FileContent,
+    Guarantees,
     Upload,
     WritableOrigin,
     new_write_id,
@@ -30,16 +33,42 @@ from cachefs.types import ObjectMeta
 from tests.origin import backends
 from tests.origin.backends import Backend
 from tests.origin.listing import list_all
+from tests.servers.s3_server import S3Server
 
 MIB = 1 << 20
-BACKENDS = ["file"]
+BACKENDS = [
+    "file",
+    *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3-proxy", "s3-careless")),
+]
+CARELESS = Guarantees(**{name: name == "keeps_write_id" for name in Guarantees.__slots__})
+"""What a store gives that ignores all conditions."""
+_buckets = count(1)
+
+
+class S3Bucket(backends.S3):
+    """A bucket of the test's own."""
+
+    def __init__(self, server: S3Server) -> None:
+        super().__init__(server)
+        self.bucket = server.make_bucket(f"writable-{next(_buckets)}")
+
+    def open(self) -> Origin:
+        return open_origin(f"s3://{self.bucket}/{self.prefix}")
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request, tmp_path) -> Backend:
-    root = tmp_path / "root"
-    root.mkdir()
-    return backends.File(root)
+def backend(request, tmp_path, monkeypatch) -> Backend:
+    if request.param == "file":
+        root = tmp_path / "root"
+        root.mkdir()
+        return backends.File(root)
+    server = request.getfixturevalue("seaweedfs")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    if request.param == "s3-proxy":  # the server is a proxy for itself, too
+        monkeypatch.setenv("http_proxy", server.endpoint)
+        monkeypatch.setenv("no_proxy", "")
+    return S3Bucket(server)
 
 
 @pytest.fixture
@@ -50,8 +79,10 @@ async def origin(backend) -> AsyncIterator[Origin]:
 
 
 @pytest.fixture
-def writer(origin) -> WritableOrigin:
+def writer(request, backend, origin) -> WritableOrigin:
     assert origin.writer is not None
+    if request.node.callspec.params["backend"] == "s3-careless":
+        origin.writer.guarantees = CARELESS
     return origin.writer
 
 
@@ -142,10 +173,11 @@ async def test_parts_become_one_object(writer, origin) -> None:
 async def test_parts_may_come_in_any_order_and_twice(writer, origin) -> None:
     data = os.urandom(11 * MIB)
     upload = await writer.start_upload("a")
-    await writer.put_part(upload, 2, 6 * MIB, data[6 * MIB :])
+    tags = [await writer.put_part(upload, 2, 6 * MIB, data[6 * MIB :])]
     await writer.put_part(upload, 1, 0, bytes(6 * MIB))
-    await writer.put_part(upload, 1, 0, data[: 6 * MIB])
-    await writer.complete(upload, await writer.parts(upload))
+    tags.append(await writer.put_part(upload, 1, 0, data[: 6 * MIB]))
+    assert set(await writer.parts(upload)) <= set(tags)
+    await writer.complete(upload, tags)
     assert await content(origin, "a") == data
 
 
@@ -250,24 +282,6 @@ async def test_directories(writer, origin) -> None:
         await writer.make_directory("file")
 
 
-async def test_renames(writer, origin) -> None:
-    if not writer.can_rename:
-        pytest.skip("it has copies instead")
-    first = await writer.put("a", b"one")
-    await writer.put("b", b"two!")
-    with pytest.raises(ConflictError):
-        await writer.rename("a", "b", ABSENT)
-    await writer.rename("a", "b", Condition((await stat(origin, "b")).version))
-    assert await content(origin, "b") == b"one"
-    assert (await stat(origin, "b")).version == first.version
-    await writer.make_directory("dir")
-    await writer.rename("b", "dir/b")
-    await writer.rename("dir", "other")
-    assert list(await list_all(origin)) == ["other"]
-    with pytest.raises(NotFoundError):
-        await writer.rename("dir", "third")
-
-
 async def test_readers_see_the_old_or_the_new_bytes(writer, origin) -> None:
     old, new = b"old" * 100_000, b"new" * 100_000
     await writer.put("a", old)
@@ -323,3 +337,41 @@ def test_parts_reach_the_largest_object() -> None:
     assert sum(part_bytes(number) for number in range(1, 10_001)) >= 5 << 40
     with pytest.raises(ValueError, match="at most 10000"):
         part_bytes(10_001)
+
+
+async def test_renames_of_local_files(tmp_path) -> None:
+    origin = open_origin(f"file://{tmp_path}")
+    writer = origin.writer
+    assert writer is not None
+    assert writer.can_rename
+    first = await writer.put("a", b"one")
+    await writer.put("b", b"two!")
+    with pytest.raises(ConflictError):
+        await writer.rename("a", "b", ABSENT)
+    await writer.rename("a", "b", Condition((await stat(origin, "b")).version))
+    assert await content(origin, "b") == b"one"
+    assert (await stat(origin, "b")).version == first.version
+    await writer.make_directory("dir")
+    await writer.rename("b", "dir/b")
+    await writer.rename("dir", "other")
+    assert list(await list_all(origin)) == ["other"]
+    with pytest.raises(NotFoundError):
+        await writer.rename("dir", "third")
+    await origin.aclose()
+
+
+@pytest.mark.server
+async def test_the_probe_finds_out_what_a_store_does_not_check(moto_s3, monkeypatch) -> None:
+    for name, value in moto_s3.environment.items():
+        monkeypatch.setenv(name, value)
+    origin = S3Bucket(moto_s3).open()
+    assert origin.writer is not None
+    found = await origin.writer.check_writable()
+    assert found.put_absent
+    assert not found.copy_absent, "it copies onto an object whatever the request says"
+    assert found.keeps_write_id
+    old = await origin.writer.put("old", b"one")
+    await origin.writer.put("new", b"two")
+    with pytest.raises(ConflictError):
+        await origin.writer.copy("old", old, "new", ABSENT)
+    await origin.aclose()

@@ -2,8 +2,8 @@
 
 `with FaultProxy(server.endpoint) as proxy: ...`; clients take `proxy.endpoint` for the server's.
 Requests are passed on byte for byte, so that their signatures stay valid. It runs in a process of
-its own: a test that waits for a page of a mapped file holds the GIL, and so would hold a proxy.
-Meant for GETs and HEADs; what is written should go to the server itself. No pytest here.
+its own: a test that waits for a page of a mapped file holds the GIL, and so would hold a proxy. No
+pytest here.
 
 As a script it serves one upstream, `HOST PORT`, and obeys lines of JSON on stdin, each of which it
 answers with one on stdout; it ends with its stdin.
@@ -56,6 +56,10 @@ class Fault(StrEnum):
     """Half of the body, with a Content-Length that agrees."""
     FLIP = "flip"
     """One bit in the middle of the body is another."""
+    LOSE = "lose"
+    """The server does what is asked, and its answer is lost: reset before any byte of it."""
+    INSIDE = "inside"
+    """Status 200, with an error in the body. The server does not get the request."""
 
 
 _OF_THE_BODY = {Fault.RESET, Fault.TRICKLE, Fault.CUT, Fault.SHORT, Fault.FLIP}
@@ -103,10 +107,19 @@ class FaultProxy:
             if pipe is not None:
                 pipe.close()
 
-    def fault(self, fault: Fault, times: int | None = None, objects_only: bool = False) -> None:
+    def fault(
+        self,
+        fault: Fault,
+        times: int | None = None,
+        objects_only: bool = False,
+        method: str = "",
+        text: str = "",
+    ) -> None:
         """Spoil the next `times` requests, all of them for None. Replaces what was told before.
-        Bodies are flipped in objects only: nothing could notice it in a listing."""
-        self._tell(fault=fault, times=times, objects_only=objects_only or fault is Fault.FLIP)
+        Bodies are flipped in objects only: nothing could notice it in a listing. Only requests with
+        this `method` and with `text` in their path or query, if these are given."""
+        objects_only = objects_only or fault is Fault.FLIP
+        self._tell(fault=fault, times=times, objects_only=objects_only, method=method, text=text)
 
     def clear(self) -> None:
         """Be a faithful proxy again."""
@@ -234,6 +247,7 @@ class _Server:
         self._fault: Fault | None = None
         self._times: int | None = None
         self._objects_only = False
+        self._method = self._text = ""
         self._limit: int | None = None
         self._latency_s = 0.0
         self._listener: asyncio.Server | None = None
@@ -265,7 +279,9 @@ class _Server:
         self._fault = order["fault"] and Fault(order["fault"])
         self._times = order.get("times")
         self._objects_only = order.get("objects_only", False)
-        if self._fault is Fault.REFUSE and self._times is None and not self._objects_only:
+        self._method, self._text = order.get("method", ""), order.get("text", "")
+        is_for_all = self._times is None and not (self._objects_only or self._method or self._text)
+        if self._fault is Fault.REFUSE and is_for_all:
             assert self._listener is not None
             self._listener.close()
             self._listener = None
@@ -278,6 +294,9 @@ class _Server:
         """What this request is to suffer."""
         fault = self._fault
         if fault is None or (self._objects_only and not head.is_object_get):
+            return None
+        method, target, _ = head.first_line
+        if self._method not in ("", method) or self._text not in target:
             return None
         if fault in _OF_THE_BODY and head.first_line[0] != "GET":
             return None
@@ -331,6 +350,13 @@ class _Server:
         if fault is Fault.BUSY:
             again = f"Retry-After: {RETRY_AFTER_S}\r\n"
             await _send(writer, _error(head, "503 Slow Down", "SlowDown", again))
+            return
+        if fault is Fault.INSIDE:
+            await _send(writer, _error(head, "200 OK", "InternalError"))
+            return
+        if fault is Fault.LOSE:
+            await upstream.ask(head, body)
+            _reset(writer)
             return
         if self._limit is not None and self._counts.in_flight > self._limit:
             self._counts.rejected += 1

@@ -26,6 +26,7 @@ class Asked(NamedTuple):
     path: str
     query: dict[str, str]
     headers: dict[str, str]
+    body: bytes = b""
 
     @property
     def is_list(self) -> bool:
@@ -90,9 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        found = parse_qs(parts.query, keep_blank_values=True)
+        query = {name: values[0] for name, values in found.items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
-        asked = Asked(self.command, unquote(parts.path), query, headers)
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        asked = Asked(self.command, unquote(parts.path), query, headers, body)
         self.told.asked.append(asked)
         answer = self.told.answer(asked)
         try:
@@ -100,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def _send(self, answer: Answer) -> None:
         self.send_response_only(answer.status)

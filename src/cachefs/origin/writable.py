@@ -231,7 +231,8 @@ class WritableOrigin(ABC):
 
     @abstractmethod
     async def parts(self, upload: Upload) -> list[PartTag]:
-        """Return the parts that the origin has, by number. Raises `NotFoundError` if the upload no
+        """Return the parts that the origin has, by number. A part that was written twice may be
+        missing. Raises `NotFoundError` if the upload no
         longer exists."""
 
     @abstractmethod
@@ -245,10 +246,12 @@ class WritableOrigin(ABC):
         meta: ObjectMeta,
         target: str,
         condition: Condition | None = None,
+        write_id: str | None = None,
     ) -> ObjectMeta:
         """Copy the version `meta` of the object at `path` with its attributes to `target`. The
-        `condition` is about `target`. Return the copy as `put` does. Raises `ObjectChangedError` or
-        `NotFoundError` because of `path`, `ConflictError` because of `target`."""
+        `condition` is about `target`. Return the copy as `put` does; `write_id` is as there.
+        Raises `ObjectChangedError` or `NotFoundError` because of `path`, `ConflictError` because of
+        `target`."""
 
     async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
         """Give an object or a directory another name in one step, if `can_rename`. An object at

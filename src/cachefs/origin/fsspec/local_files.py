@@ -185,6 +185,9 @@ class LocalFiles:
         self, path: str, meta: ObjectMeta, upload: Upload, condition: Condition | None, task: Task
     ) -> ObjectMeta:
         with self._parent(upload.path) as (place, name), self._source(path, meta) as source:
+            done = self._done_before(place, name, upload.write_id)
+            if done is not None:
+                return done
             self._compare(place, name, condition)
             fd = _new_file(place, upload.upload_id)
             try:

@@ -153,11 +153,16 @@ class LocalWriter(WritableOrigin):
             await self._call(upload.path, partial(self._tree.abort, upload))
 
     async def copy(
-        self, path: str, meta: ObjectMeta, target: str, condition: Condition | None = None
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None = None,
+        write_id: str | None = None,
     ) -> ObjectMeta:
         """See `WritableOrigin.copy`."""
         _check(self._subject, path)
-        upload = Upload(target, secrets.token_hex(16), new_write_id())
+        upload = Upload(target, secrets.token_hex(16), write_id or new_write_id())
         return await self._call(target, partial(self._tree.copy, path, meta, upload, condition))
 
     async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:

@@ -10,18 +10,27 @@ from cachefs.types import BLOCK_BYTES, Buffer
 _LEAST_BYTES = 256 << 10
 
 
-class Reading:
-    """A read of `length` bytes. `moved_at` is when bytes last arrived; it postpones the deadline
-    of the call."""
+class Transfer:
+    """A call whose bytes move for a while, over all its tries. `moved_at` is when bytes last moved;
+    it postpones the deadline of the call. `verb` is for messages: it can't be `verb`."""
+
+    verb = "read"
+
+    def __init__(self) -> None:
+        self.moved_at = float("-inf")
+        self.scope: trio.CancelScope | None = None
+        """The cancel scope of the request in flight."""
+
+
+class Reading(Transfer):
+    """A read of `length` bytes."""
 
     def __init__(
         self, length: int, is_whole: bool, on_progress: Callable[["Reading"], None]
     ) -> None:
         """`is_whole`: the read covers the whole object. A whole object of at most one block may
         have a digest, so it must arrive in one request."""
-        self.moved_at = float("-inf")
-        self.scope: trio.CancelScope | None = None
-        """The cancel scope of the request in flight."""
+        super().__init__()
         self._length = length
         self._keeps = not (is_whole and length <= BLOCK_BYTES)
         self._on_progress = on_progress

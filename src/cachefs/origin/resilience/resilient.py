@@ -45,8 +45,9 @@ from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
 from cachefs.origin.resilience.prober import Prober
-from cachefs.origin.resilience.reading import Reading
+from cachefs.origin.resilience.reading import Reading, Transfer
 from cachefs.origin.resilience.settings import OriginState, Resilience
+from cachefs.origin.resilience.writing import ResilientWriter
 from cachefs.origin.wrapping import WrappingOrigin
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
@@ -77,6 +78,10 @@ class ResilientOrigin(WrappingOrigin):
         self._prober = Prober(inner, settings, self._random)
         self._answered_at = float("-inf")
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
+        self._writer: ResilientWriter | None = None
+        if inner.writer is not None:
+            call = partial(self._call, deadline_s=settings.write_timeout_s)
+            self._writer = ResilientWriter(inner.writer, settings, call)
 
     # -- settings and state --------------------------------------------------------------------
 
@@ -139,6 +144,11 @@ class ResilientOrigin(WrappingOrigin):
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Send probes when they are needed. Runs until it is cancelled."""
         await self._prober.run(task_status)
+
+    @property
+    def writer(self) -> ResilientWriter | None:
+        """See `Origin.writer`: the writer of the inner origin, with deadlines and retries."""
+        return self._writer
 
     # -- Origin --------------------------------------------------------------------------------
 
@@ -228,15 +238,18 @@ class ResilientOrigin(WrappingOrigin):
         extra_s: float = 0.0,
         request_s: float | None = None,
         once: bool = False,
-        reading: Reading | None = None,
+        reading: Transfer | None = None,
+        deadline_s: float | None = None,
     ) -> T:
         """Call `attempt` until it succeeds or the deadline passes. Raises `OriginError`.
 
         `extra_s` is additional time for the body. `request_s` replaces the timeout of each
-        request; no request starts after the deadline. `once`: do not retry.
+        request, and `deadline_s` that of the call; no request starts after the deadline. `once`: do
+        not retry.
         """
         self._refuse_if_down()
-        deadline = trio.current_time() + self._settings.deadline_s + extra_s
+        deadline_s = deadline_s or self._settings.deadline_s
+        deadline = trio.current_time() + deadline_s + extra_s
         tries = 0
         failure: OriginError | None = None
         try:
@@ -253,7 +266,7 @@ class ResilientOrigin(WrappingOrigin):
                 except (OriginUnavailableError, BadDataError) as error:
                     failure = error
                 if reading is not None:
-                    deadline = max(deadline, reading.moved_at + self._settings.deadline_s)
+                    deadline = max(deadline, reading.moved_at + deadline_s)
                 tries += 1
                 if once or isinstance(failure, UntrustedOriginError):
                     raise failure
@@ -279,7 +292,7 @@ class ResilientOrigin(WrappingOrigin):
         attempt: Callable[[], Awaitable[T]],
         began_at: float,
         timeout_s: float,
-        reading: Reading | None = None,
+        reading: Transfer | None = None,
     ) -> T:
         """Send one request and record its outcome. The caller has taken a slot; this method
         releases it."""
@@ -293,14 +306,15 @@ class ResilientOrigin(WrappingOrigin):
             self.counters.errors += 1
             if self._answered_at > began_at:  # overloaded rather than unreachable
                 self._note_refusal(began_at)
-            if reading is not None:
+            if isinstance(reading, Reading):
                 self._pace.note_silence()
                 self.best_read_bytes = self._pace.best_read_bytes
             silent_s = max(timeout_s, 0.0)
-            if reading is not None and reading.moved_at >= began_at:
+            if isinstance(reading, Reading) and reading.moved_at >= began_at:
                 silent_s = min(silent_s, self._settings.request_timeout_s)
+            verb = "read" if reading is None else reading.verb
             raise OriginUnavailableError(
-                f"{self._subject(path)} can't be read: no answer within {silent_s:.1f} s"
+                f"{self._subject(path)} can't be {verb}: no answer within {silent_s:.1f} s"
             )
         except OriginBusyError:
             self._busy_answers += 1

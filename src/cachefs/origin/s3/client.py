@@ -43,6 +43,8 @@ from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.obstore_requests import is_strong, meta_from, open_store
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
+from cachefs.origin.s3.writing.sender import Sender
+from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.types import Buffer, Entry, ObjectMeta
 from cachefs.workers import Workers
 
@@ -95,6 +97,13 @@ class ObjectStoreOrigin(Origin):
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
         self._denial_explained_at = float("-inf")
+        sender = Sender(target, provider, options, tls, self.counters)
+        self._writer = S3Writer(sender, self._lister, self.checked_key, self._subject)
+
+    @property
+    def writer(self) -> S3Writer:
+        """See `Origin.writer`."""
+        return self._writer
 
     async def check(self) -> None:
         """See `Origin.check`. Costs one LIST of one key."""
@@ -269,6 +278,7 @@ class ObjectStoreOrigin(Origin):
         self._lister.close()
         self._direct.close()
         self._on_loop.close()
+        self._writer.close()
         if self._workers is not None:
             self._workers.stop()
         await trio.lowlevel.checkpoint()

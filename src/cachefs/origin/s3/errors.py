@@ -79,10 +79,11 @@ def from_status(
     region: str | None = None,
     retry_after_s: float | None = None,
     server_time: str | None = None,
+    verb: str = "read",
 ) -> OriginError:
     """Return the exception for an answer that is no success. `subject` names the requested object;
     `server_time` is the server's time (header Date or `ServerTime`) in an answer to a signed
-    request."""
+    request; the message says that the object can't be `verb`."""
     ahead_s = _seconds_ahead(server_time)
     if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
         return _skewed(target, ahead_s)
@@ -102,8 +103,8 @@ def from_status(
     if status in (412, 416):
         return ObjectChangedError(f"{place} has changed since it was listed")
     if status in _BUSY_STATUS:
-        return OriginBusyError(f"{place} can't be read ({reason})", retry_after_s)
-    return OriginUnavailableError(f"{place} can't be read ({reason})")
+        return OriginBusyError(f"{place} can't be {verb} ({reason})", retry_after_s)
+    return OriginUnavailableError(f"{place} can't be {verb} ({reason})")
 
 
 def from_answer(
@@ -179,7 +180,9 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
     return unreachable(target, subject)
 
 
-def from_connection(target: S3Target, subject: str, error: BaseException) -> OriginUnavailableError:
+def from_connection(
+    target: S3Target, subject: str, error: BaseException, verb: str = "read"
+) -> OriginUnavailableError:
     """Return the exception for a connection that fails, breaks or times out, or whose certificate
     is refused. urllib3 and botocore raise their own errors because of Python's."""
     cause: BaseException | None = error
@@ -196,7 +199,7 @@ def from_connection(target: S3Target, subject: str, error: BaseException) -> Ori
         if cause is None:
             break
         cause = cause.__cause__ or cause.__context__
-    return unreachable(target, subject)
+    return unreachable(target, subject, verb)
 
 
 def _openssl_reason(error: ssl.SSLCertVerificationError) -> str:
@@ -213,6 +216,6 @@ def _bad_certificate(target: S3Target, subject: str, why: str) -> UntrustedOrigi
     )
 
 
-def unreachable(target: S3Target, subject: str) -> OriginUnavailableError:
+def unreachable(target: S3Target, subject: str, verb: str = "read") -> OriginUnavailableError:
     """Return the exception for a connection that fails, breaks or times out."""
-    return OriginUnavailableError(f"{subject} can't be read: {target.endpoint} does not answer")
+    return OriginUnavailableError(f"{subject} can't be {verb}: {target.endpoint} does not answer")

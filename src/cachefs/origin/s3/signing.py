@@ -1,4 +1,4 @@
-"""Signature Version 4 of a plain GET, in 15 us.
+"""Signature Version 4 of a plain GET, in 15 us, and of any other request, in 25 us.
 
 botocore's signer takes 150 us. URLs signed by obstore cost the server more (100 us in SeaweedFS,
 which parses their queries several times), and the server would log them. A test compares the
@@ -8,11 +8,13 @@ signatures with botocore's.
 import hashlib
 import hmac
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 
 from botocore.credentials import ReadOnlyCredentials
 
 _NO_BODY = hashlib.sha256(b"").hexdigest()
+_UNSIGNED = "UNSIGNED-PAYLOAD"
 _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
@@ -27,15 +29,46 @@ def signed_headers(
     names = ";".join(["host", *headers])
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
     canonical = f"GET\n{path}\n\nhost:{host}\n{lines}\n{names}\n{_NO_BODY}"
+    headers["Authorization"] = _authorization(credentials, region, stamp, names, canonical)
+    return headers
+
+
+def sign(
+    credentials: ReadOnlyCredentials,
+    region: str,
+    method: str,
+    host: str,
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    now_s: float,
+) -> dict[str, str]:
+    """Return `headers` (lower-case names) and those that sign any request. `path` and `query` are
+    quoted, and `query` is sorted. The signature does not cover the body; a header such as
+    Content-MD5, which it covers, must do so."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    signed = {**headers, "x-amz-content-sha256": _UNSIGNED, "x-amz-date": stamp}
+    if credentials.token:
+        signed["x-amz-security-token"] = credentials.token
+    pairs = sorted({"host": host, **signed}.items())
+    names = ";".join(name for name, _ in pairs)
+    lines = "".join(f"{name}:{' '.join(value.split())}\n" for name, value in pairs)
+    canonical = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{_UNSIGNED}"
+    signed["authorization"] = _authorization(credentials, region, stamp, names, canonical)
+    return signed
+
+
+def _authorization(
+    credentials: ReadOnlyCredentials, region: str, stamp: str, names: str, canonical: str
+) -> str:
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     digest = hashlib.sha256(canonical.encode()).hexdigest()
     key = _signing_key(credentials.secret_key, stamp[:8], region)
     signature = _hmac(key, f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}").hex()
-    headers["Authorization"] = (
+    return (
         f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
         f"SignedHeaders={names}, Signature={signature}"
     )
-    return headers
 
 
 @lru_cache(maxsize=16)

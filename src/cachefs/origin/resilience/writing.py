@@ -1,0 +1,228 @@
+"""`ResilientWriter`: adds deadlines, retries and limits to the writer of any origin.
+
+Every method of a `WritableOrigin` may be called again with the same arguments, also if an earlier
+try has succeeded and only its answer was lost. So all failures that may be temporary are retried,
+as for reads. The ids of writes are chosen here, outside the tries, so that a try recognises the
+work of an earlier one.
+
+**Deadlines.** A write fails if nothing has moved for `Resilience.write_timeout_s`, and a request if
+nothing has moved for `write_request_s`. Both restart while the worker thread takes bytes to send.
+A store may take minutes to copy a large object or to join thousands of parts, and sends nothing
+meanwhile; such requests have `assembly_s`.
+
+Requests of writes take the same slots as reads, and their failures count for the same breaker.
+"""
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from cachefs.errors import OriginError
+from cachefs.origin.resilience.reading import Transfer
+from cachefs.origin.resilience.settings import Resilience
+from cachefs.origin.writable import (
+    NO_ATTRIBUTES,
+    Attributes,
+    Condition,
+    Content,
+    Guarantees,
+    PartTag,
+    Upload,
+    WritableOrigin,
+    content_of,
+    new_write_id,
+)
+from cachefs.types import Buffer, ObjectMeta
+
+T = TypeVar("T")
+
+_TELL_EVERY_S = 0.1
+
+
+class _Call(Protocol):
+    """`ResilientOrigin._call` with the deadline of writes."""
+
+    def __call__(
+        self,
+        path: str,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        request_s: float | None = None,
+        reading: Transfer | None = None,
+    ) -> Awaitable[T]: ...
+
+
+class _Writing(Transfer):
+    """A write. `request_s` is how long a request may go without progress."""
+
+    verb = "written"
+
+    def __init__(self, request_s: float) -> None:
+        super().__init__()
+        self.request_s = request_s
+
+    def note_progress(self) -> None:
+        """Record that bytes have been sent: the timeout of the request restarts."""
+        self.moved_at = trio.current_time()
+        if self.scope is not None:
+            self.scope.deadline = max(self.scope.deadline, self.moved_at + self.request_s)
+
+
+class _WatchedContent(Content):
+    """Reports when a thread takes bytes to send. Created on the loop."""
+
+    def __init__(self, content: Content, on_progress: Callable[[], None]) -> None:
+        self.size_bytes = content.size_bytes
+        self._content = content
+        self._on_progress = on_progress
+        self._token = trio.lowlevel.current_trio_token()
+        self._told_at = time.monotonic()
+
+    def read(self, offset: int, length: int) -> Buffer:
+        """See `Content.read`."""
+        data = self._content.read(offset, length)
+        now = time.monotonic()
+        if now >= self._told_at + _TELL_EVERY_S:
+            self._told_at = now
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._on_progress, idempotent=True)
+        return data
+
+
+class ResilientWriter(WritableOrigin):
+    """Wraps `inner`. `call` runs one request with slots, retries and a deadline."""
+
+    def __init__(self, inner: WritableOrigin, settings: Resilience, call: _Call) -> None:
+        self._inner = inner
+        self._settings = settings
+        self._call = call
+        self.can_rename = inner.can_rename
+
+    @property
+    def guarantees(self) -> Guarantees:
+        """See `WritableOrigin.guarantees`: those of the inner writer."""
+        return self._inner.guarantees
+
+    @guarantees.setter
+    def guarantees(self, known: Guarantees) -> None:
+        self._inner.guarantees = known
+
+    async def check_writable(self, path: str = "") -> Guarantees:
+        """See `WritableOrigin.check_writable`."""
+        return await self._assemble(path, partial(self._inner.check_writable, path))
+
+    async def put(
+        self,
+        path: str,
+        body: Buffer | Content,
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.put`."""
+        known = write_id or new_write_id()
+
+        def send(content: Content) -> Awaitable[ObjectMeta]:
+            return self._inner.put(path, content, condition, attributes, known)
+
+        return await self._send(path, body, send)
+
+    async def start_upload(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
+    ) -> Upload:
+        """See `WritableOrigin.start_upload`."""
+        known = write_id or new_write_id()
+        return await self._ask(path, partial(self._inner.start_upload, path, attributes, known))
+
+    async def put_part(
+        self, upload: Upload, number: int, offset: int, body: Buffer | Content
+    ) -> PartTag:
+        """See `WritableOrigin.put_part`."""
+
+        def send(content: Content) -> Awaitable[PartTag]:
+            return self._inner.put_part(upload, number, offset, content)
+
+        return await self._send(upload.path, body, send)
+
+    async def copy_part(
+        self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
+    ) -> PartTag:
+        """See `WritableOrigin.copy_part`."""
+        copy = partial(self._inner.copy_part, upload, number, offset, path, meta, length)
+        return await self._assemble(upload.path, copy)
+
+    async def complete(
+        self,
+        upload: Upload,
+        parts: Sequence[PartTag],
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.complete`."""
+        complete = partial(self._inner.complete, upload, parts, condition, attributes)
+        return await self._assemble(upload.path, complete)
+
+    async def parts(self, upload: Upload) -> list[PartTag]:
+        """See `WritableOrigin.parts`."""
+        return await self._ask(upload.path, partial(self._inner.parts, upload))
+
+    async def abort(self, upload: Upload) -> None:
+        """See `WritableOrigin.abort`."""
+        await self._ask(upload.path, partial(self._inner.abort, upload))
+
+    async def copy(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None = None,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.copy`."""
+        known = write_id or new_write_id()
+        copy = partial(self._inner.copy, path, meta, target, condition, known)
+        return await self._assemble(target, copy)
+
+    async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
+        """See `WritableOrigin.rename`."""
+        await self._ask(path, partial(self._inner.rename, path, target, condition))
+
+    async def delete(self, path: str, condition: Condition | None = None) -> None:
+        """See `WritableOrigin.delete`."""
+        await self._ask(path, partial(self._inner.delete, path, condition))
+
+    async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
+        """See `WritableOrigin.delete_many`."""
+        return await self._assemble("", partial(self._inner.delete_many, paths))
+
+    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+        """See `WritableOrigin.make_directory`."""
+        await self._ask(path, partial(self._inner.make_directory, path, attributes))
+
+    async def remove_directory(self, path: str) -> None:
+        """See `WritableOrigin.remove_directory`."""
+        await self._ask(path, partial(self._inner.remove_directory, path))
+
+    async def _send(
+        self, path: str, body: Buffer | Content, send: Callable[[Content], Awaitable[T]]
+    ) -> T:
+        """Send a body. Bytes that are sent postpone the deadlines."""
+        writing = _Writing(self._settings.write_request_s)
+        content = _WatchedContent(content_of(body), writing.note_progress)
+        return await self._call(
+            path, lambda: send(content), request_s=writing.request_s, reading=writing
+        )
+
+    async def _ask(self, path: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Send a request without a large body."""
+        writing = _Writing(self._settings.write_request_s)
+        return await self._call(path, attempt, request_s=writing.request_s, reading=writing)
+
+    async def _assemble(self, path: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Send a request for which the store may have to work for a long time."""
+        writing = _Writing(self._settings.assembly_s)
+        return await self._call(path, attempt, request_s=writing.request_s, reading=writing)

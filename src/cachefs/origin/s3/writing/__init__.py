@@ -1,0 +1,1 @@
+"""Writes to S3 and OSS."""

@@ -1,0 +1,236 @@
+"""The headers and bodies of writes, and what their answers say. Nothing here does I/O."""
+
+import base64
+import hashlib
+import html
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+from urllib.parse import quote, unquote_plus
+from xml.sax.saxutils import escape
+
+from cachefs.errors import BadDataError
+from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
+from cachefs.origin.writable import Attributes, Condition, Content, PartTag
+from cachefs.types import ObjectMeta
+
+_META = "x-amz-meta-"
+_WRITE_ID = _META + "cachefs-write"
+_KEPT = (
+    "content-type",
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "expires",
+)
+"""Headers that a copy with new metadata must state again."""
+_HASHED_BYTES = 1 << 20
+_E_TAG = re.compile(rb"<ETag>([^<]{1,1024})</ETag>")
+_UPLOAD_ID = re.compile(rb"<UploadId>([^<]{1,1024})</UploadId>")
+_PART = re.compile(rb"<Part>(.*?)</Part>", re.DOTALL)
+_NUMBER = re.compile(rb"<PartNumber>\s*([0-9]{1,5})\s*</PartNumber>")
+_SIZE = re.compile(rb"<Size>\s*([0-9]{1,19})\s*</Size>")
+_TRUNCATED = re.compile(rb"<IsTruncated>\s*true\s*</IsTruncated>")
+_MARKER = re.compile(rb"<NextPartNumberMarker>\s*([0-9]{1,5})\s*</NextPartNumberMarker>")
+_FAILED = re.compile(rb"<Error>(.*?)</Error>", re.DOTALL)
+_ENCODED = b"<EncodingType>url</EncodingType>"
+_KEY = re.compile(rb"<Key>([^<]*)</Key>")
+_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
+_ERROR_DOCUMENT = re.compile(rb"^\s*(<\?xml[^>]*\?>)?\s*<Error[\s>]")
+_MD5_TAG = re.compile('^"([0-9a-fA-F]{32})"$')
+
+
+def md5_of(content: Content) -> bytes:
+    """Return the MD5 of all bytes. Blocks."""
+    found = hashlib.md5(usedforsecurity=False)
+    for offset in range(0, content.size_bytes, _HASHED_BYTES):
+        length = min(_HASHED_BYTES, content.size_bytes - offset)
+        found.update(content.read(offset, length))
+    return found.digest()
+
+
+def as_header(md5: bytes) -> str:
+    """Return a value for Content-MD5."""
+    return base64.b64encode(md5).decode()
+
+
+def metadata(attributes: Attributes, write_id: str, kind: int = stat.S_IFREG) -> dict[str, str]:
+    """Return the headers that keep attributes with an object: `mtime` in seconds with a fraction,
+    as rclone and s3fs write it; `mode` with the file type (decimal), `uid` and `gid` as s3fs."""
+    headers = {_WRITE_ID: write_id}
+    if attributes.mtime_ns is not None:
+        seconds, fraction = divmod(attributes.mtime_ns, 1_000_000_000)
+        text = f"{seconds}.{fraction:09}".rstrip("0").rstrip(".")
+        if seconds < 0 and fraction:
+            text = f"-{-seconds - 1}.{1_000_000_000 - fraction:09}".rstrip("0")
+        headers[_META + "mtime"] = text
+    if attributes.mode is not None:
+        headers[_META + "mode"] = str(kind | (attributes.mode & 0o1777))
+    if attributes.uid is not None:
+        headers[_META + "uid"] = str(attributes.uid)
+    if attributes.gid is not None:
+        headers[_META + "gid"] = str(attributes.gid)
+    return headers
+
+
+def metadata_again(found: Mapping[str, str], write_id: str) -> dict[str, str]:
+    """Return the headers with which a copy has the metadata of an object, given those of a HEAD."""
+    kept = {n: v for n, v in found.items() if n in _KEPT or n.startswith(_META)}
+    return {**kept, _WRITE_ID: write_id}
+
+
+def write_id_of(headers: Mapping[str, str]) -> str | None:
+    """Return the id of the write that made an object, from the headers of a HEAD."""
+    return headers.get(_WRITE_ID)
+
+
+def condition_headers(condition: Condition | None, is_oss: bool) -> dict[str, str]:
+    """Return the headers that make a request depend on the object. OSS has one of its own."""
+    if condition is None:
+        return {}
+    if condition.version is not None:
+        return {"if-match": condition.version}
+    return {"x-oss-forbid-overwrite": "true"} if is_oss else {"if-none-match": "*"}
+
+
+def copy_source(bucket: str, key: str, version: str) -> dict[str, str]:
+    """Return the headers that name one version of an object as the source of a copy."""
+    return {
+        "x-amz-copy-source": f"/{bucket}/{quote(key, safe='/-_.~')}",
+        "x-amz-copy-source-if-match": version,
+    }
+
+
+def query_of(**parameters: str) -> str:
+    """Return a sorted and quoted query. An underscore in a name stands for a hyphen."""
+    pairs = sorted((name.replace("_", "-"), value) for name, value in parameters.items())
+    return "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in pairs)
+
+
+def described(headers: Mapping[str, str]) -> ObjectMeta:
+    """Return the metadata of an object from the headers of a HEAD. Raises `BadDataError`."""
+    length = headers.get("content-length", "")
+    if not length.isdigit() or int(length) > MOST_BYTES:
+        raise BadDataError("the answer to a HEAD does not state a size")
+    mtime_ns = _time_ns(headers.get("last-modified"))
+    return ObjectMeta(int(length), mtime_ns, version_of(headers.get("etag"), mtime_ns, int(length)))
+
+
+def written(headers: Mapping[str, str], e_tag: str, size_bytes: int) -> ObjectMeta:
+    """Return the metadata of an object that has just been written. The time of the answer stands
+    for the time of the object, which the answer lacks."""
+    mtime_ns = _time_ns(headers.get("date"))
+    return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))
+
+
+def _time_ns(text: str | None) -> int:
+    try:
+        return whole_seconds(parsedate_to_datetime(text or ""))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def completion(parts: Sequence[PartTag]) -> bytes:
+    """Return the body of CompleteMultipartUpload."""
+    rows = "".join(
+        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.tag)}</ETag></Part>"
+        for part in sorted(parts)
+    )
+    return (
+        '<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"{rows}</CompleteMultipartUpload>"
+    ).encode()
+
+
+def expected_e_tag(parts: Iterable[PartTag]) -> str | None:
+    """Return the ETag that S3 gives an upload of these parts, or None if their ETags are no MD5s
+    (as with some encryption)."""
+    digests = []
+    for part in sorted(parts):
+        found = _MD5_TAG.match(part.tag)
+        if found is None:
+            return None
+        digests.append(bytes.fromhex(found[1]))
+    whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
+    return f'"{whole}-{len(digests)}"'
+
+
+def is_same_e_tag(one: str | None, other: str | None) -> bool:
+    """Whether two ETags are equal; stores differ in quotes and capitals."""
+    if not one or not other:
+        return False
+    return one.strip('"').lower() == other.strip('"').lower()
+
+
+def deletion(keys: Iterable[str]) -> bytes:
+    """Return the body of DeleteObjects."""
+    rows = "".join(f"<Object><Key>{escape(key)}</Key></Object>" for key in keys)
+    return (
+        '<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Quiet>true</Quiet>{rows}</Delete>"
+    ).encode()
+
+
+def not_deleted(body: bytes) -> dict[str, str]:
+    """Return the codes by the keys that DeleteObjects has not deleted."""
+    found = {}
+    for row in _FAILED.findall(body):
+        key, code = _KEY.search(row), _CODE.search(row)
+        if key is not None and (code is None or code[1] != b"NoSuchKey"):
+            name = html.unescape(key[1].decode("utf-8", "replace"))
+            found[name] = code[1].decode() if code else ""
+    return found
+
+
+def is_error(body: bytes) -> bool:
+    """Whether the body is an error document; S3 sends some with status 200."""
+    return _ERROR_DOCUMENT.match(body) is not None
+
+
+def e_tag_in(body: bytes) -> str:
+    """Return the ETag of CompleteMultipartUpload, CopyObject or UploadPartCopy. Raises
+    `BadDataError`."""
+    found = _E_TAG.search(body)
+    if found is None:
+        raise BadDataError("the answer to a write has no ETag")
+    text = html.unescape(found[1].decode("utf-8", "replace")).strip()
+    return text if text.startswith('"') else f'"{text}"'
+
+
+def upload_id_in(body: bytes) -> str:
+    """Return the id of a new upload. Raises `BadDataError`."""
+    found = _UPLOAD_ID.search(body)
+    if found is None:
+        raise BadDataError("the answer to a new upload has no id")
+    return html.unescape(found[1].decode("utf-8", "replace"))
+
+
+class PartsPage(NamedTuple):
+    """One page of ListParts. `after` is where the next page begins, None if there is none."""
+
+    parts: list[PartTag]
+    after: str | None
+
+
+def parts_in(body: bytes) -> PartsPage:
+    """Parse a page of ListParts. Raises `BadDataError`."""
+    parts = []
+    for row in _PART.findall(body):
+        number, size = _NUMBER.search(row), _SIZE.search(row)
+        if number is None or size is None:
+            raise BadDataError("the list of the parts of an upload can't be understood")
+        parts.append(PartTag(int(number[1]), int(size[1]), e_tag_in(row)))
+    if b"ListPartsResult" not in body:
+        raise BadDataError("the list of the parts of an upload can't be understood")
+    marker = _MARKER.search(body) if _TRUNCATED.search(body) else None
+    return PartsPage(parts, marker[1].decode() if marker else None)
+
+
+def keys_in(listing: bytes) -> set[str]:
+    """Return the keys of a page of ListObjects."""
+    decode = unquote_plus if _ENCODED in listing else str
+    found = (html.unescape(key.decode("utf-8", "replace")) for key in _KEY.findall(listing))
+    return {decode(key) for key in found}

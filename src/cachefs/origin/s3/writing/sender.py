@@ -1,0 +1,203 @@
+"""Signs and sends one write in a worker thread, and converts its failure to an `OriginError`."""
+
+import stat
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    ConflictError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.base import OriginCounters
+from cachefs.origin.options import OriginOptions
+from cachefs.origin.retry_after import parse_retry_after
+from cachefs.origin.s3 import errors as s3_errors
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.fast_path.tls import TlsConnector
+from cachefs.origin.s3.signing import sign
+from cachefs.origin.s3.writing import messages
+from cachefs.origin.s3.writing.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
+from cachefs.origin.writable import BufferContent, Content
+from cachefs.workers import Workers
+
+T = TypeVar("T")
+
+NO_CONTENT = BufferContent(b"")
+_CONFLICTS = ("PreconditionFailed", "FileAlreadyExists", "ObjectAlreadyExists")
+_TEMPORARY = (
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "IncompleteBody",
+    "InternalError",
+)
+_DAMAGED = ("BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch")
+_STATUS_OF = {
+    "SlowDown": 503,
+    "ServiceUnavailable": 503,
+    "InternalError": 500,
+    "AccessDenied": 403,
+    "PreconditionFailed": 412,
+    "NoSuchKey": 404,
+    "NoSuchUpload": 404,
+}
+"""Statuses for errors inside an answer with status 200."""
+_KNOWN = ("RequestTimeTooSkewed", "PermanentRedirect", "AuthorizationHeaderMalformed")
+"""Errors about which `s3.errors` says more."""
+DIRECTORY = stat.S_IFDIR
+
+
+class NoSuchUploadError(NotFoundError):
+    """The upload has been completed or aborted."""
+
+
+class Sender:
+    """Sends requests to one bucket. It owns the connections and the threads for this."""
+
+    def __init__(
+        self,
+        target: S3Target,
+        provider: CredentialProvider,
+        options: OriginOptions,
+        tls: TlsConnector | None,
+        counters: OriginCounters,
+    ) -> None:
+        self.target = target
+        self._provider = provider
+        self._counters = counters
+        self._max_threads = options.max_threads
+        self._workers: Workers | None = None
+        self._exchanges = Exchanges(target, options, tls)
+        self._path = urlsplit(target.base_url).path
+
+    async def send(
+        self,
+        method: str,
+        key: str,
+        query: str = "",
+        headers: Mapping[str, str] | None = None,
+        content: Content = NO_CONTENT,
+        md5: bytes | None = None,
+    ) -> Answer:
+        """Send a request and return its answer with status 2xx. A body gets its MD5 as a header, so
+        that the store refuses damaged bytes. A cancelled request is broken off at once. Raises
+        `OriginError`."""
+        exchange = Exchange()
+        work = partial(self._send, exchange, method, key, query, dict(headers or {}), content, md5)
+        return await self._in_thread(work, exchange.give_up)
+
+    async def head(self, key: str) -> dict[str, str] | None:
+        """Return the headers of an object by lower-case names, or None if there is none. Raises
+        `OriginError`."""
+        self._counters.heads += 1
+        try:
+            return (await self.send("HEAD", key)).headers
+        except NotFoundError:
+            return None
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run a blocking call, whose result is dropped if the caller is cancelled."""
+        return await self._in_thread(work, lambda: None)
+
+    async def _in_thread(self, work: Callable[[], T], give_up: Callable[[], None]) -> T:
+        if self._workers is None:
+            self._workers = Workers(self._max_threads, "origin-writer")
+        try:
+            return await self._workers.run_abandonable(work)
+        except (ConflictError, NotFoundError):
+            raise
+        except OriginError:
+            self._counters.errors += 1
+            raise
+        finally:
+            give_up()
+
+    def _send(
+        self,
+        exchange: Exchange,
+        method: str,
+        key: str,
+        query: str,
+        headers: dict[str, str],
+        content: Content,
+        md5: bytes | None,
+    ) -> Answer:
+        subject = f"{self.target.scheme}://{self.target.bucket}/{key}"
+        credentials = self._provider.current()
+        path = self._path or "/"
+        if key:
+            path = f"{self._path}/{quote(key, safe='/-_.~')}"
+        try:
+            if content.size_bytes:
+                headers["content-md5"] = messages.as_header(md5 or messages.md5_of(content))
+            exchange.check()
+            if credentials is not None:
+                host, region = self._exchanges.host, self.target.region
+                headers = sign(credentials, region, method, host, path, query, headers, time.time())
+            answer = self._exchanges.send(Request(method, path, query, headers, content), exchange)
+        except GivenUpError:
+            raise s3_errors.unreachable(self.target, subject, "written") from None
+        except OriginError:
+            raise
+        except Exception as error:  # its text is not shown: it may quote headers
+            raise s3_errors.from_connection(self.target, subject, error, "written") from None
+        status, body = answer.status, answer.body
+        if 200 <= status < 300:
+            if not messages.is_error(body):
+                return answer
+            status = _STATUS_OF.get(s3_errors.error_code(body), 500)
+        raise self.failure(subject, status, answer.headers, body, credentials is not None)
+
+    def failure_of_code(self, subject: str, code: str) -> OriginError:
+        """Return the exception for an error that an answer with status 200 names."""
+        body = f"<Code>{code}</Code>".encode()
+        return self.failure(subject, _STATUS_OF.get(code, 500), {}, body, False)
+
+    def failure(
+        self, subject: str, status: int, headers: Mapping[str, str], body: bytes, is_signed: bool
+    ) -> OriginError:
+        """Return the exception for an answer that is no success."""
+        code = s3_errors.error_code(body)
+        reason = f"HTTP {status} {code}".rstrip()
+        place = f"{subject} at {self.target.endpoint}"
+        if status == 412 or code in _CONFLICTS:
+            return ConflictError(f"{place} has been changed, made or deleted meanwhile ({reason})")
+        if code == "NoSuchUpload":
+            return NoSuchUploadError(f"{place} has no such upload")
+        if code in _DAMAGED:
+            return BadDataError(f"{place} was not written: its bytes were damaged ({reason})")
+        if code in _TEMPORARY:
+            return OriginUnavailableError(f"{place} can't be written ({reason})")
+        found = s3_errors.from_status(
+            self.target,
+            subject,
+            status,
+            code,
+            headers.get("x-amz-bucket-region"),
+            parse_retry_after(headers.get("retry-after")),
+            headers.get("date") if is_signed else None,
+            "written",
+        )
+        if isinstance(found, AccessDeniedError):
+            return AccessDeniedError(
+                f"{place} can't be written: access denied ({reason}): check the credentials and "
+                "what they allow"
+            )
+        is_definite = (400 <= status < 500 and status not in (408, 425, 429)) or status == 501
+        if type(found) is OriginUnavailableError and is_definite and code not in _KNOWN:
+            return OriginError(f"{place} can't be written: the store refuses it ({reason})")
+        return found
+
+    def close(self) -> None:
+        """Close idle connections, and end the threads after their requests."""
+        self._exchanges.close()
+        if self._workers is not None:
+            self._workers.stop()

@@ -1,0 +1,429 @@
+"""`S3Writer`: writes objects of S3 and OSS.
+
+**In doubt.** The answer to a write may get lost after the write has succeeded, and the next try
+then fails because of its condition. So each object has the id of the write that made it as user
+metadata. Before a refusal is called a conflict, a HEAD shows whether the object is our own. For a
+store that does not keep user metadata, the ETag decides, which must be the MD5 of the bytes (for an
+upload in parts: the MD5 of the MD5s of the parts).
+
+**Stores without conditions.** What `guarantees` denies is compared with a HEAD before the write.
+"""
+
+import contextlib
+import html
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
+
+from cachefs.errors import (
+    ConflictError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+)
+from cachefs.origin.s3.lister import PageRequest, S3Lister
+from cachefs.origin.s3.writing import messages, probe
+from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sender
+from cachefs.origin.writable import (
+    NO_ATTRIBUTES,
+    Attributes,
+    BufferContent,
+    Condition,
+    Content,
+    Guarantees,
+    PartTag,
+    Upload,
+    WritableOrigin,
+    content_of,
+    new_write_id,
+)
+from cachefs.types import Buffer, ObjectMeta
+
+_MOST_COPY_BYTES = 5 << 30
+"""S3 copies a larger object only in parts."""
+_COPY_PART_BYTES = 1 << 30
+_COPIES_AT_A_TIME = 8
+_MOST_DELETED = 1000
+
+
+class S3Writer(WritableOrigin):
+    """Writes below one prefix of one bucket. `checked_key` returns the key of a path. It owns
+    `sender`; `lister` is the origin's."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        lister: S3Lister,
+        checked_key: Callable[[str], str],
+        subject: Callable[[str], str],
+    ) -> None:
+        self.guarantees = Guarantees()
+        self._sender = sender
+        self._lister = lister
+        self._key = checked_key
+        self._subject = subject
+        self._is_oss = sender.target.scheme == "oss"
+
+    async def check_writable(self, path: str = "") -> Guarantees:
+        """See `WritableOrigin.check_writable`. Costs about 30 requests."""
+        self.guarantees = Guarantees()
+        self.guarantees = await probe.find_guarantees(self, path)
+        return self.guarantees
+
+    async def put(
+        self,
+        path: str,
+        body: Buffer | Content,
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.put`. Costs one PUT."""
+        key = self._key(path)
+        content = content_of(body)
+        write_id = write_id or new_write_id()
+        md5 = None
+        if not self.guarantees.keeps_write_id:
+            md5 = await self._sender.in_thread(partial(messages.md5_of, content))
+        e_tag = f'"{md5.hex()}"' if md5 else None
+        headers, done = await self._begin(key, condition, self._puts(condition), write_id, e_tag)
+        if done is not None:
+            return done
+        headers |= messages.metadata(attributes, write_id)
+        try:
+            answer = await self._sender.send("PUT", key, "", headers, content, md5)
+        except (ConflictError, NotFoundError) as error:
+            return await self._own_or_raise(key, write_id, e_tag, condition, error)
+        found = answer.headers.get("etag", "")
+        if not found:
+            return await self._described(path)
+        return messages.written(answer.headers, found, content.size_bytes)
+
+    async def start_upload(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
+    ) -> Upload:
+        """See `WritableOrigin.start_upload`. If the answer is lost, an upload without parts remains
+        at the store."""
+        write_id = write_id or new_write_id()
+        return await self._start(path, write_id, messages.metadata(attributes, write_id))
+
+    async def _start(self, path: str, write_id: str, headers: dict[str, str]) -> Upload:
+        query = messages.query_of(uploads="")
+        answer = await self._sender.send("POST", self._key(path), query, headers)
+        return Upload(path, messages.upload_id_in(answer.body), write_id)
+
+    async def put_part(
+        self, upload: Upload, number: int, offset: int, body: Buffer | Content
+    ) -> PartTag:
+        """See `WritableOrigin.put_part`. Costs one PUT."""
+        content = content_of(body)
+        query = messages.query_of(partNumber=str(number), uploadId=upload.upload_id)
+        answer = await self._sender.send("PUT", self._key(upload.path), query, None, content)
+        return PartTag(number, content.size_bytes, _quoted(answer.headers.get("etag", "")))
+
+    async def copy_part(
+        self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
+    ) -> PartTag:
+        """See `WritableOrigin.copy_part`. Costs one UploadPartCopy."""
+        query = messages.query_of(partNumber=str(number), uploadId=upload.upload_id)
+        headers = self._source(path, meta)
+        headers["x-amz-copy-source-range"] = f"bytes={offset}-{offset + length - 1}"
+        try:
+            answer = await self._sender.send("PUT", self._key(upload.path), query, headers)
+        except ConflictError:
+            raise self._changed(path) from None
+        return PartTag(number, length, messages.e_tag_in(answer.body))
+
+    async def complete(
+        self,
+        upload: Upload,
+        parts: Sequence[PartTag],
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.complete`. Costs one CompleteMultipartUpload."""
+        key = self._key(upload.path)
+        e_tag = messages.expected_e_tag(parts)
+        guaranteed = self.guarantees.complete_absent
+        if condition is not None and condition.version is not None:
+            guaranteed = self.guarantees.complete_version
+        headers, done = await self._begin(key, condition, guaranteed, upload.write_id, e_tag)
+        if done is not None:
+            return done
+        query = messages.query_of(uploadId=upload.upload_id)
+        body = BufferContent(messages.completion(parts))
+        try:
+            answer = await self._sender.send("POST", key, query, headers, body)
+        except (ConflictError, NotFoundError) as error:
+            return await self._own_or_raise(key, upload.write_id, e_tag, condition, error)
+        size_bytes = sum(part.size_bytes for part in parts)
+        return messages.written(answer.headers, messages.e_tag_in(answer.body), size_bytes)
+
+    async def parts(self, upload: Upload) -> list[PartTag]:
+        """See `WritableOrigin.parts`. Costs one request for each 1,000 parts."""
+        found: dict[int, PartTag] = {}
+        doubtful: set[int] = set()  # SeaweedFS lists a part that was written twice as two parts
+        after: str | None = "0"
+        while after is not None:
+            query = messages.query_of(part_number_marker=after, uploadId=upload.upload_id)
+            answer = await self._sender.send("GET", self._key(upload.path), query)
+            page = messages.parts_in(answer.body)
+            for part in page.parts:
+                if found.setdefault(part.number, part) != part:
+                    doubtful.add(part.number)
+            after = page.after if page.parts else None
+        return [found[number] for number in sorted(found.keys() - doubtful)]
+
+    async def abort(self, upload: Upload) -> None:
+        """See `WritableOrigin.abort`. Costs one request."""
+        query = messages.query_of(uploadId=upload.upload_id)
+        try:
+            await self._sender.send("DELETE", self._key(upload.path), query)
+        except NotFoundError:
+            return
+
+    async def copy(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None = None,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        """See `WritableOrigin.copy`. Costs one CopyObject, and one HEAD more with a condition.
+        Above 5 GiB it costs a request per GiB."""
+        write_id = write_id or new_write_id()
+        if meta.size_bytes > _MOST_COPY_BYTES:
+            return await self._copy_in_parts(path, meta, target, condition, write_id)
+        key = self._key(target)
+        guaranteed = self.guarantees.copy_absent
+        if condition is not None and condition.version is not None:
+            guaranteed = self.guarantees.copy_version
+        headers, done = await self._begin(key, condition, guaranteed, write_id, None)
+        if done is not None:
+            return done
+        headers |= self._source(path, meta)
+        if condition is not None:
+            headers |= await self._metadata_of(path, meta, write_id)
+            headers["x-amz-metadata-directive"] = "REPLACE"
+        try:
+            answer = await self._sender.send("PUT", key, "", headers)
+        except ConflictError as error:
+            await self._metadata_of(path, meta, write_id)  # or is it the source that has changed?
+            return await self._own_or_raise(key, write_id, None, condition, error)
+        return messages.written(answer.headers, messages.e_tag_in(answer.body), meta.size_bytes)
+
+    async def _copy_in_parts(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None,
+        write_id: str,
+    ) -> ObjectMeta:
+        upload = await self._start(target, write_id, await self._metadata_of(path, meta, write_id))
+        tags: list[PartTag] = []
+        turns = trio.CapacityLimiter(_COPIES_AT_A_TIME)
+        failures: list[OriginError] = []
+
+        async def copy_one(number: int, offset: int) -> None:
+            length = min(_COPY_PART_BYTES, meta.size_bytes - offset)
+            try:
+                async with turns:
+                    tags.append(await self.copy_part(upload, number, offset, path, meta, length))
+            except OriginError as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                starts = range(0, meta.size_bytes, _COPY_PART_BYTES)
+                for number, offset in enumerate(starts, 1):
+                    nursery.start_soon(copy_one, number, offset)
+            if failures:
+                raise failures[0]
+            return await self.complete(upload, tags, condition)
+        except BaseException:
+            with trio.move_on_after(5) as scope:
+                scope.shield = True
+                with contextlib.suppress(OriginError):  # the first error says more
+                    await self.abort(upload)
+            raise
+
+    async def delete(self, path: str, condition: Condition | None = None) -> None:
+        """See `WritableOrigin.delete`. Costs one DELETE."""
+        key = self._key(path)
+        headers = {}
+        if condition is not None:
+            if condition.version is not None and self.guarantees.delete_version:
+                headers = messages.condition_headers(condition, self._is_oss)
+            else:
+                found = await self._sender.head(key)
+                if found is None:
+                    return
+                if messages.described(found).version != condition.version:
+                    raise self._conflict(path)
+        try:
+            await self._sender.send("DELETE", key, "", headers)
+        except NotFoundError as error:
+            if isinstance(error, NoSuchUploadError) or await self._sender.head(key) is None:
+                return
+            raise
+        except ConflictError:
+            if await self._sender.head(key) is not None:
+                raise
+
+    async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
+        """See `WritableOrigin.delete_many`. Costs one DeleteObjects for each 1,000 paths."""
+        failed: dict[str, OriginError] = {}
+        by_key: dict[str, str] = {}
+        for path in paths:
+            try:
+                by_key[self._key(path.rstrip("/")) + ("/" if path.endswith("/") else "")] = path
+            except NotFoundError:
+                continue  # there can be no such object
+        keys = list(by_key)
+        for start in range(0, len(keys), _MOST_DELETED):
+            some = keys[start : start + _MOST_DELETED]
+            body = BufferContent(messages.deletion(some))
+            try:
+                answer = await self._sender.send(
+                    "POST", "", messages.query_of(delete=""), None, body
+                )
+            except OriginError as error:
+                if not start:
+                    raise
+                failed |= {by_key[key]: error for key in some}
+                continue
+            for key, code in messages.not_deleted(answer.body).items():
+                if key in by_key:
+                    path = by_key[key]
+                    failed[path] = self._sender.failure_of_code(self._subject(path), code)
+        return failed
+
+    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+        """See `WritableOrigin.make_directory`. Costs one HEAD and one PUT."""
+        key = self._key(path)
+        found = await self._sender.head(key)
+        if found is not None:
+            if messages.described(found).size_bytes or not await self._keys_below(path):
+                raise NotADirError(f"{self._subject(path)} is an object, not a directory")
+            return
+        headers = messages.metadata(attributes, new_write_id(), DIRECTORY)
+        headers["content-type"] = "application/x-directory"
+        await self._sender.send("PUT", key + "/", "", headers)
+
+    async def remove_directory(self, path: str) -> None:
+        """See `WritableOrigin.remove_directory`. Costs one LIST and one DELETE."""
+        marker = self._key(path) + "/"
+        keys = await self._keys_below(path)
+        if keys - {marker}:
+            raise NotEmptyError(f"{self._subject(path)}: the directory has entries")
+        if keys:
+            await self._sender.send("DELETE", marker)
+        elif await self._sender.head(self._key(path)) is not None:
+            raise NotADirError(f"{self._subject(path)} is an object, not a directory")
+
+    async def _keys_below(self, path: str) -> set[str]:
+        """Return one or two of the keys below a directory, its marker included."""
+        request = PageRequest(self._key(path) + "/", max_keys=2)
+        body = await self._sender.in_thread(partial(self._lister.fetch, request))
+        return messages.keys_in(body)
+
+    # -- conditions ----------------------------------------------------------------------------
+
+    def _puts(self, condition: Condition | None) -> bool:
+        """Whether the store itself checks the condition of a PUT."""
+        if condition is None:
+            return True
+        found = self.guarantees
+        return found.put_absent if condition.version is None else found.put_version
+
+    async def _begin(
+        self,
+        key: str,
+        condition: Condition | None,
+        guaranteed: bool,
+        write_id: str,
+        e_tag: str | None,
+    ) -> tuple[dict[str, str], ObjectMeta | None]:
+        """Return the headers for a condition, or, if the store does not check it, compare first.
+        The second value is the object if this write has made it already. Raises `ConflictError`."""
+        if condition is None or guaranteed:
+            return messages.condition_headers(condition, self._is_oss), None
+        found = await self._sender.head(key)
+        if found is None:
+            if condition.version is None:
+                return {}, None
+            raise self._conflict_at(key)
+        meta = messages.described(found)
+        if self._is_own(found, write_id, e_tag):
+            return {}, meta
+        if meta.version != condition.version:
+            raise self._conflict_at(key)
+        return {}, None
+
+    async def _own_or_raise(
+        self,
+        key: str,
+        write_id: str,
+        e_tag: str | None,
+        condition: Condition | None,
+        error: ConflictError | NotFoundError,
+    ) -> ObjectMeta:
+        """Return the object if this write has made it, though the store has refused a try."""
+        found = await self._sender.head(key)
+        if found is not None and self._is_own(found, write_id, e_tag):
+            return messages.described(found)
+        is_upload_gone = isinstance(error, NoSuchUploadError)
+        if isinstance(error, NotFoundError) and condition is not None and not is_upload_gone:
+            raise self._conflict_at(key) from None  # the version that it is based on is gone
+        raise error
+
+    def _is_own(self, headers: dict[str, str], write_id: str, e_tag: str | None) -> bool:
+        if self.guarantees.keeps_write_id:
+            return messages.write_id_of(headers) == write_id
+        return messages.is_same_e_tag(headers.get("etag"), e_tag)
+
+    def _source(self, path: str, meta: ObjectMeta) -> dict[str, str]:
+        return messages.copy_source(self._sender.target.bucket, self._key(path), meta.version)
+
+    async def _metadata_of(self, path: str, meta: ObjectMeta, write_id: str) -> dict[str, str]:
+        """Return the headers that give a copy of the version `meta` its metadata. Raises
+        `ObjectChangedError`, `NotFoundError`."""
+        found = await self._sender.head(self._key(path))
+        if found is None:
+            raise NotFoundError(f"{self._subject(path)} does not exist")
+        if messages.described(found).version != meta.version:
+            raise self._changed(path)
+        return messages.metadata_again(found, write_id)
+
+    async def _described(self, path: str) -> ObjectMeta:
+        found = await self._sender.head(self._key(path))
+        if found is None:
+            raise NotFoundError(f"{self._subject(path)} does not exist")
+        return messages.described(found)
+
+    async def described(self, path: str) -> dict[str, str] | None:
+        """Return the headers of the object at `path`, or None."""
+        return await self._sender.head(self._key(path))
+
+    def _changed(self, path: str) -> ObjectChangedError:
+        return ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
+
+    def _conflict(self, path: str) -> ConflictError:
+        return ConflictError(f"{self._subject(path)} has been changed, made or deleted meanwhile")
+
+    def _conflict_at(self, key: str) -> ConflictError:
+        return self._conflict(key.removeprefix(self._sender.target.prefix))
+
+    def close(self) -> None:
+        """Close idle connections, and end the threads after their requests."""
+        self._sender.close()
+
+
+def _quoted(e_tag: str) -> str:
+    return e_tag if e_tag.endswith('"') else f'"{html.unescape(e_tag)}"'

@@ -1,0 +1,317 @@
+"""What `S3Writer` sends, and what it makes of answers that no real server here gives."""
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pytest
+import trio
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import ReadOnlyCredentials
+
+from cachefs.errors import (
+    AccessDeniedError,
+    BadDataError,
+    ConflictError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.s3.signing import sign
+from cachefs.origin.s3.writing import messages
+from cachefs.origin.s3.writing.writer import S3Writer
+from cachefs.origin.writable import ABSENT, Attributes, Condition, PartTag, Upload
+from cachefs.types import ObjectMeta
+from tests.servers.told_s3 import Answer, Asked, ToldS3
+
+CREDENTIALS = ReadOnlyCredentials("AKID", "secret", "token")
+UPLOAD = Upload("a", "an id", "write")
+META = ObjectMeta(3, 0, '"one"')
+
+
+@asynccontextmanager
+async def told(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Asked], Answer], url: str = "s3://bucket/dir"
+) -> AsyncIterator[tuple[ToldS3, S3Writer]]:
+    with ToldS3(answer) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        origin = open_origin(url)
+        assert isinstance(origin.writer, S3Writer)
+        yield server, origin.writer
+        await origin.aclose()
+
+
+def error(code: str, status: int) -> Answer:
+    return Answer(f"<?xml version='1.0'?>\n<Error><Code>{code}</Code></Error>".encode(), status)
+
+
+def test_signatures_are_those_of_botocore() -> None:
+    headers = {
+        "content-md5": "1B2M2Y8AsgTpgAmY7PhCfg==",
+        "if-none-match": "*",
+        "x-amz-meta-mode": "33188",
+        "x-amz-copy-source": "/bucket/a%20b",
+    }
+    query = messages.query_of(partNumber="7", uploadId="a/b+c=")
+    request = AWSRequest("PUT", f"http://host:1/b/a%20b?{query}", dict(headers))
+    request.headers["X-Amz-Content-SHA256"] = "UNSIGNED-PAYLOAD"
+    request.context["payload_signing_enabled"] = False
+    signer = SigV4Auth(CREDENTIALS, "s3", "eu-west-1")
+    signer._should_sha256_sign_payload = lambda _: False
+    signer._normalize_url_path = lambda path: path
+    signer.add_auth(request)
+    now_s = seconds_of(request.headers["X-Amz-Date"])
+    found = sign(CREDENTIALS, "eu-west-1", "PUT", "host:1", "/b/a%20b", query, headers, now_s)
+    assert found["authorization"] == request.headers["Authorization"]
+
+
+def seconds_of(stamp: str) -> float:
+    return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "text"),
+    [
+        (1_700_000_000_000_000_000, "1700000000"),
+        (1_700_000_000_123_456_789, "1700000000.123456789"),
+        (1_700_000_000_500_000_000, "1700000000.5"),
+        (0, "0"),
+        (-500_000_000, "-0.5"),
+        (-1_500_000_000, "-1.5"),
+        (-2_000_000_000, "-2"),
+    ],
+)
+def test_times_are_written_as_rclone_does(mtime_ns, text) -> None:
+    headers = messages.metadata(Attributes(mtime_ns=mtime_ns), "id")
+    assert headers == {"x-amz-meta-cachefs-write": "id", "x-amz-meta-mtime": text}
+
+
+def test_modes_are_written_as_s3fs_does() -> None:
+    headers = messages.metadata(Attributes(0o640, 1000, 100), "id")
+    assert headers["x-amz-meta-mode"] == str(0o100640)
+    assert (headers["x-amz-meta-uid"], headers["x-amz-meta-gid"]) == ("1000", "100")
+
+
+def test_the_e_tag_of_parts_is_the_md5_of_their_md5s() -> None:
+    digests = [hashlib.md5(data).digest() for data in (b"one", b"two")]
+    parts = [PartTag(n, 3, f'"{digest.hex()}"') for n, digest in enumerate(digests, 1)]
+    whole = hashlib.md5(b"".join(digests)).hexdigest()
+    assert messages.expected_e_tag(reversed(parts)) == f'"{whole}-2"'
+    assert messages.expected_e_tag([PartTag(1, 3, '"encrypted"')]) is None
+    assert messages.is_same_e_tag(f"{whole.upper()}-2", f'"{whole}-2"')
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("SlowDown", 503, OriginBusyError),
+        ("InternalError", 500, OriginUnavailableError),
+        ("RequestTimeout", 400, OriginUnavailableError),
+        ("ConditionalRequestConflict", 409, OriginUnavailableError),
+        ("BadDigest", 400, BadDataError),
+        ("PreconditionFailed", 412, ConflictError),
+        ("FileAlreadyExists", 409, ConflictError),
+        ("AccessDenied", 403, AccessDeniedError),
+        ("ExpiredToken", 400, AccessDeniedError),
+        ("NoSuchBucket", 404, NotFoundError),
+    ],
+)
+async def test_refusals(monkeypatch, code, status, kind) -> None:
+    def answer(asked: Asked) -> Answer:
+        return Answer(b"", 404) if asked.method == "HEAD" else error(code, status)
+
+    async with told(monkeypatch, answer) as (_, writer):
+        with pytest.raises(kind):
+            await writer.put("a", b"one")
+
+
+async def test_a_definite_refusal_is_not_tried_again(monkeypatch) -> None:
+    async with told(monkeypatch, lambda _: error("EntityTooLarge", 400)) as (_, writer):
+        with pytest.raises(OriginError, match=r"the store refuses it \(HTTP 400") as caught:
+            await writer.put("a", b"one")
+    assert not isinstance(caught.value, OriginUnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("InternalError", OriginUnavailableError),
+        ("SlowDown", OriginBusyError),
+        ("AccessDenied", AccessDeniedError),
+    ],
+)
+async def test_errors_inside_an_answer_are_errors(monkeypatch, code, kind) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD":
+            return Answer(b"", 200, {"ETag": '"one"'}, 3)
+        return Answer(b"   \n\n " + error(code, 200).body, 200)
+
+    async with told(monkeypatch, answer) as (_, writer):
+        with pytest.raises(kind):
+            await writer.complete(UPLOAD, [PartTag(1, 3, '"x"')])
+        with pytest.raises(kind):
+            await writer.copy("a", META, "b")
+        with pytest.raises(kind):
+            await writer.copy_part(UPLOAD, 1, 0, "a", META, 3)
+
+
+@pytest.mark.parametrize("e_tag", ['"abc"', "abc", "&quot;abc&quot;", "&#34;abc&#34;"])
+async def test_e_tags_may_come_without_quotes(monkeypatch, e_tag) -> None:
+    body = f"<CompleteMultipartUploadResult><ETag>{e_tag}</ETag></CompleteMultipartUploadResult>"
+    async with told(monkeypatch, lambda _: Answer(body.encode())) as (_, writer):
+        found = await writer.complete(UPLOAD, [PartTag(1, 3, '"x"')])
+    assert (found.version, found.size_bytes) == ('"abc"', 3)
+
+
+async def test_what_an_answer_without_an_e_tag_leaves_open_a_head_tells(monkeypatch) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD":
+            return Answer(b"", 200, {"ETag": '"abc"'}, 3)
+        return Answer()
+
+    async with told(monkeypatch, answer) as (_, writer):
+        assert (await writer.put("a", b"one")).version == '"abc"'
+
+
+async def test_oss_has_a_header_of_its_own(monkeypatch) -> None:
+    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "b")
+    answer = Answer(b"", 200, {"ETag": '"abc"'})
+    with ToldS3(lambda _: answer) as server:
+        monkeypatch.setenv("http_proxy", server.endpoint)  # nothing resolves bucket.localhost
+        monkeypatch.setenv("no_proxy", "")
+        origin = open_origin("oss://bucket/dir", OriginOptions("http://localhost:1"))
+        assert origin.writer is not None
+        await origin.writer.put("a", b"one", ABSENT)
+        await origin.aclose()
+    assert server.asked[-1].headers["x-oss-forbid-overwrite"] == "true"
+    assert "if-none-match" not in server.asked[-1].headers
+
+
+async def test_objects_that_could_not_be_deleted_are_named(monkeypatch) -> None:
+    body = (
+        b"<DeleteResult><Error><Key>dir/a&amp;b</Key><Code>AccessDenied</Code></Error>"
+        b"<Error><Key>dir/c</Key><Code>NoSuchKey</Code></Error></DeleteResult>"
+    )
+    async with told(monkeypatch, lambda _: Answer(body)) as (server, writer):
+        failed = await writer.delete_many(["a&b", "c", "d/"])
+    assert list(failed) == ["a&b"]
+    assert isinstance(failed["a&b"], AccessDeniedError)
+    sent = server.asked[-1]
+    assert sent.query == {"delete": ""}
+    assert b"<Key>dir/a&amp;b</Key>" in sent.body
+    assert b"<Key>dir/d/</Key>" in sent.body
+    assert "content-md5" in sent.headers
+
+
+async def test_a_read_only_bucket_gives_one_clear_line(monkeypatch) -> None:
+    def answer(asked: Asked) -> Answer:
+        return error("AccessDenied", 403) if asked.method != "HEAD" else Answer(b"", 404)
+
+    async with told(monkeypatch, answer) as (_, writer):
+        with pytest.raises(AccessDeniedError) as caught:
+            await writer.check_writable()
+    assert "can't be written: access denied (HTTP 403 AccessDenied): check" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_bucket_in_which_nothing_can_be_deleted(monkeypatch) -> None:
+    objects: dict[str, Asked] = {}
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "DELETE" and "uploadId" not in asked.query:
+            return error("AccessDenied", 403)
+        return store(objects, asked)
+
+    async with told(monkeypatch, answer) as (_, writer):
+        with pytest.raises(AccessDeniedError, match=r"may be written but not deleted"):
+            await writer.check_writable()
+
+
+def store(objects: dict[str, Asked], asked: Asked) -> Answer:
+    """A store that knows no condition and keeps no metadata."""
+    if asked.method == "HEAD":
+        found = objects.get(asked.path)
+        if found is None:
+            return Answer(b"", 404)
+        e_tag = hashlib.md5(found.body).hexdigest()
+        return Answer(b"", 200, {"ETag": f'"{e_tag}"'}, len(found.body))
+    if "uploads" in asked.query:
+        return Answer(b"<UploadId>u</UploadId>")
+    if "if-match" in asked.headers or "if-none-match" in asked.headers:
+        return error("NotImplemented", 501)
+    if "x-amz-copy-source" in asked.headers:
+        objects[asked.path] = asked._replace(body=b"copy")
+        return Answer(b"<CopyObjectResult><ETag>x</ETag></CopyObjectResult>")
+    if asked.method == "POST":
+        objects[asked.path] = asked._replace(body=b"joined")
+        return Answer(b"<CompleteMultipartUploadResult><ETag>x</ETag></C>")
+    if asked.method == "PUT":
+        objects[asked.path] = asked
+        return Answer(b"", 200, {"ETag": f'"{hashlib.md5(asked.body).hexdigest()}"'})
+    if "uploadId" not in asked.query:
+        objects.pop(asked.path, None)
+    return Answer(b"", 204)
+
+
+async def test_a_store_that_knows_no_condition(monkeypatch) -> None:
+    objects: dict[str, Asked] = {}
+    async with told(monkeypatch, lambda asked: store(objects, asked)) as (_, writer):
+        found = await writer.check_writable()
+        assert not any(getattr(found, name) for name in found.__slots__ if name != "delete_version")
+        assert objects == {}
+        await writer.put("a", b"one", ABSENT)
+        with pytest.raises(ConflictError):
+            await writer.put("a", b"two", ABSENT)
+        with pytest.raises(ConflictError):
+            await writer.put("a", b"two", Condition('"other"'))
+        version = f'"{hashlib.md5(b"one").hexdigest()}"'
+        await writer.put("a", b"two", Condition(version))
+        assert objects["/bucket/dir/a"].body == b"two"
+
+
+async def test_a_connection_that_the_server_has_closed_is_replaced(monkeypatch) -> None:
+    def answer(_: Asked) -> Answer:
+        return Answer(b"", 200, {"ETag": '"abc"'})
+
+    async with told(monkeypatch, answer) as (_, writer):
+        await writer.put("a", b"one")
+        for connection in writer._sender._exchanges._idle:
+            connection.socket.shutdown(1)
+        await writer.put("a", b"two")
+
+
+async def test_a_cancelled_write_breaks_its_connection(monkeypatch) -> None:
+    """What is sent late must not arrive late, when it could replace newer bytes."""
+    has_begun, has_ended = trio.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        accepted, _ = listener.accept()
+        with accepted, contextlib.suppress(OSError):
+            while accepted.recv(65536):
+                token.run_sync_soon(has_begun.set)
+        token.run_sync_soon(has_ended.set)
+
+    async with told(monkeypatch, lambda _: Answer()) as (server, _):
+        server.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        origin = open_origin("s3://bucket/dir")
+        assert origin.writer is not None
+        async with trio.open_nursery() as serving:
+            serving.start_soon(trio.to_thread.run_sync, serve)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(origin.writer.put, "a", b"one")
+                await has_begun.wait()
+                nursery.cancel_scope.cancel()
+            await has_ended.wait()
+        await origin.aclose()
+    listener.close()
