@@ -237,7 +237,8 @@ def _check(record: Record) -> None:
     """Raise `BadRecordError` if the values of a record contradict each other."""
     match record:
         case Begin(base=base, base_bytes=base_bytes, tracks_extents=tracks):
-            if tracks > 1 or (base is not None and (not tracks or base_bytes > base.size_bytes)):
+            most = base.size_bytes if base is not None and tracks else 0
+            if tracks > 1 or (base is not None and not tracks) or base_bytes > most:
                 raise BadRecordError("an impossible base")
             _check_sizes(record.size_bytes, base_bytes)
         case Extent(offset=offset, length=length):

@@ -109,6 +109,8 @@ class Spool:
     def _restore(self, found: FoundFile) -> None:
         """Make a staged file of what the journal and the disk say."""
         state, status = found
+        if self.file_of(state.ino) is not None:
+            state.hold("the spool's journal has another file for its inode")
         file = StagedFile(self._parts, state.number, state.ino, state.path, state.base)
         file.generation, file.size_bytes = state.generation, state.size_bytes
         file.base_bytes = state.base_bytes
