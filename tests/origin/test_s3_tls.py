@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 import trio
 
-from cachefs.errors import OriginUnavailableError, UntrustedOriginError, UsageError
+from cachefs.errors import (
+    ConflictError,
+    OriginUnavailableError,
+    UntrustedOriginError,
+    UsageError,
+)
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience
 from cachefs.origin.resilience.resilient import ResilientOrigin
 from cachefs.origin.s3.fast_path import small_reader, tls
+from cachefs.origin.writable import ABSENT
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.tls_front import TlsFront
@@ -73,12 +79,18 @@ def front(
         yield running
 
 
-def opened(front: TlsFront, ca: Path | None, host: str = "127.0.0.1", **more: Any) -> Origin:
+def opened(
+    front: TlsFront,
+    ca: Path | None,
+    host: str = "127.0.0.1",
+    source: str = "s3://tls/d",
+    **more: Any,
+) -> Origin:
     patient = {"connect_timeout_s": 60.0, "idle_timeout_s": 60.0, "total_timeout_s": 120.0}
     options = OriginOptions(
         endpoint=f"https://{host}:{front.port}", addressing="path", ca_file=ca, **patient | more
     )
-    return open_origin("s3://tls/d", options)
+    return open_origin(source, options)
 
 
 @pytest.fixture
@@ -328,3 +340,32 @@ def test_only_object_stores_take_a_ca_file(tmp_path: Path) -> None:
             open_origin(url, OriginOptions(ca_file=tmp_path))
     with pytest.raises(UsageError, match="ossfs has no --ca-file"):
         open_origin("oss://b", OriginOptions(ca_file=tmp_path, oss_driver="ossfs"))
+
+
+async def test_writes(front, certificates, store) -> None:
+    """Also of bodies of many records, which are sent in pieces."""
+    origin = opened(front, certificates.ca, source="s3://tls/written")
+    writer = origin.writer
+    assert writer is not None
+    bodies = {f"w{size}": os.urandom(size) for size in (0, 1, RECORD + 1, 300 << 10)}
+    for name, body in bodies.items():
+        await writer.put(name, body)
+    parts = [os.urandom(5 << 20), b"end"]
+    upload = await writer.start_upload("parts")
+    tags = [await writer.put_part(upload, n, 0, part) for n, part in enumerate(parts, 1)]
+    await writer.complete(upload, tags)
+    bodies["parts"] = b"".join(parts)
+    for name, body in bodies.items():
+        assert store.client.get_object(Bucket="tls", Key=f"written/{name}")["Body"].read() == body
+    with pytest.raises(ConflictError):
+        await writer.put("w1", b"two", ABSENT)
+    assert front.failures == 0
+    await origin.aclose()
+
+
+async def test_a_write_to_an_unknown_server_says_so(front, other_ca) -> None:
+    origin = opened(front, other_ca)
+    assert origin.writer is not None
+    with pytest.raises(UntrustedOriginError, match=UNKNOWN_CA):
+        await origin.writer.put("a", b"data")
+    await origin.aclose()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 import trio
-from botocore.auth import SigV4Auth
+from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 
@@ -61,14 +61,15 @@ def test_signatures_are_those_of_botocore() -> None:
     }
     query = messages.query_of(partNumber="7", uploadId="a/b+c=")
     request = AWSRequest("PUT", f"http://host:1/b/a%20b?{query}", dict(headers))
-    request.headers["X-Amz-Content-SHA256"] = "UNSIGNED-PAYLOAD"
-    request.context["payload_signing_enabled"] = False
-    signer = SigV4Auth(CREDENTIALS, "s3", "eu-west-1")
-    signer._should_sha256_sign_payload = lambda _: False
-    signer._normalize_url_path = lambda path: path
+    request.data = b"body"
+    signer = S3SigV4Auth(CREDENTIALS, "s3", "eu-west-1")
+    request.context["payload_signing_enabled"] = True
     signer.add_auth(request)
+    sha256 = hashlib.sha256(b"body").hexdigest()
     now_s = seconds_of(request.headers["X-Amz-Date"])
-    found = sign(CREDENTIALS, "eu-west-1", "PUT", "host:1", "/b/a%20b", query, headers, now_s)
+    found = sign(
+        CREDENTIALS, "eu-west-1", "PUT", "host:1", "/b/a%20b", query, headers, sha256, now_s
+    )
     assert found["authorization"] == request.headers["Authorization"]
 
 

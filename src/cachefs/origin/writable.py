@@ -8,6 +8,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from cachefs.errors import OriginError
@@ -21,6 +22,10 @@ LEAST_PART_BYTES = 5 * _MIB
 MOST_PARTS = 10_000
 _PART_SIZES = ((100, 8 * _MIB), (1000, 32 * _MIB), (5000, 128 * _MIB), (MOST_PARTS, 1024 * _MIB))
 """The sizes of parts, each up to a part number. Together they exceed 5 TiB."""
+
+
+_PROCESS = secrets.token_hex(12)
+_writes = count(1)
 
 
 def part_bytes(number: int) -> int:
@@ -146,7 +151,7 @@ class PartTag(NamedTuple):
 def new_write_id() -> str:
     """Return a new id for one write. The origin keeps it with the object. So a writer that does not
     know whether its write succeeded can find out, also after a crash."""
-    return secrets.token_hex(12)
+    return f"{_PROCESS}{next(_writes):08x}"
 
 
 class WritableOrigin(ABC):

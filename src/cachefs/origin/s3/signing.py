@@ -14,7 +14,6 @@ from functools import lru_cache
 from botocore.credentials import ReadOnlyCredentials
 
 _NO_BODY = hashlib.sha256(b"").hexdigest()
-_UNSIGNED = "UNSIGNED-PAYLOAD"
 _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
@@ -41,19 +40,20 @@ def sign(
     path: str,
     query: str,
     headers: Mapping[str, str],
+    sha256: str,
     now_s: float,
 ) -> dict[str, str]:
     """Return `headers` (lower-case names) and those that sign any request. `path` and `query` are
-    quoted, and `query` is sorted. The signature does not cover the body; a header such as
-    Content-MD5, which it covers, must do so."""
+    quoted, and `query` is sorted. `sha256` is the digest of the body in hexadecimal digits; the
+    store refuses another body."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
-    signed = {**headers, "x-amz-content-sha256": _UNSIGNED, "x-amz-date": stamp}
+    signed = {**headers, "x-amz-content-sha256": sha256, "x-amz-date": stamp}
     if credentials.token:
         signed["x-amz-security-token"] = credentials.token
     pairs = sorted({"host": host, **signed}.items())
     names = ";".join(name for name, _ in pairs)
     lines = "".join(f"{name}:{' '.join(value.split())}\n" for name, value in pairs)
-    canonical = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{_UNSIGNED}"
+    canonical = f"{method}\n{path}\n{query}\n{lines}\n{names}\n{sha256}"
     signed["authorization"] = _authorization(credentials, region, stamp, names, canonical)
     return signed
 

@@ -30,6 +30,8 @@ from cachefs.workers import Workers
 
 T = TypeVar("T")
 
+_NEED_MD5 = ("delete=",)
+"""Queries of requests that S3 takes only with a Content-MD5."""
 NO_CONTENT = BufferContent(b"")
 _CONFLICTS = ("PreconditionFailed", "FileAlreadyExists", "ObjectAlreadyExists")
 _TEMPORARY = (
@@ -85,13 +87,13 @@ class Sender:
         query: str = "",
         headers: Mapping[str, str] | None = None,
         content: Content = NO_CONTENT,
-        md5: bytes | None = None,
     ) -> Answer:
-        """Send a request and return its answer with status 2xx. A body gets its MD5 as a header, so
-        that the store refuses damaged bytes. A cancelled request is broken off at once. Raises
+        """Send a request and return its answer with status 2xx. The signature covers the SHA-256 of
+        a body (without a signature, Content-MD5 its MD5), so that the store refuses damaged bytes.
+        A cancelled request is broken off at once. Raises
         `OriginError`."""
         exchange = Exchange()
-        work = partial(self._send, exchange, method, key, query, dict(headers or {}), content, md5)
+        work = partial(self._send, exchange, method, key, query, dict(headers or {}), content)
         return await self._in_thread(work, exchange.give_up)
 
     async def head(self, key: str) -> dict[str, str] | None:
@@ -128,7 +130,6 @@ class Sender:
         query: str,
         headers: dict[str, str],
         content: Content,
-        md5: bytes | None,
     ) -> Answer:
         subject = f"{self.target.scheme}://{self.target.bucket}/{key}"
         credentials = self._provider.current()
@@ -136,12 +137,15 @@ class Sender:
         if key:
             path = f"{self._path}/{quote(key, safe='/-_.~')}"
         try:
-            if content.size_bytes:
-                headers["content-md5"] = messages.as_header(md5 or messages.md5_of(content))
-            exchange.check()
+            if content.size_bytes and (credentials is None or query in _NEED_MD5):
+                headers["content-md5"] = messages.as_header(messages.md5_of(content))
             if credentials is not None:
                 host, region = self._exchanges.host, self.target.region
-                headers = sign(credentials, region, method, host, path, query, headers, time.time())
+                sha256 = messages.sha256_of(content)
+                headers = sign(
+                    credentials, region, method, host, path, query, headers, sha256, time.time()
+                )
+            exchange.check()
             answer = self._exchanges.send(Request(method, path, query, headers, content), exchange)
         except GivenUpError:
             raise s3_errors.unreachable(self.target, subject, "written") from None

@@ -85,16 +85,16 @@ class S3Writer(WritableOrigin):
         key = self._key(path)
         content = content_of(body)
         write_id = write_id or new_write_id()
-        md5 = None
+        e_tag = None
         if not self.guarantees.keeps_write_id:
             md5 = await self._sender.in_thread(partial(messages.md5_of, content))
-        e_tag = f'"{md5.hex()}"' if md5 else None
+            e_tag = f'"{md5.hex()}"'
         headers, done = await self._begin(key, condition, self._puts(condition), write_id, e_tag)
         if done is not None:
             return done
         headers |= messages.metadata(attributes, write_id)
         try:
-            answer = await self._sender.send("PUT", key, "", headers, content, md5)
+            answer = await self._sender.send("PUT", key, "", headers, content)
         except (ConflictError, NotFoundError) as error:
             return await self._own_or_raise(key, write_id, e_tag, condition, error)
         found = answer.headers.get("etag", "")
