@@ -10,7 +10,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
 from cachefs.load.fetch import Fetcher
-from cachefs.load.spec import Progress
+from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, until
@@ -71,6 +71,31 @@ async def test_everything_is_fetched_once(tmp_path: Path) -> None:
         assert r.progress.fetched_bytes == 500_000 + 20 * MIB + 5
         await r.fetcher().run(iter(refs), 8)
         assert r.memory.counters.gets == 53
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_a_far_origin_gets_more_requests_at_a_time(tmp_path: Path, is_far: bool) -> None:
+    async with rig(tmp_path) as r:
+        r.memory.reads_many = True
+        r.origin.quickest_s = 0.03 if is_far else 0.001
+        under_way = most = 0
+        gate = trio.Event()
+
+        async def count(path: str, offset: int, length: int) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await gate.wait()
+            under_way -= 1
+
+        r.memory.on_read = count
+        expected = FAR_JOBS if is_far else NEAR_JOBS
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(r.fetcher().run, iter(put_many(r.memory, 300, 10_000)), None)
+            await until(lambda: under_way == expected)
+            gate.set()
+        assert r.progress.fetched_files == 300
+        assert most == expected
 
 
 async def test_small_files_are_fetched_together(tmp_path: Path) -> None:

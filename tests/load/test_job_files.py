@@ -1,5 +1,6 @@
 """The files of load jobs: format 1, to the byte; and what is done with those that are none."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ GOLDEN = """{
 
 
 def report_of(files: JobFiles, created_at: float = 1750000000.5) -> JobReport:
-    spec = LoadSpec(paths=("train",), has_list=True, include=("*.jpg",))
+    spec = LoadSpec(paths=("train",), has_list=True, include=("*.jpg",), jobs=32)
     return JobReport(id=files.new_id(), spec=spec, state=State.QUEUED, created_at=created_at)
 
 
@@ -62,6 +63,17 @@ def test_golden_bytes(tmp_path: Path) -> None:
     files.write(report)
     assert (tmp_path / "jobs" / report.id / "job.json").read_text() == GOLDEN % report.id
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
+    assert files.read_all() == [report]
+
+
+def test_a_job_without_a_number_of_requests_has_no_field_for_it(tmp_path: Path) -> None:
+    """Earlier versions know no null there, and take their default."""
+    files = JobFiles(tmp_path / "jobs")
+    report = report_of(files)
+    report.spec = LoadSpec(paths=("train",))
+    files.write(report)
+    text = (tmp_path / "jobs" / report.id / "job.json").read_text()
+    assert "jobs" not in json.loads(text)["spec"]
     assert files.read_all() == [report]
 
 

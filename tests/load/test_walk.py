@@ -98,7 +98,6 @@ async def test_a_listing_that_is_always_wrong_is_given_up(rig: Rig, origin: Scri
 async def test_an_outage_is_waited_for(rig: Rig, origin: ScriptedOrigin) -> None:
     async with trio.open_nursery() as nursery:
         origin.down = OriginUnavailableError("it is away")
-        nursery.start_soon(rig.resilient.run)
         with pytest.raises(OriginUnavailableError):
             await rig.resilient.stat("good/1")
         await until(lambda: rig.resilient.is_down)

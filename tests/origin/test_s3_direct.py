@@ -136,6 +136,9 @@ class Fake(BaseHTTPRequestHandler):
     status_of: ClassVar[dict[str, int]]
     silent: ClassVar[set[str]]
     connections: ClassVar[int]
+    pause_s: ClassVar[float] = 0.0
+    waits_for: ClassVar[dict[str, threading.Event]] = {}
+    tells: ClassVar[dict[str, threading.Event]] = {}
 
     def setup(self) -> None:
         super().setup()
@@ -147,6 +150,11 @@ class Fake(BaseHTTPRequestHandler):
             time.sleep(SILENT_S)
             self.close_connection = True
             return
+        if key in self.tells:
+            self.tells[key].set()
+        if key in self.waits_for:
+            self.waits_for[key].wait(SILENT_S)
+        time.sleep(self.pause_s)
         body = self.bodies[key]
         self.send_response(self.status_of.get(key, 200))
         own = {"Content-Length": str(len(body)), "ETag": _e_tag(body)}
@@ -306,6 +314,26 @@ async def test_a_long_refusal_costs_the_connection_only(fake, origin) -> None:
         assert [data is None for data in found] == [False, False, True, False, False, False]
         assert origin.reads_many
     assert fake.connections == 8
+
+
+async def test_the_first_answer_tells_how_far_the_origin_is(fake, origin) -> None:
+    fake.pause_s = 0.05
+    assert await missing(origin, fake) == []
+    assert origin.quickest_s >= 0.05
+    fake.pause_s = 0.0
+    for _ in range(20):
+        assert await missing(origin, fake) == []
+    assert 0.0 < origin.quickest_s < 0.05
+
+
+async def test_answers_are_read_as_they_come(fake, origin) -> None:
+    """The first object comes only when the last one has been asked for."""
+    last_was_asked = threading.Event()
+    fake.waits_for = {"f0": last_was_asked}
+    fake.tells = {"f5": last_was_asked}
+    found = await read_many(origin, wanted_from(fake), at_a_time=2)
+    assert [bytes(data) for data in found] == list(fake.bodies.values())
+    assert fake.connections == 2
 
 
 async def test_one_silence_costs_the_others_nothing(fake, monkeypatch) -> None:

@@ -65,7 +65,11 @@ class _Wanted(NamedTuple):
 @click.option("--dry-run", is_flag=True, help="Fetch nothing; say what would be fetched.")
 @click.option("--pin", is_flag=True, help="Keep what is loaded from being evicted, until unpin.")
 @click.option(
-    "-j", "--jobs", metavar="N", type=click.IntRange(1, 256), help="Requests at a time. [32]"
+    "-j",
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1, 256),
+    help="Requests at a time. [32, and 64 for a far origin]",
 )
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it to the daemon.")
 @click.option("--json", "as_json", is_flag=True, help="Print the job's report as JSON at the end.")

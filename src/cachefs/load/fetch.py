@@ -14,7 +14,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ObjectChangedError, OriginUnavailableError
-from cachefs.load.spec import Progress
+from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.throttle import LoadThrottle
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import ResilientOrigin
@@ -59,6 +59,17 @@ class _RequestLimit:
         self._turn = trio.Lock()
         self._freed = trio.Event()
 
+    def resize(self, requests: int) -> None:
+        """Change the number. Requests that are already under way are not affected."""
+        if requests != self.requests:
+            self._free += requests - self.requests
+            self.requests = requests
+            self._wake()
+
+    def _wake(self) -> None:
+        self._freed.set()
+        self._freed = trio.Event()
+
     @asynccontextmanager
     async def take(self, requests: int) -> AsyncIterator[None]:
         """Wait until so many more requests may be under way, and count them as such until the
@@ -71,8 +82,7 @@ class _RequestLimit:
             yield
         finally:
             self._free += requests
-            self._freed.set()
-            self._freed = trio.Event()
+            self._wake()
 
 
 class Fetcher:
@@ -99,21 +109,23 @@ class Fetcher:
         self.failed: set[bytes] = set()
         """Ids of objects that could not be fetched."""
 
-    async def run(self, refs: Iterator[ObjectRef], requests: int) -> None:
-        """Fetch all files, with at most `requests` requests at a time. Calls `on_failure` for each
-        file that cannot be fetched."""
+    async def run(self, refs: Iterator[ObjectRef], requests: int | None) -> None:
+        """Fetch all files, with at most `requests` requests at a time; None for a number that suits
+        the origin. Calls `on_failure` for each file that cannot be fetched."""
         extents = self._extents(refs)
-        limit = _RequestLimit(requests)
+        limit = _RequestLimit(requests or NEAR_JOBS)
 
         async def work() -> None:
-            while taken := self._take(extents, _TOGETHER if requests > 1 else 1):
+            while taken := self._take(extents, _TOGETHER if limit.requests > 1 else 1):
+                if requests is None:
+                    limit.resize(FAR_JOBS if self._cache.origin_is_far else NEAR_JOBS)
                 for extent in await self._fetch_together(taken, limit):
                     async with limit.take(1):
                         await self._fetch(extent)
 
         try:
             async with trio.open_nursery() as nursery:
-                for _ in range(requests):
+                for _ in range(requests or FAR_JOBS):
                     nursery.start_soon(work)
             if self._pin:
                 await self._cache.drain()

@@ -45,7 +45,10 @@ class JobFiles:
         """Replace `job.json`. It is synced, so that an accepted job survives a power failure."""
         path = self._directory / report.id / "job.json"
         temporary = path.with_suffix(".tmp")
-        text = json.dumps({"format": JOB_FORMAT, **report.model_dump(mode="json")}, indent=1)
+        fields = {"format": JOB_FORMAT, **report.model_dump(mode="json")}
+        if fields["spec"]["jobs"] is None:  # earlier versions read no null here
+            del fields["spec"]["jobs"]
+        text = json.dumps(fields, indent=1)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
             file.flush()

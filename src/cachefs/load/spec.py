@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cachefs.errors import UsageError
 
 MOST_JOBS = 256
-DEFAULT_JOBS = 32
+NEAR_JOBS, FAR_JOBS = 32, 64
+"""Most requests under way of a job that names no number, for an origin nearby and a far one."""
 
 
 class LoadSpec(BaseModel):
@@ -25,8 +26,8 @@ class LoadSpec(BaseModel):
     """load: fetch the files; metadata: look up names and attributes only; check: report what is
     cached; dry-run: report what a load would fetch."""
     pin: bool = False
-    jobs: Annotated[int, Field(ge=1, le=MOST_JOBS)] = DEFAULT_JOBS
-    """Most requests under way at a time."""
+    jobs: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
+    """Most requests under way at a time; None for `NEAR_JOBS` or `FAR_JOBS`."""
 
 
 class State(StrEnum):

@@ -188,7 +188,7 @@ class Walk:
                 if not self._origin.is_down and tries >= _TRIES:
                     raise
                 self._progress.waiting_for = str(error)
-                await trio.sleep(_WAIT_S)
+                await self._namespace.outage.wait(_WAIT_S)
                 self._progress.waiting_for = None
 
 

@@ -29,6 +29,7 @@ STALE_TTL_S = 1.0
 outage soon."""
 _PAUSE_S = 1.0
 _PROBE_DEADLINE_S = 10.0
+_MOST_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,14 @@ class Outage:
             self.is_on = True
             self.changed_at_ns = self._clock.now_ns()
             self._nursery.start_soon(self._wait_for_end)
+
+    async def wait(self, pause_s: float) -> None:
+        """Wait before a request is repeated: for `pause_s`, then until the outage ends, at most
+        `_MOST_WAIT_S`. A request during an outage may get an error without being sent."""
+        await trio.sleep(pause_s)
+        with trio.move_on_after(_MOST_WAIT_S):
+            while self.is_on:  # noqa: ASYNC110 - outages have no event
+                await trio.sleep(pause_s)
 
     async def _wait_for_end(self) -> None:
         is_over = False

@@ -41,7 +41,9 @@ class WrappingOrigin(Origin):
         self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[memoryview | None]:
         """See `Origin.read_many`; `inner` does it."""
-        return await self._inner.read_many(wanted, at_a_time, stopped)
+        found = await self._inner.read_many(wanted, at_a_time, stopped)
+        self.quickest_s = self._inner.quickest_s
+        return found
 
     async def aclose(self) -> None:
         """Close `inner`."""

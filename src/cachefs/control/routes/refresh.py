@@ -12,8 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-import trio
-
 from cachefs.cache.block_cache import BlockCache
 from cachefs.control.routes.tree import NO_SUCH_FILE, CacheTree, parts_of
 from cachefs.errors import CachefsError, NotFoundError, OriginUnavailableError
@@ -109,7 +107,7 @@ class Refresher:
                 tries += 1
                 if not self._wait or (tries >= _TRIES and not self._is_down()):
                     raise
-                await trio.sleep(_WAIT_S)
+                await self._namespace.outage.wait(_WAIT_S)
 
     async def _look_up(self, path: str, number: int) -> None:
         parts = parts_of(path)

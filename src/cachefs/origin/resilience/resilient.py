@@ -218,6 +218,8 @@ class ResilientOrigin(WrappingOrigin):
             # If one request gets no answer, there is still time to take the other answers.
             with trio.move_on_after(2 * self._settings.request_timeout_s + extra_s):
                 found = await self._inner.read_many(wanted, slots, stopped)
+            if self._inner.quickest_s:
+                self._note_quick(self._inner.quickest_s)
             for data in found:
                 if data is not None:
                     self._note_answer()

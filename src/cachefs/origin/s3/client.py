@@ -249,11 +249,13 @@ class ObjectStoreOrigin(Origin):
         ]
         given_up = False
         try:
-            found, requests = await self._in_thread(
+            found, requests, first_s = await self._in_thread(
                 wanted[0][0], partial(self._direct.get, items, at_a_time, stopped, lambda: given_up)
             )
         finally:
             given_up = True
+        if first_s is not None:
+            self.quickest_s = min(self.quickest_s or first_s, first_s)
         self.counters.gets += requests
         self.counters.get_bytes += sum(len(data) for data in found if data is not None)
         return found

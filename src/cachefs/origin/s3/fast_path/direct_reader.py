@@ -3,7 +3,8 @@
 A GET of 100 KB costs 550 us of CPU in obstore, 440 us in http.client and 900 us in urllib3 (all
 with 32 threads). It costs 170 us if the code only writes a request, parses the head and reads the
 body into its final buffer. It costs 130 us if one thread sends requests on 8 connections before it
-reads the first answer, because this thread seldom waits.
+reads the first answer, because this thread seldom waits. It reads the answers in the order in which
+they come, so that a late one does not keep the connections of the others idle.
 
 For an unexpected answer the result is `None`, and `ObjectStoreOrigin.read` reads the object.
 
@@ -11,6 +12,7 @@ All functions here block and must be called in worker threads.
 """
 
 import io
+import select
 import socket
 import time
 from collections import deque
@@ -37,10 +39,13 @@ _LINE_BYTES = 16 << 10
 
 
 class Answers(NamedTuple):
-    """The bytes of each object (None if it could not be read), and how many requests were sent."""
+    """The bytes of each object (None if it could not be read), and how many requests were sent.
+    `first_s` is how long the first object took on a connection that was open already; None if it
+    did not come. The others may have waited for this thread."""
 
     found: list[memoryview | None]
     requests: int
+    first_s: float | None
 
 
 class DirectReader(SmallReader["_Connection"]):
@@ -57,36 +62,42 @@ class DirectReader(SmallReader["_Connection"]):
         more requests. Once `given_up()`, wait for no more answers."""
         found: list[memoryview | None] = [None] * len(wanted)
         left = deque(enumerate(wanted))
-        asked: deque[tuple[int, _Connection]] = deque()
+        asked = _Asked()
         requests = 0
+        first_s: float | None = None
         failed = False
         while left or asked:
             try:
                 while left and len(asked) < at_a_time:
                     number, item = left.popleft()
-                    asked.append((number, self._ask(item)))
+                    asked.add(number, self._ask(item))
                     requests += 1
             except Exception:  # `ObjectStoreOrigin.read` will report the cause
                 failed = True
-            if failed or stopped() or given_up():
+            if failed or stopped():
                 left.clear()
-            if not asked:
+            # After a failure the other answers have had enough time already.
+            wait_s = _LITTLE_S if failed else self._options.idle_timeout_s
+            answered = None if given_up() else asked.wait(wait_s)
+            if answered is None:
+                failed = failed or (bool(asked) and not given_up())
                 break
-            number, connection = asked.popleft()
+            number, connection = answered
             try:
-                if failed:  # the other answers have had enough time already
+                if failed:
                     connection.set_timeout(_LITTLE_S)
-                if not given_up():
-                    found[number] = connection.answer(wanted[number])
+                found[number] = connection.answer(wanted[number])
+                first_s = first_s or asked.seconds
             except Exception:  # `ObjectStoreOrigin.read` will report the cause, as above
                 failed = True
             if failed:  # its timeout may have been changed
                 connection.close()
             else:
                 self._give_back(connection)
+        asked.close()
         if failed:
             self._rest()
-        return Answers(found, requests)
+        return Answers(found, requests, first_s)
 
     def _ask(self, item: Wanted) -> "_Connection":
         request = get_request(self._target, item, self._provider.current(), time.time())
@@ -116,12 +127,54 @@ class DirectReader(SmallReader["_Connection"]):
             self.close()
 
 
+class _Asked:
+    """The connections on which an answer is awaited, each with the number of its object."""
+
+    def __init__(self) -> None:
+        self._by_fd: dict[int, tuple[int, _Connection]] = {}
+        self._poll = select.poll()
+        self._ready: deque[int] = deque()
+        self._first_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_fd)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the first request was sent."""
+        return 0.0 if self._first_at is None else time.monotonic() - self._first_at
+
+    def add(self, number: int, connection: "_Connection") -> None:
+        """Await an answer on `connection`, whose request has just been sent."""
+        self._first_at = self._first_at or time.monotonic()
+        self._by_fd[connection.fd] = number, connection
+        self._poll.register(connection.fd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> "tuple[int, _Connection] | None":
+        """Remove a connection whose answer has begun, and return it; None after `timeout_s`, or if
+        there are no connections."""
+        if not self._ready and self._by_fd:
+            self._ready.extend(fd for fd, _ in self._poll.poll(timeout_s * 1000))
+        if not self._ready:
+            return None
+        fd = self._ready.popleft()
+        self._poll.unregister(fd)
+        return self._by_fd.pop(fd)
+
+    def close(self) -> None:
+        """Close all connections that are left."""
+        for _, connection in self._by_fd.values():
+            connection.close()
+        self._by_fd.clear()
+
+
 class _Connection(Connection):
     """A connection whose calls block, at most `timeout_s` each."""
 
     def __init__(self, opened: socket.socket, timeout_s: float, tls: TlsConnector | None) -> None:
         super().__init__(opened, tls)
         opened.settimeout(timeout_s)
+        self.fd = opened.fileno()
         self._answers: io.BufferedReader = opened.makefile("rb")
 
     def set_timeout(self, timeout_s: float) -> None:
