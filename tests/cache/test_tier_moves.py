@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.check.directory import check_directory
@@ -153,10 +154,11 @@ async def test_what_one_tier_refuses_goes_on_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
     origin: MemoryOrigin,
 ) -> None:
-    if why == "stalls":
-        monkeypatch.setattr(admission, "STALL_S", 0.2)
     middle = ssd(tmp_path, disk, 8 * MIB if why == "keeps what it has" else 32 * MIB)
-    async with serving(origin, middle, hdd(tmp_path)) as cache:
+    async with (
+        serving(origin, middle, hdd(tmp_path)) as cache,
+        trio.open_nursery() as nursery,
+    ):
         older = await fill(cache, origin, 80 if why == "keeps what it has" else 3, "older")
         there = held(cache, "ssd", older)
         assert len(there) > 2
@@ -165,6 +167,10 @@ async def test_what_one_tier_refuses_goes_on_to_the_next(
             disk.fail(errno.EIO, "write", "create")
         elif why == "stalls":
             disk.hang("write", "create")
+            # Of this tier only: the others wait for long if the machine is busy.
+            await trio.testing.wait_all_tasks_blocked()
+            monkeypatch.setattr(admission, "STALL_S", 0.2)
+            nursery.start_soon(tiers_of(cache)[1].admission.watch)
         gets = origin.counters.gets
         refs = await overfill(cache, origin)
         await until(lambda: swept(cache))
@@ -178,6 +184,7 @@ async def test_what_one_tier_refuses_goes_on_to_the_next(
         assert origin.counters.gets == gets + len(refs)
         await cache.drain()
         recount(cache)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.expect_log("can't grow|can't store blocks")
