@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -18,7 +19,7 @@ from cachefs.origin.resilience import Resilience, ResilientOrigin
 from tests.cache.harness import until
 from tests.namespace.harness import ScriptedOrigin, Tree, open_tier
 
-SETTINGS = Resilience(read_timeout_s=0.2, request_timeout_s=0.1)
+SETTINGS = Resilience(read_timeout_s=1.0, request_timeout_s=0.5)
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -109,3 +110,21 @@ async def test_an_outage_is_waited_for(rig: Rig, origin: ScriptedOrigin) -> None
         await until(lambda: rig.progress.files == 2)
         nursery.cancel_scope.cancel()
     assert not rig.failures
+
+
+async def test_failures_during_an_outage_do_not_count(rig: Rig) -> None:
+    """The last of them may be told when the outage has just ended."""
+    tries = 0
+
+    async def list_it(path: str) -> None:
+        nonlocal tries
+        tries += 1
+        origin.is_down = tries < 10
+        if tries < 12:
+            raise OriginUnavailableError("it is away")
+
+    origin = SimpleNamespace(is_down=True)
+    rig.walk._origin = origin  # type: ignore[assignment]
+    with trio.fail_after(60):
+        await rig.walk._patiently(list_it, "d")
+    assert tries == 12

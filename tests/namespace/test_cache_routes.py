@@ -254,6 +254,31 @@ async def test_a_refresh_that_waits_gives_up_while_the_origin_is_up(
     assert "the listing is wrong" in lines[0]["failure"]
 
 
+async def test_failures_during_an_outage_do_not_count(
+    desk: Desk, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of them may be told when the outage has just ended."""
+    monkeypatch.setattr("cachefs.control.routes.refresh._WAIT_S", 0.01)
+    await listed(desk.reading.tree, "", "a")
+    origin.put("a/1", b"other")
+    desk.is_down = True
+    tries = 0
+
+    async def refuse(path: str, number: int) -> None:
+        nonlocal tries
+        if path == "a":
+            tries += 1
+            desk.is_down = tries < 10
+            if tries < 12:
+                raise OriginUnavailableError("it is away")
+
+    origin.before_page = refuse
+    with trio.fail_after(60):
+        (line,) = await desk.ask(desk.routes.refresh, "a", wait=True)
+    assert line["changed"] == 1
+    assert tries >= 12
+
+
 async def test_a_refresh_that_is_broken_off_leaves_nothing_behind(
     desk: Desk, origin: ScriptedOrigin
 ) -> None:

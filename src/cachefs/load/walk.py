@@ -177,15 +177,16 @@ class Walk:
 
     async def _patiently(self, function: Callable[[T], Awaitable[None]], argument: T) -> None:
         """Await `function(argument)`, and repeat it while the origin is unavailable, so that a long
-        job survives an outage. While the origin answers other requests, give up after `_TRIES`."""
+        job survives an outage. While the origin answers other requests, give up after `_TRIES`.
+        Failures during an outage do not count: the last one may be told when it has just ended."""
         tries = 0
         while True:
             try:
                 await function(argument)
                 return
             except OriginUnavailableError as error:
-                tries += 1
-                if not self._origin.is_down and tries >= _TRIES:
+                tries = 0 if self._origin.is_down else tries + 1
+                if tries >= _TRIES:
                     raise
                 self._progress.waiting_for = str(error)
                 await self._namespace.outage.wait(_WAIT_S)

@@ -97,15 +97,16 @@ class Refresher:
         self, ask: Callable[[_What, int], Awaitable[None]], what: _What, number: int
     ) -> None:
         """Await `ask(what, number)`. With `wait`, repeat it while the origin is unavailable; while
-        it answers other requests, give up after `_TRIES`."""
+        it answers other requests, give up after `_TRIES`. Failures during an outage do not count:
+        the last one may be told when it has just ended."""
         tries = 0
         while True:
             try:
                 await ask(what, number)
                 return
             except OriginUnavailableError:
-                tries += 1
-                if not self._wait or (tries >= _TRIES and not self._is_down()):
+                tries = 0 if self._is_down() else tries + 1
+                if not self._wait or tries >= _TRIES:
                     raise
                 await self._namespace.outage.wait(_WAIT_S)
 
