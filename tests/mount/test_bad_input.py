@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.harness import Site
+from tests.servers.ports import free_ports
 from tests.servers.seaweedfs import SeaweedFS
 
 
@@ -54,8 +55,7 @@ def test_wrong_credentials(s3_site: Site, seaweedfs: SeaweedFS) -> None:
 
 
 def test_an_endpoint_where_nobody_listens(s3_site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     began = time.monotonic()
     said = s3_site.refused("--endpoint", f"http://127.0.0.1:{port}")
     assert time.monotonic() - began < LONGEST_S

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,14 @@ for path in sys.argv[1:]:
 
 
 @pytest.fixture
-def open_site(site: Site) -> Site:
-    """One that other users can reach."""
-    for parent in site.mountpoint.parents:
-        if parent.stat().st_mode & 0o005 != 0o005:
-            parent.chmod(0o755)
-    return site
+def open_site() -> Iterator[Site]:
+    """One that other users can reach. The parents of `tmp_path` belong to pytest, which lets nobody
+    else in."""
+    with tempfile.TemporaryDirectory(prefix="cachefs-test-") as name:
+        Path(name).chmod(0o755)
+        site = Site(Path(name))
+        yield site
+        site.tear_down()
 
 
 def test_files_of_a_directory_have_its_owners_and_modes(site: Site) -> None:
