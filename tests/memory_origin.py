@@ -1,5 +1,6 @@
 """An origin in memory for tests, which can change objects, delay requests and fail on demand."""
 
+import hashlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,26 @@ _NS_PER_S = 1_000_000_000
 _FIRST_MTIME_NS = 1_700_000_000 * _NS_PER_S
 
 
+_NOISE_BYTES = 1 << 20
+_NOISE = random.Random(0).randbytes(_NOISE_BYTES + _STRIPE_BYTES)
+
+
+def _stripe(name: str) -> bytes:
+    """Return bytes that no other name has, from a store of random ones: tests need gigabytes, and a
+    random generator would take a third of their time."""
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    start = int.from_bytes(digest[:8], "little") % _NOISE_BYTES
+    return digest + _NOISE[start : start + _STRIPE_BYTES - len(digest)]
+
+
+def content_of(name: str, start: int, end: int) -> bytes:
+    """Return the bytes from `start` to `end` of the endless content that has this name."""
+    first = start // _STRIPE_BYTES
+    stripes = range(first, -(-end // _STRIPE_BYTES))
+    data = b"".join(_stripe(f"{name}/{index}") for index in stripes)
+    return data[start - first * _STRIPE_BYTES : end - first * _STRIPE_BYTES]
+
+
 @dataclass(frozen=True, slots=True)
 class _Generated:
     """Content that is computed at each read."""
@@ -25,12 +46,7 @@ class _Generated:
     seed: int
 
     def slice(self, start: int, end: int) -> bytes:
-        first = start // _STRIPE_BYTES
-        stripes = range(first, -(-end // _STRIPE_BYTES))
-        data = b"".join(
-            random.Random(f"{self.seed}/{index}").randbytes(_STRIPE_BYTES) for index in stripes
-        )
-        return data[start - first * _STRIPE_BYTES : end - first * _STRIPE_BYTES]
+        return content_of(str(self.seed), start, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """A cache over the memory origin, to be started, stopped and crashed."""
 
-import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.format.object_id import object_id
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
 from tests.cache.faulty_disk import FaultyDisk
-from tests.memory_origin import MemoryOrigin
+from tests.memory_origin import MemoryOrigin, content_of
 
 MIB = 1 << 20
 PATIENCE_S = 60
@@ -23,8 +22,7 @@ PATIENCE_S = 60
 
 def put(origin: MemoryOrigin, path: str, size: int, seed: int = 0) -> ObjectRef:
     """An object with reproducible random content."""
-    data = hashlib.shake_128(f"{path}{seed}".encode()).digest(size)
-    meta = origin.put(path, data)
+    meta = origin.put(path, content_of(f"{path} {seed}", 0, size))
     return ObjectRef(object_id(origin.identity, path, meta.version), path, meta)
 
 

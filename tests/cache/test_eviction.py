@@ -223,6 +223,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
         recount(cache)
 
 
+@pytest.mark.long
 async def test_readers_writers_and_eviction_at_once(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 150, 60_000) + put_many(origin, 40, 400_000, "g")
     async with serving(origin, open_tier(tmp_path, 12 * MIB)) as cache:

@@ -241,6 +241,7 @@ async def test_several_directories_share_and_survive_the_loss_of_one(
 
 
 @pytest.mark.expect_log("a block is not what was stored|can't be opened", required=False)
+@pytest.mark.long
 async def test_many_crashes_under_load_and_eviction(tmp_path: Path, origin: MemoryOrigin) -> None:
     """Crashes at random moments, with commits in between, over a cache that is too small."""
     choice = random.Random(7)

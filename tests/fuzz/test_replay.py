@@ -47,6 +47,7 @@ def _try(fuzz, data: bytes) -> None:
 
 
 @pytest.mark.timeout(600)  # most of it is the compiler
+@pytest.mark.long
 def test_relay(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     assert compiler is not None

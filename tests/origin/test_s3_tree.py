@@ -98,6 +98,7 @@ async def truth(bucket: Bucket) -> dict[str, list[Entry]]:
 
 
 @pytest.mark.parametrize("by_part", [False, True])
+@pytest.mark.long
 async def test_what_lies_below_is_what_its_own_listing_shows(by_part: bool) -> None:
     from_below = 0
     for seed in range(100):

@@ -143,6 +143,7 @@ async def test_a_look_at_a_few_files_fetches_none(reading: Reading, nursery: tri
     assert len(gets(reading)) > 16
 
 
+@pytest.mark.long
 async def test_after_a_pause_a_job_cannot_waste_what_another_has_read(
     reading: Reading, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +256,7 @@ async def test_the_mode_can_change(reading: Reading, nursery: trio.Nursery) -> N
 # -- the budget --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_the_budget_holds_with_concurrent_readers(
     reading: Reading, nursery: trio.Nursery
 ) -> None:
@@ -270,6 +272,7 @@ async def test_the_budget_holds_with_concurrent_readers(
     assert len(gets(reading)) == len(names)
 
 
+@pytest.mark.long
 async def test_the_budget_holds_with_failures(reading: Reading, nursery: trio.Nursery) -> None:
     """Requests fail now and then, those of readers too; these repeat the read."""
     names = put(reading, 4, 150)
@@ -303,6 +306,7 @@ async def test_the_budget_holds_with_failures(reading: Reading, nursery: trio.Nu
     assert epoch.got == set(names)
 
 
+@pytest.mark.long
 async def test_a_cache_smaller_than_the_tree_keeps_what_readers_have_read(
     reading: Reading, nursery: trio.Nursery, tmp_path: Path
 ) -> None:

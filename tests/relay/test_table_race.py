@@ -19,6 +19,7 @@ SECONDS = "3"
         pytest.param(["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"], id="thread-sanitizer"),
     ],
 )
+@pytest.mark.long
 def test_nobody_is_given_bytes_of_another_block(flags: list[str], tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:

@@ -104,6 +104,7 @@ def test_what_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
     """Built from a copy, as setuptools leaves things behind in the tree, and without the compiled
     part, which takes long and is not asked for here."""
