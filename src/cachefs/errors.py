@@ -51,6 +51,26 @@ class NotADirError(OriginError):
     """A directory was expected and an object was found. ENOTDIR."""
 
 
+class ExistsError(CachefsError):
+    """The name exists already. EEXIST."""
+
+
+class IsADirError(CachefsError):
+    """A file was expected and a directory was found. EISDIR."""
+
+
+class BadNameError(CachefsError):
+    """The origin can't have an object of this name. EINVAL."""
+
+
+class NameTooLongError(CachefsError):
+    """A name has more than 255 bytes. ENAMETOOLONG."""
+
+
+class TooManyError(CachefsError):
+    """The directory has too many names to rename it. EOPNOTSUPP."""
+
+
 class AccessDeniedError(OriginError):
     """The origin refused the credentials, or they do not allow the request. EACCES."""
 

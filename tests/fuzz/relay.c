@@ -46,7 +46,7 @@ static void set_up(void) {
     if (table_fd < 0 || slab_fd < 0 || ftruncate(slab_fd, SLAB_BYTES) < 0 ||
         rt_open(&writer, table_fd) != 0 || socketpair(AF_UNIX, SOCK_SEQPACKET, 0, device) < 0)
         abort();
-    relay = relay_new(device[0], table_fd, 4, &error);
+    relay = relay_new(device[0], table_fd, 4, false, &error);
     if (relay == NULL || reads_init() < 0) abort();
     reads_begin(device[0]);
 }

@@ -4,6 +4,8 @@ import mmap
 import os
 import random
 import struct
+import sys
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +26,7 @@ HEADER = struct.Struct("<8sIIQQQ")
 ENTRY = struct.Struct("<IIQIIIIQ")
 SUMS = struct.Struct("<Q128I")
 MIB = 1 << 20
+INO = 0x1122334455
 SUM = 0xFEDCBA9876543210
 
 
@@ -217,3 +220,35 @@ def test_the_bytes_of_a_user_never_become_less(table: _relay.Table) -> None:
     assert reported(new) == {None: 0, 7: 200}
     new.read_bytes[number] += 50
     assert reported(new) == reported(new) == {None: 0, 7: 250}
+
+
+def test_a_file_that_changes_is_served_no_more(table: _relay.Table) -> None:
+    table.revive(3)
+    for block in range(3):
+        table.publish(INO, block, 3, 4096 * block, 100, block == 2, 7)
+    table.remove(INO, 0, 2)
+    assert table.find(INO, 0) is table.find(INO, 1) is None
+    assert table.find(INO, 2) is not None
+    table.publish(INO, 0, 3, 0, 100, False, 7)
+    assert table.find(INO, 0) is not None
+
+
+def test_marks_of_unsent_files(memory: int, table: _relay.Table) -> None:
+    table.mark_unsent(INO, True)
+    table.mark_unsent(INO, True)
+    at = 656 + 2 * place_of_mark(INO)
+    assert os.pread(memory, 2, at) == (2).to_bytes(2, sys.byteorder)
+    table.mark_unsent(INO, False)
+    assert os.pread(memory, 2, at) == (1).to_bytes(2, sys.byteorder)
+    _relay.Table(memory).set_unsent(array("Q", [INO, INO, INO]))
+    assert os.pread(memory, 2, at) == (3).to_bytes(2, sys.byteorder)
+    _relay.Table(memory).set_unsent(array("Q"))
+    assert os.pread(memory, 2048, 656) == bytes(2048)
+
+
+def place_of_mark(ino: int) -> int:
+    """The finaliser of splitmix64, modulo the number of counters."""
+    most = (1 << 64) - 1
+    ino = (ino ^ (ino >> 30)) * 0xBF58476D1CE4E5B9 & most
+    ino = (ino ^ (ino >> 27)) * 0x94D049BB133111EB & most
+    return (ino ^ (ino >> 31)) % 1024

@@ -123,7 +123,6 @@ def test_several_cache_directories_stand_with_colons_between() -> None:
         ("file_mode = 644", "file_mode", "644", '"644"'),
         ('dir_mode = "999"', "dir_mode", "999", "octal"),
         ('anonymous = "yes"', "anonymous", "yes", "true or false"),
-        ("read_only = false", "read_only", "false", "always read-only"),
         ("cache_dir = []", "cache_dir", "[]", "at least one"),
         ('cache_dir = ["/a", 1]', "cache_dir", "1", "path"),
         ('cache_dir = "/a:/a"', "cache_dir", "/a:/a", "twice"),

@@ -10,6 +10,7 @@ block that no tier stores leaves after `FetchedBlocks`.)
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import compress
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from cachefs.cache.tier.admission_filter import AdmissionFilter
 from cachefs.cache.tier.shared import CacheOptions, Shared
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.cache_dir.directory import CacheDirectory
-from cachefs.errors import CacheDirError
+from cachefs.errors import CacheDirError, OriginError
 from cachefs.origin.base import Origin
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRef
 
@@ -36,6 +37,7 @@ DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
 _BLOCKS_PER_TURN = 500
 """Blocks looked up between two checkpoints of the loop: less than 1 ms."""
+_PUT_S, _PUT_AGAIN_S = 5.0, 0.02
 _GIVE_WAY_S = 0.004
 """About the duration of a read from a nearby origin."""
 
@@ -267,6 +269,29 @@ class BlockCache:
         is_whole = block.nbytes == ref.meta.size_bytes and ref.block_count == 1
         if is_whole and not self.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
             self._fetches.put(ref, block.cast("B") if block.format != "B" else block)
+
+    async def put_written(self, ref: ObjectRef, block_index: int, data: bytes) -> None:
+        """Take a block that a process of this machine has written. Waits while the buffer is full,
+        at most `_PUT_S`; the block is then dropped. So is a block that is cached or in flight."""
+        with trio.move_on_after(_PUT_S):
+            while not self.is_cached_or_inflight(BlockKey(ref.object_id, block_index)):
+                if self._fetches.put(ref, memoryview(data), block_index):
+                    return
+                await trio.sleep(_PUT_AGAIN_S)
+
+    async def copy_blocks(self, before: ObjectRef, after: ObjectRef) -> None:
+        """Cache the blocks of `before`, as far as they are cached, also as those of `after`, which
+        has the same bytes."""
+        for index in range(before.block_count):
+            key = BlockKey(before.object_id, index)
+            length = before.block_length(index)
+            data = self.read_block_now(key, 0, length)
+            if data is not None:
+                await self.put_written(after, index, bytes(data))
+            elif self.is_cached_or_inflight(key):
+                with suppress(OriginError):
+                    whole = await self.read_block(before, index, 0, length)
+                    await self.put_written(after, index, bytes(whole))
 
     async def fetched(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
         """Wait for the in-flight fetches of these blocks. Raises `OriginError` if one failed."""

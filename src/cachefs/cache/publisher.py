@@ -47,6 +47,7 @@ class Table(partial_checksums.Table, Protocol):
     ) -> None: ...
     def verify_all(self, verify: bool, /) -> None: ...
     def withdraw(self, file: int, offset: int, /) -> None: ...
+    def remove(self, ino: int, first: int, end: int, /) -> None: ...
     def revive(self, file: int, /) -> None: ...
     def withdraw_file(self, file: int, /) -> None: ...
     def drain(self, most: int, /) -> list[tuple[int, int, int, int]]: ...
@@ -103,6 +104,9 @@ class Publisher:
         """Files whose descriptors the relay holds. It passes READs of other files to the daemon."""
         self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
+        self.is_current: Callable[[int, bytes], bool] | None = None
+        """In a writable mount: whether the content of an inode is this object (by id). An inode
+        that changes has another object afterwards, and only that one may be published."""
         table.verify_all(cache.verify_full)
         cache.partial_checksums.share(table)
         cache.tell_admitted(self._admitted)
@@ -114,6 +118,8 @@ class Publisher:
         Only a verified block is published. Every other block is remembered, and published when a
         tier stores it.
         """
+        if self.is_current is not None and not self.is_current(ino, ref.object_id):
+            return
         end = min(-(-(offset + length) // BLOCK_BYTES), ref.block_count)
         for block in range(offset // BLOCK_BYTES, end):
             key = BlockKey(ref.object_id, block)
@@ -130,7 +136,9 @@ class Publisher:
     def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
         """Publish a block that a tier has just stored, if a reader has requested it."""
         awaited = self._awaited.pop(key, None)
-        if awaited is not None:
+        if awaited is None:
+            return
+        if self.is_current is None or self.is_current(awaited.ino, key.object_id):
             self._publish_block(awaited.ino, key, store, location, awaited.is_last)
 
     def _publish_block(
@@ -146,6 +154,10 @@ class Publisher:
         self._table.publish(
             ino, block, slab.relay_file, offset, location.length, is_last, location.checksum
         )
+
+    def withdraw(self, ino: int, block_count: int) -> None:
+        """Let the relay serve none of the file's blocks: a process changes the file."""
+        self._table.remove(ino, 0, block_count)
 
     def _add_file(self, store: TierStore, slab: Slab) -> bool:
         if self._next_file >= _FILES or slab.fd < 0:

@@ -55,6 +55,12 @@ class MountConfig(
     """
 
     @model_validator(mode="after")
+    def _check_writable(self) -> Self:
+        if self.manifest is not None and not self.read_only:
+            raise ValueError("a manifest fixes what the mount shows; leave out --rw or --manifest")
+        return self
+
+    @model_validator(mode="after")
     def _check_places(self) -> Self:
         places = [("cache directory", path) for tier in self.tiers for path in tier.paths]
         if self.log_file is not None:

@@ -209,8 +209,12 @@ class AccessSection(Section):
     nonempty: Annotated[bool, SWITCH, Flag()] = Field(
         False, description="Mount over a directory that has entries; they are hidden meanwhile."
     )
-    read_only: Annotated[bool, SWITCH, Flag()] = Field(
-        True, description="Accepted for compatibility: mounts are always read-only."
+    read_only: Annotated[
+        bool, SWITCH, Flag(names=("--read-only/--rw",), shown_default="read-only")
+    ] = Field(True, description="With --rw, files can be written.")
+    spool_size: Annotated[int, size(), Flag("SIZE", shown_default="20GiB")] = Field(
+        20 << 30,
+        description="Most bytes of a writable mount that wait to be sent to the origin.",
     )
 
     @model_validator(mode="before")
@@ -225,13 +229,6 @@ class AccessSection(Section):
         if not (uid.isdecimal() and gid.isdecimal()):
             raise ValueError(f'squash: {show(squash)} is not UID:GID; write it as "1000:1000"')
         return {**values, "uid": uid, "gid": gid}
-
-    @field_validator("read_only")
-    @classmethod
-    def _check_read_only(cls, read_only: bool) -> bool:
-        if not read_only:
-            raise ValueError("false is not possible; mounts are always read-only")
-        return read_only
 
 
 class ProcessSection(Section):

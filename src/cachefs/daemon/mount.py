@@ -17,6 +17,7 @@ from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.operations import Operations
 from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace
+from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class RunningMount:
         self._is_successor = bool(opened.data_path.restarts)
         self._manager = manager
         self._base = build_base(opened)
+        self._spool: Spool | None = None
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or until a signal, then write pending data.
@@ -48,6 +50,8 @@ class RunningMount:
                         await self._serve(nursery, on_ready)
                 finally:
                     await self._base.cache.aclose()
+                    if self._spool is not None:
+                        await self._spool.close()
                 nursery.cancel_scope.cancel()
         finally:
             self._base.db.close()
@@ -65,7 +69,8 @@ class RunningMount:
             nursery.start_soon(opened.view.run)
         # A separate nursery, cancelled first: no tier is added or removed while the cache closes.
         async with trio.open_nursery() as control:
-            parts = build(opened, base, namespace, control)
+            spool = await self._open_spool(nursery)
+            parts = build(opened, base, namespace, control, spool)
             nursery.start_soon(parts.access_log.run)
             await control.start(parts.jobs.run)
             if self._link is not None:
@@ -76,6 +81,15 @@ class RunningMount:
                 await control.start(self._serve_others, parts.handlers, parts.state)
             await self._serve_kernel(parts, on_ready)
             control.cancel_scope.cancel()
+
+    async def _open_spool(self, nursery: trio.Nursery) -> Spool | None:
+        """Open the spool of a writable mount. Raises `SpoolError`."""
+        if self._config.read_only:
+            return None
+        root, source = self._opened.home.spool, self._opened.origin.identity
+        self._spool = await Spool.open(root, source, self._config.spool_size)
+        await nursery.start(self._spool.run)
+        return self._spool
 
     async def _open(self, namespace: Namespace, nursery: trio.Nursery) -> None:
         """Prepare the names for the first request."""
@@ -140,9 +154,12 @@ class RunningMount:
     def _mount(self, operations: Operations) -> str:
         """Mount, and return the device of the mount in the mount table."""
         place, source = self._config.mountpoint, self._opened.origin.url
+        writable = not self._config.read_only
+        if writable:
+            session.accept_writes()
         if self._link is None:
-            return session.mount(operations, place, source, self._config.allow_other)
-        sockets = self._link.mount(place, source, self._config.allow_other)
+            return session.mount(operations, place, source, self._config.allow_other, writable)
+        sockets = self._link.mount(place, source, self._config.allow_other, writable)
         session.connect(operations, sockets.requests_fd, sockets.device_fd, sockets.takes_notices)
         return sockets.device
 

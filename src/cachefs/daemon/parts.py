@@ -22,6 +22,7 @@ from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import resilience
 from cachefs.daemon.tiers import open_names, open_tiers
+from cachefs.daemon.writing import build_writers
 from cachefs.db import Database
 from cachefs.errors import OriginUnavailableError
 from cachefs.format.paths import TierPaths
@@ -33,6 +34,7 @@ from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
+from cachefs.fuse.writing import WritingOperations
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
@@ -46,6 +48,7 @@ from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.prefetch import Prefetch
+from cachefs.staging.spool import Spool
 from cachefs.supervisor.link import Link
 from cachefs.types import DataPath
 
@@ -138,8 +141,11 @@ def build_namespace(opened: Opened, base: Base, nursery: trio.Nursery) -> Namesp
     )
 
 
-def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nursery) -> Parts:
-    """Return everything else. Fetches ahead of readers run in `nursery`.
+def build(
+    opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nursery, spool: Spool | None
+) -> Parts:
+    """Return everything else. Fetches ahead of readers run in `nursery`. A writable mount has a
+    `spool`.
 
     Behind the relay, the rows that `namespace` has written must be committed before this call
     (`Namespace.outlive`).
@@ -194,7 +200,7 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
         handlers = LiveChanges(config, link).recorded(handlers)
 
     ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
-    operations = Operations(
+    for_operations = (
         namespace,
         readers,
         Xattrs(namespace, cache),
@@ -206,6 +212,14 @@ def build(opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nurser
         publisher,
         HintRequests(prefetch.hints),
     )
+    if spool is None:
+        operations = Operations(*for_operations)
+    else:
+        is_successor = bool(opened.data_path.restarts)
+        writers = build_writers(
+            *(origin, cache, namespace, readers, spool, relayed, publisher, is_successor)
+        )
+        operations = WritingOperations(*for_operations, writers=writers)
     return Parts(access_log, jobs, state, handlers, publisher, operations, initialised)
 
 

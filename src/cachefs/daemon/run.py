@@ -18,7 +18,7 @@ from cachefs.daemon.tiers import (
     warn_of_sizes,
 )
 from cachefs.db import database_exists
-from cachefs.errors import OriginUnavailableError
+from cachefs.errors import OriginUnavailableError, UsageError
 from cachefs.manifest.view import open_view
 from cachefs.mounts import prepare_mountpoint, spare_path
 from cachefs.origin.host_names import HostNames
@@ -93,6 +93,8 @@ async def _serve(
         try:
             # Readers wait for a daemon that replaces another, and the origin was checked before.
             failure = None if data_path.restarts else await _check(origin, config)
+            if not (config.read_only or data_path.restarts):
+                await _check_writable(origin)
             tolerant = bool(data_path.restarts)
             tiers = open_tiers(origin.identity, *config.tiers, tolerant=tolerant)
             try:
@@ -108,6 +110,14 @@ async def _serve(
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
                 await origin.aclose()
+
+
+async def _check_writable(origin: ResilientOrigin) -> None:
+    """Find out whether the source can be written. Raises `UsageError` if cachefs can't, and the
+    origin's error otherwise."""
+    if origin.writer is None:
+        raise UsageError(f"{origin.url} can't be written by cachefs; leave out --rw")
+    await origin.writer.check_writable()
 
 
 async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:

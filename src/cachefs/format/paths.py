@@ -11,6 +11,7 @@ INDEX_NAME = "index"
 NAMESPACE_NAME = "namespace"
 JOBS_NAME = "jobs"
 MANIFEST_NAME = "manifest"
+SPOOL_NAME = "spool"
 PROBE_NAME = "probe.tmp"
 IDENTITY_TMP_NAME = IDENTITY_NAME + ".tmp"
 BAD_ENDING = ".bad"
@@ -31,6 +32,7 @@ OWN_NAMES = frozenset(
         BAD_NAMESPACE_NAME,
         JOBS_NAME,
         MANIFEST_NAME,
+        SPOOL_NAME,
         PROBE_NAME,
     }
 )
@@ -77,6 +79,8 @@ class TierPaths:
         """The load jobs, in the same cache directory as the namespace."""
         self.manifests = root / MANIFEST_NAME
         """The views of manifests, in the same cache directory as the namespace."""
+        self.spool = root / SPOOL_NAME
+        """What was written and not sent, in the same cache directory as the namespace."""
         self.probe = root / PROBE_NAME
 
     def slab(self, slab_id: int) -> Path:

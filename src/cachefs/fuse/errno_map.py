@@ -4,13 +4,18 @@ import errno
 
 from cachefs.errors import (
     AccessDeniedError,
+    BadNameError,
     CachefsError,
     ConflictError,
+    ExistsError,
+    IsADirError,
+    NameTooLongError,
     NotADirError,
     NotEmptyError,
     NotFoundError,
     ObjectChangedError,
     SpoolFullError,
+    TooManyError,
 )
 
 _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
@@ -21,6 +26,11 @@ _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
     (ConflictError, errno.ESTALE),
     (NotEmptyError, errno.ENOTEMPTY),
     (SpoolFullError, errno.ENOSPC),
+    (ExistsError, errno.EEXIST),
+    (IsADirError, errno.EISDIR),
+    (BadNameError, errno.EINVAL),
+    (NameTooLongError, errno.ENAMETOOLONG),
+    (TooManyError, errno.EOPNOTSUPP),
 )
 
 

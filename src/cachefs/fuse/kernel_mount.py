@@ -60,15 +60,19 @@ class KernelMount(NamedTuple):
                 raise  # else somebody has unmounted it at this moment
 
 
-def kernel_mount(mountpoint: Path, source: str, allow_other: bool) -> KernelMount:
-    """Mount read-only; the kernel enforces permissions. `source` appears in the mount table.
+def kernel_mount(
+    mountpoint: Path, source: str, allow_other: bool, writable: bool = False
+) -> KernelMount:
+    """Mount; the kernel enforces permissions. `source` appears in the mount table. Without
+    `writable`, the kernel refuses writes with EROFS.
 
     The caller owns the descriptor in the result and must close it. Raises `MountError`.
     """
     refuse_early(allow_other)
-    fd = _by_kernel(mountpoint, source, allow_other) if os.geteuid() == 0 else None
+    is_root = os.geteuid() == 0
+    fd = _by_kernel(mountpoint, source, allow_other, writable) if is_root else None
     if fd is None:
-        fd = _by_helper(mountpoint, source, allow_other)
+        fd = _by_helper(mountpoint, source, allow_other, writable)
     mount = find_mount(mountpoint)
     if mount is None or mount.fstype != FSTYPE:
         os.close(fd)
@@ -125,7 +129,7 @@ def _users_may_allow_others() -> bool:
     return "user_allow_other" in (line.strip() for line in lines)
 
 
-def _by_kernel(mountpoint: Path, source: str, allow_other: bool) -> int | None:
+def _by_kernel(mountpoint: Path, source: str, allow_other: bool, writable: bool) -> int | None:
     """Mount by mount(2), and return the descriptor. Raises `MountError`.
 
     Return None if root lacks the right to mount here (EPERM) but fusermount3, which may have it, is
@@ -143,7 +147,7 @@ def _by_kernel(mountpoint: Path, source: str, allow_other: bool) -> int | None:
         words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]
         if allow_other:
             words.append("allow_other")
-        _mount2(shown_source(source), mountpoint, ",".join(words))
+        _mount2(shown_source(source), mountpoint, ",".join(words), writable)
     except OSError as error:
         os.close(fd)
         if error.errno == errno.EPERM and shutil.which(_HELPER) is not None:
@@ -153,9 +157,9 @@ def _by_kernel(mountpoint: Path, source: str, allow_other: bool) -> int | None:
     return fd
 
 
-def _mount2(source: str, mountpoint: Path, options: str) -> None:
+def _mount2(source: str, mountpoint: Path, options: str, writable: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    flags = _MS_NOSUID | _MS_NODEV | (0 if writable else _MS_RDONLY)
     place = os.fsencode(mountpoint)
     name = source.encode("utf-8", "surrogateescape")
     if libc.mount(name, place, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
@@ -163,13 +167,14 @@ def _mount2(source: str, mountpoint: Path, options: str) -> None:
         raise OSError(number, os.strerror(number), str(mountpoint))
 
 
-def _by_helper(mountpoint: Path, source: str, allow_other: bool) -> int:
+def _by_helper(mountpoint: Path, source: str, allow_other: bool, writable: bool) -> int:
     """Mount by fusermount3, which is setuid root, and return the descriptor that it sends.
 
     Raises `MountError`.
     """
     subtype = FSTYPE.removeprefix("fuse.")
-    words = ["ro", "nosuid", "nodev", f"fsname={shown_source(source)}", f"subtype={subtype}"]
+    words = ["rw" if writable else "ro", "nosuid", "nodev"]
+    words += [f"fsname={shown_source(source)}", f"subtype={subtype}"]
     words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]
     if allow_other:
         words.append("allow_other")

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AnyOperations = TypeVar("AnyOperations", bound="Operations")
 
 _POSITION_BITS = 32
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
@@ -50,8 +51,8 @@ _ABSENT = frozenset({errno.ENOENT, pyfuse3.ENOATTR, errno.EOPNOTSUPP})
 
 
 def translated(
-    handler: Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]]:
+    handler: Callable[Concatenate[AnyOperations, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[AnyOperations, P], Coroutine[Any, Any, T]]:
     """Wrap a handler: convert each exception to a `FUSEError`, and record outcome and duration.
 
     A `CachefsError` becomes its own errno. Any other exception is a bug: this request fails with
@@ -60,7 +61,7 @@ def translated(
     operation = handler.__name__
 
     @wraps(handler)
-    async def answer(self: "Operations", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def answer(self: AnyOperations, /, *args: P.args, **kwargs: P.kwargs) -> T:
         began_ns = perf_counter_ns()
         requests = self.requests
         requests.waiting += 1

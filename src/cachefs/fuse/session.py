@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _device_fd: int | None = None
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
 
-_OPTIONS = ("subtype=cachefs", "ro", "default_permissions")
+_OPTIONS = ("subtype=cachefs", "default_permissions")
 _IDLE_TASKS = 16
 _MAX_TASKS = 1_000
 """Most requests handled at once. A READ that waits for the origin occupies one task, so there must
@@ -45,8 +45,10 @@ _USUAL_READS, _FEWEST_READS = 256, 2
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
-def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bool) -> str:
-    """Mount read-only. The kernel enforces permissions, and refuses writes with EROFS.
+def mount(
+    operations: Operations, mountpoint: Path, source: str, allow_other: bool, writable: bool
+) -> str:
+    """Mount. The kernel enforces permissions. Without `writable`, it refuses writes with EROFS.
 
     Returns the mount's device ("MAJOR:MINOR") in the mount table, or "" if the mount is not there.
     Raises `MountError` when the kernel or fusermount3 refuses.
@@ -54,7 +56,7 @@ def mount(operations: Operations, mountpoint: Path, source: str, allow_other: bo
     refuse_early(allow_other)
     if _relay is not None:
         _relay.reads_ready_fd()
-    options = {*_OPTIONS, f"fsname={shown_source(source)}"}
+    options = {*_OPTIONS, "rw" if writable else "ro", f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
     try:
@@ -81,7 +83,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     _relay.reads_ready_fd()
     _relay.connect(requests_fd, device_fd, takes_notices)
     try:
-        pyfuse3.init(operations, f"/dev/fd/{device_fd}", set(_OPTIONS))
+        pyfuse3.init(operations, f"/dev/fd/{device_fd}", {*_OPTIONS, "ro"})
     except RuntimeError as error:
         raise RelayUnusableError(f"libfuse refuses it: {error}") from error
     if not _relay.is_connected():
@@ -116,6 +118,14 @@ def bound_reads(user: int, bytes_per_s: int) -> None:
         _relay.reads_ready_fd()
         most = min(_USUAL_READS, max(_FEWEST_READS, bytes_per_s >> 20))
         _relay.bound_reads(user, most if bytes_per_s else 0, bytes_per_s > 0)
+
+
+def accept_writes() -> None:
+    """Negotiate a writable mount with the kernel. Call this before `mount` or `connect`. Raises
+    `MountError` where the compiled part is missing."""
+    if _relay is None:
+        raise MountError("a writable mount needs cachefs's compiled part, which is missing here")
+    _relay.accept_writes()
 
 
 def stop() -> None:

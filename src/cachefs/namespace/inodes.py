@@ -45,7 +45,8 @@ from cachefs.format.inode_record import (
 )
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
-from cachefs.types import NO_POSIX, Found, ObjectMeta
+from cachefs.namespace.own_names import OwnNames
+from cachefs.types import NO_POSIX, Found, ObjectMeta, Posix
 
 ROOT_INO = 1
 
@@ -91,6 +92,8 @@ class InodeTable:
         self._on_unbound = on_unbound
         self._on_changed = on_changed
         self._clock = clock
+        self.own = OwnNames()
+        """The names that this mount has changed itself."""
         self.found_count = 0
         """The number of times that a look-up gave a name a new inode."""
         self.unbound_count = 0
@@ -109,7 +112,7 @@ class InodeTable:
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
         root = self.get(ROOT_INO)
         if root is None or not root.is_dir:
-            self._put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, clock.now_ns(), ""))
+            self.put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, clock.now_ns(), ""))
 
     def _check_meta(self, identity: str) -> None:
         for name, wanted, complaint in (
@@ -255,14 +258,17 @@ class InodeTable:
 
     def bind_seen(
         self, parent: int, name: bytes, meta: Found, observed_ns: int, note_check: bool
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
         """Do the same as `bind` for an entry that a listing or another node has seen. The caller
-        has checked that no listing of the directory is newer.
+        has checked that no listing of the directory is newer. The inode number is None if this
+        mount has removed the name since.
 
         Without `note_check`, an unchanged entry costs no write: the listing's row, which
         `finish_listing` puts, has the time at which all were checked.
         """
         current = self.dirent(parent, name)
+        if self.own and self.own.outranks(parent, name, observed_ns):
+            return (None if current is None else current.ino), False
         if current is not None:
             if self._is_newer(current.checked_at_ns, observed_ns):
                 return current.ino, False
@@ -293,8 +299,10 @@ class InodeTable:
 
     def _note_posix(self, inode: Inode, found: Found) -> None:
         posix = (found.posix if isinstance(found, ObjectMeta) else found) or NO_POSIX
+        if posix == NO_POSIX and self.own.is_writable:
+            return  # the origin does not tell them; what this mount has set stays
         if inode.posix != posix:
-            self._put(replace(inode, posix=posix))
+            self.put(replace(inode, posix=posix))
             self._on_changed(inode.ino)
 
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
@@ -309,9 +317,59 @@ class InodeTable:
         current = self.dirent(parent, name)
         if current is None or self._is_newer(current.checked_at_ns, observed_ns):
             return False
+        if self.own and self.own.outranks(parent, name, observed_ns):
+            return False
         self._db.delete("dirents", dirent_key(parent, name))
         self._unbound(parent, name, current.ino)
         return True
+
+    # -- changes of this mount (own_changes.py) --------------------------------------------------
+
+    def bind_own(self, kind: int, parent: int, name: bytes, posix: Posix, now_ns: int) -> Inode:
+        """Bind the name to a new file or directory of this mount, and return its inode. Raises
+        `CacheDirError` if no inode number can be reserved."""
+        inode = Inode(self._numbers.allocate(), kind, parent, name, 0, now_ns, "", posix)
+        self.unbind_own(parent, name)
+        self.put(inode)
+        self._put_dirent(parent, name, Dirent(inode.ino, now_ns))
+        self.found_count += 1
+        return inode
+
+    def bind_moved(self, inode: Inode, now_ns: int) -> None:
+        """Bind the inode, which has no name, to its new name. Paths below it change with it."""
+        self.put(inode)
+        self._db.delete("orphans", ino_key(inode.ino))
+        self._put_dirent(inode.parent, inode.name, Dirent(inode.ino, now_ns))
+        self.found_count += 1
+        if inode.is_dir:
+            self._dir_paths = {ROOT_INO: ""}
+
+    def unbind_own(self, parent: int, name: bytes, *, is_moved: bool = False) -> int | None:
+        """Unbind a name that this mount has removed, and return its inode number; None if it had
+        none. The kernel is not told, because it has asked for this. With `is_moved`, the inode gets
+        another name."""
+        current = self.dirent(parent, name)
+        if current is None:
+            return None
+        self._db.delete("dirents", dirent_key(parent, name))
+        self.unbound_count += 1
+        if not is_moved:
+            self._note_unnamed(current.ino)
+            for tell in self.on_unnamed:
+                tell(current.ino)
+        return current.ino
+
+    def note_checked(self, parent: int, name: bytes, now_ns: int) -> None:
+        """Note that the name refers to its inode at `now_ns`, because this mount has stored it."""
+        current = self.dirent(parent, name)
+        if current is not None:
+            self._put_dirent(parent, name, Dirent(current.ino, now_ns))
+
+    def put(self, inode: Inode) -> None:
+        """Write the inode's row."""
+        self._db.put("inodes", ino_key(inode.ino), pack_inode(inode))
+
+    # -- listings ----------------------------------------------------------------------------------
 
     def finish_listing(self, ino: int, listing: Listing) -> None:
         """Note that every name which is still bound in the directory was checked at
@@ -323,10 +381,7 @@ class InodeTable:
         always grows."""
         inode = self.get(ino)
         if inode is not None:
-            self._put(replace(inode, mtime_ns=max(now_ns, inode.mtime_ns + 1)))
-
-    def _put(self, inode: Inode) -> None:
-        self._db.put("inodes", ino_key(inode.ino), pack_inode(inode))
+            self.put(replace(inode, mtime_ns=max(now_ns, inode.mtime_ns + 1)))
 
     def _put_dirent(self, parent: int, name: bytes, dirent: Dirent) -> None:
         self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))

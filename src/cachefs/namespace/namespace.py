@@ -180,9 +180,12 @@ class Namespace:
 
     def object_ref(self, inode: Inode) -> ObjectRef:
         """Return what the cache needs to read this file version. Raises `NoPathError`."""
-        path = self.table.path(inode)
         meta = ObjectMeta(inode.size_bytes, inode.mtime_ns, inode.version)
-        return ObjectRef(object_id(self._origin.identity, path, inode.version), path, meta)
+        return self.ref_at(self.table.path(inode), meta)
+
+    def ref_at(self, path: str, meta: ObjectMeta) -> ObjectRef:
+        """Return what the cache needs to read the version `meta` of the object at `path`."""
+        return ObjectRef(object_id(self._origin.identity, path, meta.version), path, meta)
 
     def source_url(self, inode: Inode) -> str:
         """Return the URL of the object or directory at the origin. Raises `NoPathError`."""
@@ -254,6 +257,8 @@ class Namespace:
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             remaining_ns = self._dirent_remaining_ns(parent, dirent)
+            if self.table.own.holds(parent, name):
+                remaining_ns = self._ttls.entry_s * NS
             if remaining_ns <= 0:
                 return None
             inode = self.table.get(dirent.ino)

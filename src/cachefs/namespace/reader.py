@@ -234,6 +234,14 @@ class Readers:
             self._on_first_read(inode)
         return reader
 
+    def new(self, inode: Inode, ref: ObjectRef) -> FileReader:
+        """Return a reader of this version that is not kept: its inode is about to change."""
+        return FileReader(self._cache, inode, ref, self._max_window)
+
+    def drop_all(self) -> None:
+        """Drop all readers: paths have changed."""
+        self._readers.clear()
+
     def drop(self, ino: int) -> None:
         """Drop the reader. The next read of this file counts as the first."""
         self._readers.pop(ino, None)

@@ -272,6 +272,8 @@ class MetadataImport:
             if is_dir:
                 found = None if posix == NO_POSIX else posix
             child, is_new = self._table.bind_seen(ino, name, found, observed_ns, note_check=True)
+            if child is None:
+                continue
             bound += is_new
             if is_new and is_dir:
                 self._fresh[child] = 0

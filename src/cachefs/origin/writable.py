@@ -12,6 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 from cachefs.errors import OriginError
+from cachefs.origin.names import is_key_name
 from cachefs.types import Buffer, ObjectMeta
 
 _MIB = 1 << 20
@@ -20,6 +21,8 @@ MOST_PUT_BYTES = 16 * _MIB
 LEAST_PART_BYTES = 5 * _MIB
 """The least size of each part but the last one, as S3 requires."""
 MOST_PARTS = 10_000
+_MOST_KEY = 1024
+"""The most bytes of a key, as S3 and OSS allow."""
 _PART_SIZES = ((100, 8 * _MIB), (1000, 32 * _MIB), (5000, 128 * _MIB), (MOST_PARTS, 1024 * _MIB))
 """The sizes of parts, each up to a part number. Together they exceed 5 TiB."""
 
@@ -169,6 +172,17 @@ class WritableOrigin(ABC):
 
     can_rename = False
     """`rename` works; otherwise it must be done with `copy` and `delete`."""
+
+    def can_have(self, path: str) -> bool:
+        """Whether the origin can have an object of this path."""
+        return (
+            all(is_key_name(name) for name in path.split("/")) and len(path.encode()) <= _MOST_KEY
+        )
+
+    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+        """Set the attributes of a file or directory, and return a file's new version. Return None
+        if the origin can change them only together with the content."""
+        return None
 
     @abstractmethod
     async def check_writable(self, path: str = "") -> Guarantees:

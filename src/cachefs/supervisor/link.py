@@ -108,9 +108,11 @@ class Link:
         self.changes = start.changes
         return start
 
-    def mount(self, mountpoint: Path, source: str, allow_other: bool) -> Sockets:
+    def mount(self, mountpoint: Path, source: str, allow_other: bool, writable: bool) -> Sockets:
         """Let the supervisor mount, unless the mount exists. Raises `MountError`."""
-        message, fds = self._ask({"mount": {"source": source, "allow_other": allow_other}})
+        message, fds = self._ask(
+            {"mount": {"source": source, "allow_other": allow_other, "writable": writable}}
+        )
         if "error" in message:
             raise MountError(str(message["error"]))
         requests_fd, device_fd = fds

@@ -37,21 +37,21 @@ class RelayedMount:
         self._relay: _relay.Relay | None = None
         self._mount: KernelMount | None = None
 
-    def give_to(self, child: Child, source: str, allow_other: bool) -> None:
+    def give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
         """Answer a daemon's request for the mount, with the descriptors to serve it or an error."""
         try:
-            self._give_to(child, source, allow_other)
+            self._give_to(child, source, allow_other, writable)
         except MountError as error:
             child.channel.send({"error": str(error)})
         except OSError as error:
             child.channel.send({"error": f"the relay could not begin: {reason_of(error)}"})
 
-    def _give_to(self, child: Child, source: str, allow_other: bool) -> None:
+    def _give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
         is_first = self._mount is None or self._relay is None
         if self._mount is None:
-            self._mount = kernel_mount(self._mountpoint, source, allow_other)
+            self._mount = kernel_mount(self._mountpoint, source, allow_other, writable)
         if self._relay is None:
-            self._relay = _relay.Relay(self._mount.fd, self.table_fd, _THREADS)
+            self._relay = _relay.Relay(self._mount.fd, self.table_fd, _THREADS, writable)
             self._watch(self._relay.ended_fd)
         ours, its = pair()
         with ours, its:

@@ -218,8 +218,9 @@ class Supervisor:
                 self._greet(child, protocol, str(version))
             case {"mount": _} if self._is_ending:  # it would not be unmounted again
                 child.channel.send({"error": "the mount ends"})
-            case {"mount": {"source": source, "allow_other": allow_other}}:
-                self._mount.give_to(child, str(source), bool(allow_other))
+            case {"mount": {"source": source, "allow_other": allow_other} as wanted}:
+                writable = bool(wanted.get("writable"))
+                self._mount.give_to(child, str(source), bool(allow_other), writable)
             case {"drop_files": _}:
                 self._mount.drop_files()
                 child.channel.send({"dropped": True})

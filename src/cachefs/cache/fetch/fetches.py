@@ -170,14 +170,14 @@ class Fetches:
         nursery.start_soon(self._fetch_alone, fetch)
         return fetch
 
-    def put(self, ref: ObjectRef, data: memoryview) -> bool:
-        """Take the only block of a file, whose bytes came without a fetch.
+    def put(self, ref: ObjectRef, data: memoryview, block_index: int = 0) -> bool:
+        """Take a block whose bytes came without a fetch.
 
         Returns False if the fetch memory has no room. There must be no await between the caller's
         check of `in_flight` and this call."""
         if not self._memory.try_reserve(data.nbytes):
             return False
-        fetch = InFlightFetch(ref, 0, 1)
+        fetch = InFlightFetch(ref, block_index, 1)
         fetch.is_ahead = fetch.has_room = True
         fetch.data = data
         (key,) = fetch.keys

@@ -16,6 +16,11 @@ def create_table(entries: int, /) -> int:
     The caller owns the descriptor. Raises `OSError`.
     """
 
+def accept_writes() -> None:
+    """Negotiate a writable mount in the answer to INIT of all later sessions: the kernel truncates
+    by SETATTR, keeps its pages when the mtime changes, and writes at most 128 KiB at a time. The
+    pid of a request that the kernel sends again and that must not be done twice has bit 30 set."""
+
 def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     """Connect the next session of pyfuse3 to the relay, whatever its mountpoint.
 
@@ -47,7 +52,7 @@ class Relay:
     ended_fd: int
     """An eventfd, readable once the mount has ended."""
 
-    def __init__(self, device_fd: int, table_fd: int, threads: int) -> None:
+    def __init__(self, device_fd: int, table_fd: int, threads: int, writable: bool = False) -> None:
         """Make a relay without starting it. Raises `OSError`.
 
         `device_fd` becomes non-blocking, stays the caller's, and must stay open. `table_fd` may be
@@ -121,6 +126,16 @@ class Table:
 
     def withdraw(self, file: int, offset: int, /) -> None:
         """Mark a slot as free. Must be called before another block gets the slot."""
+
+    def remove(self, ino: int, first: int, end: int, /) -> None:
+        """Remove the entries of a file's blocks from `first` to before `end`: the file changes."""
+
+    def mark_unsent(self, ino: int, is_unsent: bool, /) -> None:
+        """Count this file as one with unsent changes, or no longer. The daemon receives FLUSH of
+        marked files; the relay answers all others. Call this once for each change of the state."""
+
+    def set_unsent(self, inos: Buffer, /) -> None:
+        """Count exactly these files (an array of u64) as ones with unsent changes."""
 
     def revive(self, file: int, /) -> None:
         """Allow the relay to serve blocks of this file."""

@@ -30,6 +30,13 @@ static PyObject *reads_ready_fd(PyObject *module, PyObject *none) {
     return fd < 0 ? os_error(fd) : PyLong_FromLong(fd);
 }
 
+static PyObject *accept_writes(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    session_accept_writes();
+    Py_RETURN_NONE;
+}
+
 static PyObject *is_connected(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -47,6 +54,7 @@ static PyObject *create_table(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"create_table", create_table, METH_VARARGS, NULL},
     {"connect", connect_session, METH_VARARGS, NULL},
+    {"accept_writes", accept_writes, METH_NOARGS, NULL},
     {"is_connected", is_connected, METH_NOARGS, NULL},
     {"bound_reads", bound_reads, METH_VARARGS, NULL},
     {"reads_ready_fd", reads_ready_fd, METH_NOARGS, NULL},

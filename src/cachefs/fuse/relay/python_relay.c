@@ -14,12 +14,13 @@ typedef struct {
 } RelayObject;
 
 static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
-    static char *names[] = {"device_fd", "table_fd", "threads", NULL};
-    int device, table, error;
+    static char *names[] = {"device_fd", "table_fd", "threads", "writable", NULL};
+    int device, table, error, writable = false;
     unsigned threads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwds, "iiI", names, &device, &table, &threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "iiI|p", names, &device, &table, &threads,
+                                     &writable))
         return -1;
-    self->relay = relay_new(device, table, threads, &error);
+    self->relay = relay_new(device, table, threads, writable, &error);
     if (self->relay == NULL) {
         os_error(error);
         return -1;

@@ -65,6 +65,34 @@ static PyObject *Table_withdraw(TableObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Table_remove(TableObject *self, PyObject *args) {
+    unsigned long long ino;
+    unsigned long first, end;
+    if (!PyArg_ParseTuple(args, "Kkk", &ino, &first, &end)) return NULL;
+    for (unsigned long block = first; block < end && block <= UINT32_MAX; block++)
+        rt_remove(&self->table, ino, (uint32_t)block);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_mark_unsent(TableObject *self, PyObject *args) {
+    unsigned long long ino;
+    int is_unsent;
+    if (!PyArg_ParseTuple(args, "Kp", &ino, &is_unsent)) return NULL;
+    if (is_unsent)
+        rt_mark_unsent(&self->table, ino);
+    else
+        rt_unmark_unsent(&self->table, ino);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_set_unsent(TableObject *self, PyObject *args) {
+    Py_buffer inos;
+    if (!PyArg_ParseTuple(args, "y*", &inos)) return NULL;
+    rt_set_unsent(&self->table, inos.buf, (size_t)inos.len / sizeof(uint64_t));
+    PyBuffer_Release(&inos);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Table_revive(TableObject *self, PyObject *args) {
     unsigned long file;
     if (!PyArg_ParseTuple(args, "k", &file) || !is_place(file, 0)) return NULL;
@@ -225,6 +253,9 @@ static PyObject *Table_hit_times(TableObject *self, PyObject *none) {
 static PyMethodDef table_methods[] = {
     {"publish", (PyCFunction)Table_publish, METH_VARARGS, NULL},
     {"withdraw", (PyCFunction)Table_withdraw, METH_VARARGS, NULL},
+    {"remove", (PyCFunction)Table_remove, METH_VARARGS, NULL},
+    {"mark_unsent", (PyCFunction)Table_mark_unsent, METH_VARARGS, NULL},
+    {"set_unsent", (PyCFunction)Table_set_unsent, METH_VARARGS, NULL},
     {"revive", (PyCFunction)Table_revive, METH_VARARGS, NULL},
     {"withdraw_file", (PyCFunction)Table_withdraw_file, METH_VARARGS, NULL},
     {"find", (PyCFunction)Table_find, METH_VARARGS, NULL},

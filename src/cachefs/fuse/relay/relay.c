@@ -24,16 +24,33 @@ static void handle(struct worker *worker, size_t length) {
     struct relay *relay = worker->relay;
     char *request = worker->request;
     struct fuse_in_header *in = (struct fuse_in_header *)request;
+    bool is_writable = GET(relay->table.header->writable);
     switch (in->opcode) {
     case FUSE_READ:
         if (answer_read(worker, request, length)) return;
         ADD(relay->table.header->missed, 1);
         break;
-    case FUSE_OPEN:      /* ENOSYS: the kernel sends each of the three only once per mount */
+    case FUSE_OPEN:      /* ENOSYS: the kernel sends each of these only once per mount */
     case FUSE_OPENDIR:
-    case FUSE_FLUSH:
+    case FUSE_FSYNCDIR:
         reply(relay, in->unique, -ENOSYS, NULL, 0);
         return;
+    case FUSE_FLUSH:
+        if (is_writable && length >= sizeof *in + sizeof(struct fuse_flush_in) &&
+            rt_may_be_unsent(&relay->table, in->nodeid)) {
+            ((struct fuse_flush_in *)(in + 1))->fh = in->nodeid;
+            break;
+        }
+        reply(relay, in->unique, is_writable ? 0 : -ENOSYS, NULL, 0);
+        return;
+    case FUSE_WRITE:     /* there is no OPEN, so the kernel has no handles */
+        if (length >= sizeof *in + sizeof(struct fuse_write_in))
+            ((struct fuse_write_in *)(in + 1))->fh = in->nodeid;
+        break;
+    case FUSE_FSYNC:
+        if (length >= sizeof *in + sizeof(struct fuse_fsync_in))
+            ((struct fuse_fsync_in *)(in + 1))->fh = in->nodeid;
+        break;
     case FUSE_IOCTL:     /* Python's open() sends it for every file: isatty() */
         reply(relay, in->unique, -ENOTTY, NULL, 0);
         return;
@@ -42,9 +59,10 @@ static void handle(struct worker *worker, size_t length) {
         if (length >= sizeof *in + sizeof(struct fuse_read_in))
             ((struct fuse_read_in *)(in + 1))->fh = in->nodeid;
         break;
-    case FUSE_FORGET:    /* no state per look-up; FORGET and BATCH_FORGET have no answer */
+    case FUSE_FORGET:    /* they have no answer; a writable mount frees unlinked files then */
     case FUSE_BATCH_FORGET:
-        return;
+        if (!is_writable) return;
+        break;
     case FUSE_INTERRUPT:
         if (length >= sizeof *in + sizeof(struct fuse_interrupt_in))
             waiting_interrupt(&relay->waiting, in);
@@ -138,7 +156,8 @@ static void *help(void *argument) {
 
 /* -- life -------------------------------------------------------------------------------------- */
 
-struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *error) {
+struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writable,
+                        int *error) {
     struct relay *relay = calloc(1, sizeof *relay);
     *error = ENOMEM;
     if (relay == NULL) return NULL;
@@ -150,6 +169,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *erro
     sem_init(&relay->lead, 0, 1);
     sem_init(&relay->help, 0, 0);
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
+    if (*error == 0) atomic_store(&relay->table.header->writable, (uint32_t)writable);
     if (*error == 0) *error = init_cached_reads(relay);
     if (*error == 0) *error = waiting_init(&relay->waiting, device_fd);
     /* The daemon shares the open file, but O_NONBLOCK does not disturb it: it only writes. */

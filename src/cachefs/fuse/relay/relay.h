@@ -22,7 +22,7 @@ struct relay;
 /* Makes a relay without starting its threads. `device_fd` becomes non-blocking, stays the caller's,
  * and must stay open for the relay's life. `table_fd` may be closed afterwards. NULL on failure,
  * with a positive errno in `*error`. */
-struct relay *relay_new(int device_fd, int table_fd, unsigned threads, int *error);
+struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writable, int *error);
 
 /* Starts the threads. 0 or -errno. */
 int relay_start(struct relay *relay);

@@ -26,26 +26,57 @@
 #include <unistd.h>
 
 #define MOST_TRIES 64 /* requests taken for one that reaches libfuse */
+#define MOST_WRITE (128u << 10) /* bytes of a WRITE */
+#define RESENT (1ull << 63) /* the kernel sets this bit of `unique` when it sends a request again */
+#define RESENT_PID (1u << 30)
 
 /* Set by `session_connect`. The session then owns the socket; `device_fd` stays the caller's. */
 static int wanted_requests_fd = -1, device_fd = -1;
 static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 */
 static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
+static bool accepts_writes;
 
 static void note_init(const struct fuse_in_header *in) {
     if (in->opcode == FUSE_INIT) init_unique = in->unique;
 }
 
-/* Sets FUSE_PARALLEL_DIROPS in the answer to INIT. Without this flag, the kernel sends look-ups
- * in one directory one at a time. pyfuse3 does not set it, and libfuse before 3.17 can't
- * (libfuse #861). */
-static void ask_for_parallel_lookups(const struct iovec *parts, int count) {
+/* Edits the answer to INIT, because pyfuse3 gives no access to these flags.
+ *
+ * FUSE_PARALLEL_DIROPS: without it, the kernel sends look-ups in one directory one at a time
+ * (libfuse before 3.17 can't set it: libfuse #861).
+ *
+ * A writable mount also clears FUSE_ATOMIC_O_TRUNC: without OPEN, the kernel would truncate its own
+ * pages for O_TRUNC and tell nobody; now it sends SETATTR. It clears FUSE_AUTO_INVAL_DATA, because
+ * only writes of this mount change the mtime of an inode. The size of a WRITE is limited, because a
+ * request must fit into the buffer of the relay's socket, which only root can enlarge. */
+static void edit_init_reply(const struct iovec *parts, int count) {
     const struct fuse_out_header *out = parts[0].iov_base;
     if (init_unique == 0 || out->unique != init_unique) return;
     init_unique = 0;
-    if (out->error == 0 && count > 1 && parts[1].iov_len >= FUSE_COMPAT_22_INIT_OUT_SIZE)
-        ((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_PARALLEL_DIROPS;
+    if (out->error != 0 || count < 2 || parts[1].iov_len < FUSE_COMPAT_22_INIT_OUT_SIZE) return;
+    struct fuse_init_out *init = parts[1].iov_base;
+    init->flags |= FUSE_PARALLEL_DIROPS;
+    if (!accepts_writes) return;
+    init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA);
+    if (init->max_write > MOST_WRITE) init->max_write = MOST_WRITE;
+}
+
+/* Tells the handler that the kernel sends this request again: the daemon before may have done it
+ * already. pyfuse3 hides the request's number, so the bit is set in the pid, which is below 2^22.
+ * Only for requests that must not be done twice. */
+static void tell_of_resend(struct fuse_in_header *in) {
+    if (!(in->unique & RESENT)) return;
+    switch (in->opcode) {
+    case FUSE_CREATE:
+    case FUSE_MKNOD:
+    case FUSE_MKDIR:
+    case FUSE_UNLINK:
+    case FUSE_RMDIR:
+    case FUSE_RENAME:
+    case FUSE_RENAME2:
+        in->pid |= RESENT_PID;
+    }
 }
 
 /* libfuse's read function behind a relay. Copies a request into `buffer`, either a deferred one
@@ -63,6 +94,7 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
             return -1;
         }
         note_init(buffer);
+        tell_of_resend(buffer);
         if (reads_admit(buffer, (size_t)got)) return got;
     }
     errno = EINTR;
@@ -93,7 +125,7 @@ static ssize_t write_reply(int fd, struct iovec *parts, int count, void *unused)
         while (sendmsg(notices_fd, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {}
         return out->len;
     }
-    ask_for_parallel_lookups(parts, count);
+    edit_init_reply(parts, count);
     return write_parts(device_fd, parts, count);
 }
 
@@ -121,7 +153,7 @@ static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
 
 static ssize_t write_plainly(int fd, struct iovec *parts, int count, void *unused) {
     (void)unused;
-    ask_for_parallel_lookups(parts, count);
+    edit_init_reply(parts, count);
     return write_parts(fd, parts, count);
 }
 
@@ -202,5 +234,7 @@ void session_connect(int requests_fd, int device, bool takes_notices) {
     notices_fd = takes_notices ? requests_fd : -1;
     connected = false;
 }
+
+void session_accept_writes(void) { accepts_writes = true; }
 
 bool session_is_connected(void) { return connected; }

@@ -10,6 +10,9 @@
  * of names go to the socket. */
 void session_connect(int requests_fd, int device_fd, bool takes_notices);
 
+/* Negotiates a writable mount in all later answers to INIT (see `edit_init_reply`). */
+void session_accept_writes(void);
+
 /* True if a session was connected since the last `session_connect`. */
 bool session_is_connected(void);
 

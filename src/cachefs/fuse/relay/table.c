@@ -179,6 +179,38 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
     atomic_store_explicit(&entry->seq, seq ? seq : 2, memory_order_release);
 }
 
+void rt_remove(struct rt_table *table, uint64_t ino, uint32_t block) {
+    struct rt_entry *set = set_of(table, ino, block);
+    for (int way = 0; way < RT_WAYS; way++) {
+        struct rt_entry *entry = set + way;
+        uint32_t seq = GET(entry->seq);
+        if (seq == 0 || GET(entry->ino) != ino || GET(entry->block) != block) continue;
+        PUT(entry->seq, seq + 1);
+        atomic_thread_fence(memory_order_release); /* orders the odd number before the field */
+        PUT(entry->ino, 0);
+        PUT(entry->file, RT_FILES); /* no file, so the place is free for another block */
+        atomic_store_explicit(&entry->seq, seq + 2 ? seq + 2 : 2, memory_order_release);
+    }
+}
+
+static _Atomic uint16_t *unsent_counter(const struct rt_table *table, uint64_t ino) {
+    return &table->header->unsent[mixed(ino) % RT_UNSENT];
+}
+
+void rt_mark_unsent(struct rt_table *table, uint64_t ino) {
+    atomic_fetch_add(unsent_counter(table, ino), 1);
+}
+
+void rt_unmark_unsent(struct rt_table *table, uint64_t ino) {
+    atomic_fetch_sub(unsent_counter(table, ino), 1);
+}
+
+void rt_set_unsent(struct rt_table *table, const uint64_t *inos, size_t count) {
+    uint16_t counters[RT_UNSENT] = {0};
+    for (size_t i = 0; i < count; i++) counters[mixed(inos[i]) % RT_UNSENT]++;
+    for (size_t i = 0; i < RT_UNSENT; i++) atomic_store(&table->header->unsent[i], counters[i]);
+}
+
 void rt_withdraw(struct rt_table *table, uint32_t file, uint32_t slot) {
     atomic_fetch_add(&table->generations[counter_of(file, slot)], 1);
     /* Orders the bump before all later writes to the slot (see rt_still). */
@@ -239,6 +271,10 @@ bool rt_still(const struct rt_table *table, const struct rt_found *found) {
     atomic_thread_fence(memory_order_seq_cst);
     return GET(table->generations[counter_of(found->file, found->slot)]) == found->generation &&
            GET(table->alive[found->file]) && GET(table->header->epoch) == found->epoch;
+}
+
+bool rt_may_be_unsent(const struct rt_table *table, uint64_t ino) {
+    return atomic_load(unsent_counter(table, ino)) != 0;
 }
 
 void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t bytes) {

@@ -40,6 +40,7 @@
 #define RT_PARTS ((1u << RT_BLOCK_SHIFT) / RT_PART_BYTES)
 #define RT_PARTS_ABOVE (128u << 10) /* up to this length, blocks have no part checksums */
 #define RT_ENTRIES_PER_SUMS 4
+#define RT_UNSENT 1024         /* counters of files with unsent changes; files share them */
 
 struct rt_entry {
     _Atomic uint32_t seq;      /* sequence number; odd: being written; 0: never used */
@@ -84,6 +85,8 @@ struct rt_header {
     _Atomic uint64_t hit_ns;         /* total duration of all hits */
     _Atomic uint64_t hit_times[RT_BUCKETS];
     _Atomic uint32_t verify_all;     /* 1: compare checksums of files in memory, too */
+    _Atomic uint32_t writable;       /* 1: the mount accepts writes; set before the relay starts */
+    _Atomic uint16_t unsent[RT_UNSENT]; /* by hash of the inode: files with unsent changes */
 };
 
 _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
@@ -145,6 +148,19 @@ void rt_publish(struct rt_table *table, uint64_t ino, uint32_t block, uint32_t f
 /* Marks a slot as free. Must come before any byte of the slot's next block is written. */
 void rt_withdraw(struct rt_table *table, uint32_t file, uint32_t slot);
 
+/* Removes the entry of a block, because its file changes in this mount. A READ that has found the
+ * entry before may still return the old bytes; it began before the change was acknowledged. */
+void rt_remove(struct rt_table *table, uint64_t ino, uint32_t block);
+
+/* Counts a file with unsent changes, or counts it no longer. Its mark must be set before the first
+ * change is acknowledged. */
+void rt_mark_unsent(struct rt_table *table, uint64_t ino);
+void rt_unmark_unsent(struct rt_table *table, uint64_t ino);
+
+/* Counts exactly these files, for a new daemon. The mark of a file that stays marked is never
+ * missing meanwhile. */
+void rt_set_unsent(struct rt_table *table, const uint64_t *inos, size_t count);
+
 /* Allows, or forbids, that blocks of a file are served. `rt_withdraw_file` must come before the
  * file is changed, deleted or closed. */
 void rt_revive(struct rt_table *table, uint32_t file);
@@ -161,6 +177,9 @@ bool rt_find(const struct rt_table *table, uint64_t ino, uint32_t block, struct 
 /* True if the slot still holds the block. Must be called after the bytes were copied to private
  * memory, and before they are used. */
 bool rt_still(const struct rt_table *table, const struct rt_found *found);
+
+/* False if the file has no unsent changes. May be true for a file without. */
+bool rt_may_be_unsent(const struct rt_table *table, uint64_t ino);
 
 /* Counts a hit for the file, and puts the entry into the ring unless its slot is there already. */
 void rt_note_hit(struct rt_table *table, const struct rt_found *found, uint32_t bytes);

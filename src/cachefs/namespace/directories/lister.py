@@ -122,7 +122,7 @@ class Lister:
             # After the first listing of a large directory no sweep is needed: the table has no
             # other names.
             if listing.knew_names or self._table.found_count != listing.found_before:
-                listing.changed |= await self._sweep(ino, snapshot.as_of_ns, listing.seen)
+                listing.changed |= await self._sweep(ino, snapshot, listing.seen)
             is_whole = self._mtime_ns(ino) == listing.mtime_before_ns
             self._validators.renew(ino)
             self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
@@ -223,23 +223,28 @@ class Lister:
             if is_new:
                 self._on_new(ino, name)
             listing.seen.add(name)
-            snapshot.append(name, child)
+            if child is not None:
+                snapshot.append(name, child)
 
-    async def _sweep(self, ino: int, began_ns: int, seen: set[bytes]) -> bool:
+    async def _sweep(self, ino: int, snapshot: DirectorySnapshot, seen: set[bytes]) -> bool:
         """Unbind the names that the listing didn't show, except names that a look-up has found
-        since it began. Return whether there were any. It can't be cancelled half-way, so that the
-        caller always notes the change.
+        since it began, or that this mount has created: those are shown. Return whether any were
+        unbound. It can't be cancelled half-way, so that the caller always notes the change.
         """
         changed = False
         after: bytes | None = None
         while True:
-            names = [name for name, _ in islice(self._table.dirents(ino, after), _SWEEP_CHUNK)]
-            for name in names:
-                if name not in seen:
-                    changed |= self._table.unbind_unlisted(ino, name, began_ns)
+            names = list(islice(self._table.dirents(ino, after), _SWEEP_CHUNK))
+            for name, dirent in names:
+                if name in seen:
+                    continue
+                if self._table.unbind_unlisted(ino, name, snapshot.as_of_ns):
+                    changed = True
+                elif self._table.own.is_writable:
+                    snapshot.append(name, dirent.ino)
             if len(names) < _SWEEP_CHUNK:
                 return changed
-            after = names[-1]
+            after = names[-1][0]
             await trio.lowlevel.cancel_shielded_checkpoint()
 
 

@@ -104,6 +104,16 @@ class LocalFiles:
                 os.close(fd)
                 _unlink(place, upload_name(upload.upload_id))
 
+    def set_attributes(self, path: str, attributes: Attributes, task: Task) -> ObjectMeta | None:
+        """Return the new description of a file; None for a directory."""
+        fd = self._fs.open_path(self._full(path))
+        try:
+            task.check()
+            _apply_at(f"/proc/self/fd/{fd}", attributes)
+        finally:
+            os.close(fd)
+        return self._describe(self._fs.info(self._full(path)))
+
     def start(self, upload: Upload, task: Task) -> None:
         with self._parent(upload.path) as (place, _):
             task.check()
@@ -420,6 +430,18 @@ def _apply(fd: int, attributes: Attributes) -> None:
         os.fchmod(fd, attributes.mode & 0o1777)
     if attributes.mtime_ns is not None:
         os.utime(fd, ns=(attributes.mtime_ns, attributes.mtime_ns))
+
+
+def _apply_at(path: str, attributes: Attributes) -> None:
+    """Do `_apply` for a file that can't be written, or a directory."""
+    if attributes.uid is not None or attributes.gid is not None:
+        uid = -1 if attributes.uid is None else attributes.uid
+        gid = -1 if attributes.gid is None else attributes.gid
+        os.chown(path, uid, gid)
+    if attributes.mode is not None:
+        os.chmod(path, attributes.mode & 0o1777)  # noqa: PTH101 - not a path of this program
+    if attributes.mtime_ns is not None:
+        os.utime(path, ns=(attributes.mtime_ns, attributes.mtime_ns))
 
 
 def _write(fd: int, offset: int, content: Content, task: Task) -> None:

@@ -73,6 +73,14 @@ class LocalWriter(WritableOrigin):
         self._subject = subject
         self._limiter = limiter
 
+    def can_have(self, path: str) -> bool:
+        """See `WritableOrigin.can_have`."""
+        return all(is_name(name) and not is_hidden(name) for name in path.split("/"))
+
+    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+        """See `WritableOrigin.set_attributes`."""
+        return await self._call(path, partial(self._tree.set_attributes, path, attributes))
+
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`."""
         keeps_ids, links = await self._call(path, partial(self._tree.probe, path))

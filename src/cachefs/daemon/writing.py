@@ -1,0 +1,59 @@
+"""The objects of a writable mount: its spool, and what changes files and names."""
+
+from array import array
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.publisher import Publisher
+from cachefs.daemon.relayed import Relayed
+from cachefs.errors import UsageError
+from cachefs.fuse.writing import Writers
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.own_changes import OwnChanges
+from cachefs.namespace.reader import Readers
+from cachefs.origin.base import Origin
+from cachefs.staging.spool import Spool
+from cachefs.writes.files import WrittenFiles
+from cachefs.writes.names import WrittenNames
+from cachefs.writes.sender import Sender
+
+
+def build_writers(
+    origin: Origin,
+    cache: BlockCache,
+    namespace: Namespace,
+    readers: Readers,
+    spool: Spool,
+    relayed: Relayed | None,
+    publisher: Publisher | None,
+    is_successor: bool,
+) -> Writers:
+    """Return what changes files and names, with the unsent files of the spool.
+
+    `is_successor` means that the kernel may have files open since before this daemon. Raises
+    `UsageError` if the source can't be written."""
+    writer = origin.writer
+    if writer is None:
+        raise UsageError(f"{origin.url} can't be written by cachefs yet; leave out --rw")
+    changes = OwnChanges(namespace)
+    table = None if relayed is None else relayed.table
+    files = WrittenFiles(
+        namespace,
+        changes,
+        readers,
+        cache,
+        spool,
+        Sender(writer),
+        table,
+        _withdraw_nothing if publisher is None else publisher.withdraw,
+    )
+    files.restore(is_successor)
+    if table is not None:
+        table.set_unsent(array("Q", files.unsent()))
+    if publisher is not None:
+        publisher.is_current = files.is_current
+    names = WrittenNames(namespace, changes, files, readers, cache, origin, writer)
+    return Writers(files, names)
+
+
+def _withdraw_nothing(ino: int, block_count: int) -> None:
+    """Without a relay nobody but the daemon serves blocks."""

@@ -1,0 +1,202 @@
+"""The handlers of requests that change files, for a writable mount.
+
+There is no state per open file here either: all state of an unsent change belongs to the inode
+(`writes/`). So open files continue after the daemon was replaced.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyfuse3
+
+from cachefs.errors import NotFoundError
+from cachefs.format.inode_record import Inode
+from cachefs.fuse.operations import Operations, translated
+from cachefs.fuse.uid_limits import INO_MASK
+from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, Buffer, Posix
+from cachefs.writes.files import WrittenFiles
+from cachefs.writes.names import Name, WrittenNames
+
+_RESENT_PID = 1 << 30
+"""Set in the pid of a request that the kernel sends again (`fuse/relay/session.c`)."""
+_MODE_BITS = 0o7777
+
+
+class Writers(NamedTuple):
+    """The objects that change files and names."""
+
+    files: WrittenFiles
+    names: WrittenNames
+
+
+class WritingOperations(Operations):
+    """The handlers of a writable mount."""
+
+    def __init__(self, *args: Any, writers: Writers, **kwargs: Any) -> None:
+        """`args` and `kwargs` are those of `Operations`."""
+        super().__init__(*args, **kwargs)
+        self._files = writers.files
+        self._names = writers.names
+
+    # -- names ---------------------------------------------------------------------------------
+
+    @translated
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Create a file, and return a handle with its inode number."""
+        inode = await self._names.create(
+            *(parent_inode, name, _posix(mode, ctx)),
+            exclusive=bool(flags & os.O_EXCL),
+            is_again=_is_again(ctx),
+        )
+        if flags & os.O_TRUNC and inode.size_bytes:
+            await self._files.truncate(inode.ino, 0)
+            inode = self._namespace.inode(inode.ino)
+        handle = self._limits.handle(inode.ino, ctx.uid)
+        info = pyfuse3.FileInfo(fh=handle, keep_cache=True)
+        return info, self._entry_of(inode)
+
+    @translated
+    async def mknod(
+        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Create a file. Fails with EPERM for anything but a regular file."""
+        if not stat.S_ISREG(mode):
+            raise pyfuse3.FUSEError(errno.EPERM)
+        inode = await self._names.create(
+            *(parent_inode, name, _posix(mode, ctx)), exclusive=True, is_again=_is_again(ctx)
+        )
+        return self._entry_of(inode)
+
+    @translated
+    async def mkdir(
+        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Make a directory."""
+        inode = await self._names.make_directory(
+            *(parent_inode, name, _posix(mode, ctx)), is_again=_is_again(ctx)
+        )
+        return self._entry_of(inode)
+
+    @translated
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove a file's name."""
+        await _unless_done(ctx, self._names.unlink, parent_inode, name)
+        self._namespace.write_ahead()
+
+    @translated
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Remove an empty directory."""
+        await _unless_done(ctx, self._names.remove_directory, parent_inode, name)
+        self._namespace.write_ahead()
+
+    @translated
+    async def rename(
+        self,
+        parent_inode_old: int,
+        name_old: bytes,
+        parent_inode_new: int,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Rename a file or directory. EXCHANGE is refused with EINVAL."""
+        if flags & ~pyfuse3.RENAME_NOREPLACE:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        old, new = Name(parent_inode_old, name_old), Name(parent_inode_new, name_new)
+        await _unless_done(ctx, self._names.rename, old, new, bool(flags))
+        self._namespace.write_ahead()
+
+    def _entry_of(self, inode: Inode) -> pyfuse3.EntryAttributes:
+        return self._attributes(inode, self._namespace.ttls.entry_s)
+
+    async def forget(self, inode_list: Any) -> None:
+        """Drop the unsent changes of files without a name, which no process has open any more."""
+        for ino, _ in inode_list:
+            self._files.forget(ino)
+
+    # -- bytes ---------------------------------------------------------------------------------
+
+    async def read(  # type: ignore[override] # see Operations.read
+        self, fh: int, off: int, size: int
+    ) -> Buffer:
+        """Return up to `size` bytes at `off`; of a file with unsent changes those of the spool."""
+        if self._files.has(fh & INO_MASK):
+            return await self._read_unsent(fh & INO_MASK, off, size)
+        return await super().read(fh, off, size)
+
+    @translated
+    async def _read_unsent(self, ino: int, off: int, size: int) -> Buffer:
+        return await self._files.read(ino, off, size)
+
+    @translated
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        """Write all of `buf` to the spool."""
+        await self._files.write(fh & INO_MASK, off, buf)
+        self._namespace.write_ahead()
+        return len(buf)
+
+    @translated
+    async def flush(self, fh: int) -> None:
+        """Send a file with unsent changes to the origin. Every close waits for this."""
+        await self._files.send(fh & INO_MASK)
+        self._namespace.write_ahead()
+
+    @translated
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Do the same as `flush`."""
+        await self._files.send(fh & INO_MASK)
+        self._namespace.write_ahead()
+
+    # -- attributes ----------------------------------------------------------------------------
+
+    @translated
+    async def setattr(
+        self,
+        inode: int,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Set size, owner, group, mode or mtime."""
+        if fields.update_size:
+            await self._files.truncate(inode, attr.st_size)
+        found = self._namespace.inode(inode)
+        uid, gid, mode = found.posix
+        posix = Posix(
+            attr.st_uid if fields.update_uid else uid,
+            attr.st_gid if fields.update_gid else gid,
+            attr.st_mode & _MODE_BITS if fields.update_mode else mode,
+        )
+        mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
+        if posix != found.posix or mtime_ns is not None:
+            await self._names.set_attributes(inode, posix, mtime_ns)
+        return self._attributes(self._namespace.inode(inode))
+
+
+def _is_again(ctx: pyfuse3.RequestContext) -> bool:
+    """Return whether the daemon before may have done this request already."""
+    return bool(ctx.pid & _RESENT_PID)
+
+
+def _posix(mode: int, ctx: pyfuse3.RequestContext) -> Posix:
+    uid = UNKNOWN_ID if ctx.uid < 0 else ctx.uid
+    bits = mode & ~ctx.umask & _MODE_BITS
+    return Posix(uid, ctx.gid, bits if bits != UNKNOWN_MODE else 0o644)
+
+
+async def _unless_done(
+    ctx: pyfuse3.RequestContext, change: Callable[..., Any], *args: object
+) -> None:
+    """Make the change. If the kernel sends the request again, and the name is gone, the daemon
+    before has made the change already."""
+    try:
+        await change(*args)
+    except NotFoundError:
+        if not _is_again(ctx):
+            raise

@@ -1,0 +1,381 @@
+"""The bytes that processes write: from the first write until the origin and the cache have them.
+
+A file of a writable mount is in one of these states:
+
+- clean: an object version, as on a read-only mount. It has no entry here.
+- unsent: it has changes that the origin does not have. They lie in the spool, which is their only
+  copy. Its name is held (`namespace/own_names.py`), and the relay passes its FLUSH on.
+- sending: a close or fsync waits until the origin has the content. Writers wait, too, so that no
+  object is a mix of two contents.
+- stored: the origin has the content. The cache is given the blocks from the spool; until then
+  reads are served from the spool.
+
+A change of a stored or clean file makes it unsent again. Code between two awaits is atomic on the
+loop; the methods say where this matters.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import Enum, auto
+from typing import Protocol
+
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import CachefsError, ConflictError, ObjectChangedError
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.own_changes import OwnChanges
+from cachefs.namespace.reader import FileReader, Readers
+from cachefs.staging.extents import Source
+from cachefs.staging.spool import Spool
+from cachefs.staging.staged_file import StagedFile
+from cachefs.types import BLOCK_BYTES, ObjectMeta
+from cachefs.writes.sender import Sender, attributes_of, condition_of
+
+_ROOM_S = 60.0
+"""How long a write waits for room in the spool before it fails with ENOSPC."""
+
+log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """The state of a file that has an entry here."""
+
+    UNSENT = auto()
+    SENDING = auto()
+    STORED = auto()
+
+
+class Marks(Protocol):
+    """The relay's table, as far as it is told of unsent changes."""
+
+    def mark_unsent(self, ino: int, is_unsent: bool, /) -> None: ...
+
+
+class WrittenFile:
+    """One file with an entry; owned by `WrittenFiles`."""
+
+    def __init__(self, ino: int, staged: StagedFile, base: FileReader | None) -> None:
+        """`base` reads the version on which partial changes are based."""
+        self.ino = ino
+        self.staged = staged
+        self.base = base
+        self.state = State.UNSENT
+        self.meta: ObjectMeta | None = None
+        """The version that the origin has, while the state is STORED."""
+        self.is_exclusive = False
+        """The origin must not have an object of this name."""
+        self.is_named = True
+        self.lock = trio.Lock()
+        """Held while the file is sent, renamed or removed."""
+        self.sent = trio.Event()
+        """Set when the present sending ends."""
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
+        `SpoolError` or the origin's error."""
+        found: list[bytes] = []
+        for piece in self.staged.pieces(offset, size):
+            if piece.source is Source.SPOOL:
+                found.append(await self.staged.read_spool(piece.offset, piece.length))
+            elif piece.source is Source.ZEROS:
+                found.append(bytes(piece.length))
+            else:
+                found.append(await self._read_base(piece.offset, piece.length))
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    async def _read_base(self, offset: int, size: int) -> bytes:
+        assert self.base is not None
+        parts = []
+        while size > 0:
+            length = min(size, BLOCK_BYTES)
+            data = self.base.read_now(offset, length)
+            parts.append(bytes(await self.base.read(offset, length) if data is None else data))
+            offset += length
+            size -= length
+        return b"".join(parts)
+
+
+class WrittenFiles:
+    """All files of one writable mount that have an entry."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        changes: OwnChanges,
+        readers: Readers,
+        cache: BlockCache,
+        spool: Spool,
+        sender: Sender,
+        marks: Marks | None,
+        withdraw: Callable[[int, int], None],
+    ) -> None:
+        """`withdraw(ino, block_count)` makes the relay serve none of the file's blocks."""
+        self._namespace = namespace
+        self._changes = changes
+        self._readers = readers
+        self._cache = cache
+        self._spool = spool
+        self._sender = sender
+        self._marks = marks
+        self._withdraw = withdraw
+        self._files: dict[int, WrittenFile] = {}
+
+    def has(self, ino: int) -> bool:
+        """Return whether the file's content is in the spool, at least in part."""
+        return ino in self._files
+
+    def is_current(self, ino: int, object_id: bytes) -> bool:
+        """Return whether the content of the inode is this object, and nothing else."""
+        return ino not in self._files and self._readers.get(ino).ref.object_id == object_id
+
+    def unsent(self) -> list[int]:
+        """Return the inode numbers of all unsent files that have a name."""
+        return [
+            ino
+            for ino, file in self._files.items()
+            if file.state is not State.STORED and file.is_named
+        ]
+
+    def restore(self, is_successor: bool) -> None:
+        """Take over the files of the spool that an earlier daemon has left.
+
+        If the kernel has not asked this mount anything before (`is_successor` is false), no process
+        has them open. A file that was never closed is then held until a user decides."""
+        for staged in list(self._spool.files.values()):
+            if not staged.is_attached:
+                continue
+            inode = self._namespace.table.get(staged.ino)
+            if inode is None or inode.is_dir:
+                staged.hold("its name is not known any more")
+            elif not is_successor and not staged.is_sealed:
+                staged.hold("it was never closed")
+                self._changes.give_up(staged.ino)
+            else:
+                self._restore_one(inode, staged)
+
+    def _restore_one(self, inode: Inode, staged: StagedFile) -> None:
+        base = None
+        if staged.base is not None:
+            before = self._namespace.ref_at(staged.path, staged.base)
+            base = self._readers.new(inode, before)
+        file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
+        file.is_named = self._changes.is_named(inode.ino)
+        self._changes.update(inode.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
+        if file.is_named:
+            self._changes.hold(inode.ino)
+
+    def is_unsent(self, ino: int) -> bool:
+        """Return whether the file has changes that the origin does not have."""
+        file = self._files.get(ino)
+        return file is not None and file.state is not State.STORED
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def begin_new(
+        self, inode: Inode, path: str, *, exclusive: bool, answering: int | None = None
+    ) -> None:
+        """Note a new, empty file. With `exclusive`, sending fails if the origin has one of this
+        name. `answering` is the number of the kernel's request. Raises `SpoolError`."""
+        staged = self._spool.begin(inode.ino, path, None, answering)
+        staged.set_attributes(posix=inode.posix)
+        self._add(inode.ino, staged, None).is_exclusive = exclusive
+
+    async def write(self, ino: int, offset: int, data: bytes) -> None:
+        """Write all of `data` at `offset`. Raises `SpoolFullError`, or `ObjectChangedError` for an
+        inode that is gone."""
+        await self._spool.reserve(len(data), _ROOM_S)
+        file = await self._changeable(ino)
+        file.staged.write(offset, data)
+        self._note_change(file)
+
+    async def truncate(self, ino: int, size_bytes: int) -> None:
+        """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
+        file = await self._changeable(ino, is_whole=size_bytes == 0)
+        await file.staged.truncate(size_bytes)
+        self._note_change(file)
+
+    async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
+        """Return the entry in the state UNSENT; make one for a clean file. There must be no await
+        between this and the change. With `is_whole`, the change replaces all bytes."""
+        while (file := self._files.get(ino)) is not None and file.state is State.SENDING:
+            await file.sent.wait()
+        if file is not None and file.state is State.STORED:
+            self._end(file)
+            file = None
+        if file is None:
+            return self._begin_change(self._namespace.inode(ino), is_whole)
+        return file
+
+    def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
+        if inode.is_dir or not inode.version:
+            raise ObjectChangedError(f"the unsent content of inode {inode.ino} is gone")
+        ref = self._namespace.object_ref(inode)
+        base = None if is_whole or not inode.size_bytes else ref.meta
+        staged = self._spool.begin(inode.ino, ref.path, base)
+        reader = None if base is None else self._readers.new(inode, ref)
+        staged.set_attributes(posix=inode.posix)
+        # From here on nobody gets the old version's bytes as those of this inode.
+        self._withdraw(inode.ino, ref.block_count)
+        self._readers.drop(inode.ino)
+        return self._add(inode.ino, staged, reader)
+
+    def _add(self, ino: int, staged: StagedFile, base: FileReader | None) -> WrittenFile:
+        file = self._files[ino] = WrittenFile(ino, staged, base)
+        file.is_named = self._changes.is_named(ino)
+        if file.is_named:
+            self._mark(file, True)
+        return file
+
+    def _mark(self, file: WrittenFile, is_unsent: bool) -> None:
+        if is_unsent:
+            self._changes.hold(file.ino)
+        if self._marks is not None:
+            self._marks.mark_unsent(file.ino, is_unsent)
+
+    def _note_change(self, file: WrittenFile) -> None:
+        staged = file.staged
+        self._changes.update(file.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def read(self, ino: int, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset`, fewer only at the end of the file."""
+        return await self._files[ino].read(offset, size)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    async def send(self, ino: int) -> None:
+        """Send a file's unsent changes to the origin. When this returns, the origin has them.
+
+        Raises `ObjectChangedError` if the origin has another version than the one that was changed
+        in part, or the origin's error. The bytes then stay in the spool.
+        """
+        file = self._files.get(ino)
+        if file is None:
+            return
+        async with file.lock:
+            if file.state is not State.UNSENT or not file.is_named:
+                return
+            file.state = State.SENDING
+            try:
+                self._note_stored(file, await self._send(file))
+            except ConflictError as error:
+                self._note_conflict(file, error)
+                raise
+            except CachefsError as error:
+                file.staged.fail(str(error))
+                raise
+            finally:
+                if file.state is State.SENDING:
+                    file.state = State.UNSENT
+                file.sent.set()
+                file.sent = trio.Event()
+        await self._give_to_cache(file)
+
+    async def _send(self, file: WrittenFile) -> ObjectMeta:
+        inode, staged = self._namespace.inode(file.ino), file.staged
+        staged.seal()
+        generation = staged.begin_sending()
+        return await self._sender.send(
+            self._namespace.table.path(inode),
+            staged.size_bytes,
+            file.read,
+            condition_of(staged.base, file.is_exclusive),
+            attributes_of(inode.posix, inode.mtime_ns),
+            self._spool.write_id(staged.number, generation),
+        )
+
+    def _note_stored(self, file: WrittenFile, meta: ObjectMeta) -> None:
+        """Note that the origin has the content. Atomic."""
+        file.meta = meta
+        self._changes.note_stored(file.ino, meta)
+        file.state = State.STORED
+        file.is_exclusive = False
+        self._mark(file, False)
+
+    def _note_conflict(self, file: WrittenFile, error: ConflictError) -> None:
+        """Note that the origin refused the content. The name shows the origin's version from now
+        on; the bytes stay in the spool until a user saves or drops them. Atomic."""
+        log.warning(
+            "%s: not stored: %s; cachefs writes shows what is kept", file.staged.path, error
+        )
+        file.staged.conflict(str(error))
+        del self._files[file.ino]
+        self._mark(file, False)
+        self._changes.give_up(file.ino)
+
+    def _end(self, file: WrittenFile) -> None:
+        """Remove a stored file from the spool. Atomic."""
+        assert file.meta is not None
+        del self._files[file.ino]
+        file.staged.finish(file.meta)
+
+    async def _give_to_cache(self, file: WrittenFile) -> None:
+        """Give the blocks of a stored file to the cache, and remove it from the spool. Ends early
+        if the file changes."""
+        ref = self._namespace.object_ref(self._namespace.inode(file.ino))
+        for index in range(ref.block_count):
+            if not self._is_stored(file):
+                return
+            data = await file.read(index * BLOCK_BYTES, ref.block_length(index))
+            if self._is_stored(file):
+                await self._cache.put_written(ref, index, data)
+        if self._is_stored(file):
+            self._end(file)
+
+    def _is_stored(self, file: WrittenFile) -> bool:
+        """Return whether this is still the entry of its inode, and the origin has its content."""
+        return file.state is State.STORED and self._files.get(file.ino) is file
+
+    async def send_changed(self, ino: int) -> None:
+        """Send the file if it is unsent and the origin has an older version of it."""
+        if self.is_unsent(ino) and self._namespace.inode(ino).version:
+            await self.send(ino)
+
+    def unsent_below(self, directory: str) -> list[int]:
+        """Return the inode numbers of the unsent files below a directory."""
+        start = f"{directory}/"
+        return [ino for ino, file in self._files.items() if file.staged.path.startswith(start)]
+
+    def note_moved(self, old: str, new: str) -> None:
+        """Note that a directory has the path `new` instead of `old`."""
+        for ino in self.unsent_below(old):
+            file = self._files[ino]
+            file.staged.rename(new + file.staged.path[len(old) :])
+
+    # -- names -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def quiet(self, ino: int) -> AsyncIterator[None]:
+        """Keep the file from being sent while its name changes."""
+        file = self._files.get(ino)
+        if file is None:
+            yield
+            return
+        async with file.lock:
+            yield
+
+    def note_path(self, ino: int, path: str) -> None:
+        """Note that the file has another name now."""
+        file = self._files.get(ino)
+        if file is not None:
+            file.staged.rename(path)
+
+    def note_unnamed(self, ino: int) -> None:
+        """Note that the file has no name any more. Processes that have it open still use it; it is
+        never sent."""
+        file = self._files.get(ino)
+        if file is not None:
+            if file.state is not State.STORED:
+                self._mark(file, False)
+            file.is_named = False
+
+    def forget(self, ino: int) -> None:
+        """Remove a file without a name from the spool: no process has it open any more."""
+        file = self._files.get(ino)
+        if file is not None and not file.is_named:
+            del self._files[ino]
+            file.staged.drop()

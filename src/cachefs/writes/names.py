@@ -1,0 +1,303 @@
+"""Changes of names: create, mkdir, unlink, rmdir, rename, and attributes.
+
+Each change is done at the origin first, and then in the inode table. So a change that a process has
+been told of is at the origin. The exception is a file that the origin does not have yet: its name
+changes only here, until its first close sends it.
+
+The kernel holds a directory's lock during each change of its names, so no two changes of one name
+run at the same time.
+"""
+
+from typing import NamedTuple
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import (
+    BadNameError,
+    CachefsError,
+    ExistsError,
+    IsADirError,
+    NameTooLongError,
+    NotADirError,
+    NotEmptyError,
+    NotFoundError,
+    ObjectChangedError,
+    TooManyError,
+)
+from cachefs.format.inode_record import Inode
+from cachefs.namespace.inodes import join
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.own_changes import OwnChanges
+from cachefs.namespace.reader import Readers
+from cachefs.origin.base import Origin
+from cachefs.origin.names import NAME_MAX_BYTES
+from cachefs.origin.writable import WritableOrigin
+from cachefs.types import ObjectMeta, ObjectRef, Posix
+from cachefs.writes.files import WrittenFiles
+from cachefs.writes.sender import attributes_of
+
+_MOST_RENAMED = 100_000
+"""The most files below a directory that is renamed."""
+_NOTHING = "no such file or directory"
+
+
+class Name(NamedTuple):
+    """A name in the directory with the inode number `parent`."""
+
+    parent: int
+    name: bytes
+
+
+class WrittenNames:
+    """Changes the names of one writable mount."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        changes: OwnChanges,
+        files: WrittenFiles,
+        readers: Readers,
+        cache: BlockCache,
+        origin: Origin,
+        writer: WritableOrigin,
+    ) -> None:
+        self._namespace = namespace
+        self._table = namespace.table
+        self._changes = changes
+        self._files = files
+        self._readers = readers
+        self._cache = cache
+        self._origin = origin
+        self._writer = writer
+
+    def _path(self, parent: int, name: bytes) -> str:
+        """Return the path of a name. Raises `ObjectChangedError` or `BadNameError`."""
+        if len(name) > NAME_MAX_BYTES:
+            raise NameTooLongError(f"the name has more than {NAME_MAX_BYTES} bytes")
+        path = join(self._table.path(self._namespace.inode(parent)), name)
+        if not self._writer.can_have(path):
+            raise BadNameError(f"{path!r} can't be the name of an object at this source")
+        return path
+
+    async def _find(self, parent: int, name: bytes) -> Inode:
+        """Return the inode of a name. Raises `NotFoundError`, or the origin's error."""
+        inode, _ = await self._namespace.lookup(parent, name)
+        return inode
+
+    async def _known(self, parent: int, name: bytes) -> Inode | None:
+        """Return the inode of a name; None if it refers to nothing."""
+        try:
+            return await self._find(parent, name)
+        except NotFoundError:
+            return None
+
+    # -- making ----------------------------------------------------------------------------------
+
+    async def create(
+        self, parent: int, name: bytes, posix: Posix, *, exclusive: bool, is_again: bool
+    ) -> Inode:
+        """Create an empty file, and return its inode. An existing file is returned as it is, but
+        with `exclusive` only if `is_again` and an earlier request has created it.
+
+        Raises `ExistsError`, `BadNameError`, or the error of the spool.
+        """
+        path = self._path(parent, name)
+        dirent = self._table.dirent(parent, name)
+        if dirent is not None:
+            inode = self._namespace.inode(dirent.ino)
+            is_own = is_again and self._files.is_unsent(inode.ino)
+            if inode.is_dir or (exclusive and not is_own):
+                raise ExistsError(f"{path} exists already")
+            return inode
+        inode = self._changes.create_file(parent, name, posix)
+        try:
+            self._files.begin_new(inode, path, exclusive=exclusive)
+        except CachefsError:
+            self._changes.remove(parent, name)
+            raise
+        return inode
+
+    async def make_directory(
+        self, parent: int, name: bytes, posix: Posix, *, is_again: bool
+    ) -> Inode:
+        """Make a directory, and return its inode. Raises `ExistsError`, `BadNameError`, or the
+        origin's error."""
+        path = self._path(parent, name)
+        dirent = self._table.dirent(parent, name)
+        if dirent is not None:
+            inode = self._namespace.inode(dirent.ino)
+            if not (is_again and inode.is_dir):
+                raise ExistsError(f"{path} exists already")
+            return inode
+        await self._writer.make_directory(path, attributes_of(posix))
+        return self._changes.make_directory(parent, name, posix)
+
+    # -- removing --------------------------------------------------------------------------------
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a file. Raises `NotFoundError`, `IsADirError`, or the origin's error."""
+        inode = await self._find(parent, name)
+        if inode.is_dir:
+            raise IsADirError("it is a directory")
+        async with self._files.quiet(inode.ino):
+            if self._is_at_origin(inode.ino):
+                await self._writer.delete(self._path(parent, name))
+            self._changes.remove(parent, name)
+            self._files.note_unnamed(inode.ino)
+
+    def _is_at_origin(self, ino: int) -> bool:
+        return bool(self._namespace.inode(ino).version)
+
+    async def remove_directory(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory. Asks the origin whether it is empty. Raises `NotEmptyError`,
+        `NotFoundError`, `NotADirError`, or the origin's error."""
+        inode = await self._find(parent, name)
+        if not inode.is_dir:
+            raise NotADirError("it is a file")
+        await self._check_empty(inode.ino)
+        await self._writer.remove_directory(self._path(parent, name))
+        self._changes.remove(parent, name)
+
+    async def _check_empty(self, ino: int) -> None:
+        if not self._changes.has_names(ino):
+            await self._namespace.listed_since(ino, self._namespace.clock.now_ns())
+        if self._changes.has_names(ino):
+            raise NotEmptyError("the directory is not empty")
+
+    # -- renaming --------------------------------------------------------------------------------
+
+    async def rename(self, old: Name, new: Name, no_replace: bool) -> None:
+        """Give a file or directory another name. At no time does it have neither name at the
+        origin. With `no_replace`, an existing target fails with `ExistsError`.
+
+        Raises `NotFoundError`, `NotEmptyError`, `IsADirError`, `NotADirError`, `TooManyError`, or
+        the origin's error.
+        """
+        inode = await self._find(*old)
+        target = await self._known(*new)
+        if target is not None:
+            if no_replace:
+                raise ExistsError("the new name exists already")
+            if target.ino == inode.ino:
+                return
+            await self._check_replaceable(inode, target)
+        if inode.is_dir:
+            await self._move_directory(inode, old, new)
+        else:
+            await self._move_file(inode.ino, old, new, target)
+
+    async def _check_replaceable(self, inode: Inode, target: Inode) -> None:
+        if inode.is_dir and not target.is_dir:
+            raise NotADirError("the new name is a file")
+        if target.is_dir and not inode.is_dir:
+            raise IsADirError("the new name is a directory")
+        if target.is_dir:
+            await self._check_empty(target.ino)
+
+    async def _move_file(self, ino: int, old: Name, new: Name, target: Inode | None) -> None:
+        await self._files.send_changed(ino)
+        async with self._files.quiet(ino):
+            new_path = self._path(*new)
+            inode = self._namespace.inode(ino)
+            if not inode.version:
+                self._changes.move(ino, *new, is_held=True)
+                self._files.note_path(ino, new_path)
+            else:
+                before = self._namespace.object_ref(inode)
+                meta = await self._move_object(before, new_path)
+                self._changes.move(ino, *new, is_held=False)
+                await self._note_moved(ino, before, new_path, meta)
+            if target is not None:
+                self._files.note_unnamed(target.ino)
+
+    async def _move_object(self, before: ObjectRef, new_path: str) -> ObjectMeta:
+        """Give an object another path, and return its version there."""
+        if self._writer.can_rename:
+            await self._writer.rename(before.path, new_path)
+            return await self._stat(new_path)
+        meta = await self._writer.copy(before.path, before.meta, new_path)
+        await self._writer.delete(before.path)
+        return meta
+
+    async def _stat(self, path: str) -> ObjectMeta:
+        meta = await self._origin.stat(path)
+        if not isinstance(meta, ObjectMeta):
+            raise ObjectChangedError(f"{path} has become a directory")
+        return meta
+
+    async def _note_moved(self, ino: int, before: ObjectRef, path: str, meta: ObjectMeta) -> None:
+        """Note the version that an inode has at its new path. Its cached blocks stay cached."""
+        self._readers.drop(ino)
+        inode = self._changes.note_stored(ino, meta)
+        await self._cache.copy_blocks(before, self._namespace.object_ref(inode))
+
+    async def _move_directory(self, directory: Inode, old: Name, new: Name) -> None:
+        """Move a directory with everything below. Its unsent new files move only here."""
+        old_path, new_path = self._path(*old), self._path(*new)
+        for ino in self._files.unsent_below(old_path):
+            await self._files.send_changed(ino)
+        below = [] if self._writer.can_rename else await self._all_below(directory)
+        objects = {
+            child.ino: self._namespace.object_ref(child)
+            for child in below
+            if not child.is_dir and child.version
+        }
+        metas: dict[int, ObjectMeta] = {}
+        if self._writer.can_rename:
+            await self._writer.rename(old_path, new_path)
+        else:
+            dirs = [self._table.path(child) for child in below if child.is_dir]
+            await self._writer.make_directory(new_path, attributes_of(directory.posix))
+            for path in dirs:
+                await self._writer.make_directory(new_path + path[len(old_path) :])
+            for ino, ref in objects.items():
+                target = new_path + ref.path[len(old_path) :]
+                metas[ino] = await self._writer.copy(ref.path, ref.meta, target)
+            await self._delete_all([ref.path for ref in objects.values()])
+            for path in (*reversed(dirs), old_path):
+                await self._writer.remove_directory(path)
+        self._changes.move(directory.ino, *new, is_held=False)
+        self._files.note_moved(old_path, new_path)
+        self._readers.drop_all()
+        for ino, meta in metas.items():
+            ref = objects[ino]
+            await self._note_moved(ino, ref, new_path + ref.path[len(old_path) :], meta)
+
+    async def _delete_all(self, paths: list[str]) -> None:
+        errors = await self._writer.delete_many(paths)
+        for error in errors.values():
+            raise error
+
+    async def _all_below(self, directory: Inode) -> list[Inode]:
+        """Return all inodes below a directory, each directory before its entries. Raises
+        `TooManyError`."""
+        found: list[Inode] = []
+        waiting = [directory.ino]
+        since_ns = self._namespace.clock.now_ns()
+        while waiting:
+            ino = waiting.pop()
+            snapshot = await self._namespace.listed_since(ino, since_ns)
+            for position in range(len(snapshot)):
+                name, _ = snapshot.entry(position)
+                dirent = self._table.dirent(ino, name)
+                if dirent is None:
+                    continue
+                child = self._namespace.inode(dirent.ino)
+                found.append(child)
+                if child.is_dir:
+                    waiting.append(child.ino)
+            if len(found) > _MOST_RENAMED:
+                raise TooManyError(f"more than {_MOST_RENAMED} files would have to be copied")
+        return found
+
+    # -- attributes ------------------------------------------------------------------------------
+
+    async def set_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> None:
+        """Set owner, group, mode and mtime of an inode. They are kept here. An origin with owners
+        gets them at once; others get them with the file's next upload."""
+        inode = self._changes.update(ino, mtime_ns=mtime_ns, posix=posix)
+        if not (inode.is_dir or inode.version):
+            return
+        path = self._table.path(inode)
+        meta = await self._writer.set_attributes(path, attributes_of(posix, mtime_ns))
+        if meta is not None and not inode.is_dir:
+            await self._note_moved(ino, self._namespace.object_ref(inode), path, meta)

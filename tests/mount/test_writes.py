@@ -1,0 +1,243 @@
+"""A writable mount of a local directory, through the real kernel."""
+
+import errno
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.harness import MIB, Site, drop_pages, eventually
+
+
+@pytest.fixture
+def rw(site: Site) -> Iterator[Site]:
+    site.mount("--rw")
+    yield site
+    if site.is_mounted():
+        site.umount()
+
+
+def same(site: Site, name: str, content: bytes) -> None:
+    """The mount and the origin have this content."""
+    assert (site.mountpoint / name).read_bytes() == content
+    assert (site.files / name).read_bytes() == content
+    assert (site.mountpoint / name).stat().st_size == len(content)
+
+
+def test_written_files_are_at_the_origin_after_close(rw: Site) -> None:
+    content = os.urandom(300_000)
+    (rw.mountpoint / "new").write_bytes(content)
+    same(rw, "new", content)
+    (rw.mountpoint / "empty").write_bytes(b"")
+    same(rw, "empty", b"")
+
+
+def test_nothing_is_at_the_origin_before_the_first_close(rw: Site) -> None:
+    with open(rw.mountpoint / "new", "wb") as file:
+        file.write(b"first")
+        file.flush()
+        assert (rw.mountpoint / "new").read_bytes() == b"first"
+        assert "new" in os.listdir(rw.mountpoint)
+    same(rw, "new", b"first")
+
+
+def test_files_are_replaced_appended_to_and_changed(rw: Site) -> None:
+    file = rw.mountpoint / "file"
+    file.write_bytes(b"x" * 5000)
+    ino = file.stat().st_ino
+    file.write_bytes(b"replaced")
+    same(rw, "file", b"replaced")
+    with file.open("ab") as stream:
+        stream.write(b" and more")
+    same(rw, "file", b"replaced and more")
+    with file.open("r+b") as stream:
+        stream.seek(3)
+        stream.write(b"LAC")
+        stream.truncate(10)
+    same(rw, "file", b"repLACed a")
+    os.truncate(file, 12)
+    os.sync()
+    with file.open("r+b") as stream:
+        os.fsync(stream.fileno())
+    same(rw, "file", b"repLACed a\0\0")
+    assert file.stat().st_ino == ino
+
+
+def test_parts_of_a_file_of_the_origin_change(rw: Site) -> None:
+    content = bytearray(os.urandom(3 * MIB + 17))
+    (rw.files / "large").write_bytes(content)
+    with open(rw.mountpoint / "large", "r+b") as stream:
+        stream.seek(MIB - 10)
+        stream.write(b"#" * 20)
+        content[MIB - 10 : MIB + 10] = b"#" * 20
+        stream.flush()
+        drop_pages(rw.mountpoint / "large")
+        assert (rw.mountpoint / "large").read_bytes() == content
+    drop_pages(rw.mountpoint / "large")
+    same(rw, "large", bytes(content))
+
+
+def test_a_mapped_file_is_written(rw: Site) -> None:
+    file = rw.mountpoint / "mapped"
+    file.write_bytes(bytes(8192))
+    with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 8192) as view:
+        view[100:105] = b"hello"
+        view.flush()
+        os.fsync(stream.fileno())
+    same(rw, "mapped", bytes(100) + b"hello" + bytes(8192 - 105))
+
+
+def test_what_was_written_is_read_back_without_the_origin(rw: Site) -> None:
+    content = os.urandom(2 * MIB + 5)
+    (rw.mountpoint / "large").write_bytes(content)
+    (rw.mountpoint / "small").write_bytes(b"small")
+    gets = rw.origin()["gets"]
+    for name, expected in (("large", content), ("small", b"small")):
+        drop_pages(rw.mountpoint / name)
+        assert (rw.mountpoint / name).read_bytes() == expected
+    assert rw.origin()["gets"] == gets
+
+
+def test_directories_are_made_renamed_and_removed(rw: Site) -> None:
+    top = rw.mountpoint / "a"
+    top.mkdir()
+    assert (rw.files / "a").is_dir()
+    (top / "b").mkdir()
+    (top / "b/file").write_bytes(b"deep")
+    with pytest.raises(OSError, match="not empty"):
+        top.rmdir()
+    top.rename(rw.mountpoint / "c")
+    same(rw, "c/b/file", b"deep")
+    assert not top.exists()
+    assert os.listdir(rw.files) == ["c"]
+    (rw.mountpoint / "c/b/file").unlink()
+    (rw.mountpoint / "c/b").rmdir()
+    (rw.mountpoint / "c").rmdir()
+    assert os.listdir(rw.files) == os.listdir(rw.mountpoint) == []
+
+
+def test_files_are_renamed(rw: Site) -> None:
+    one, two = rw.mountpoint / "one", rw.mountpoint / "two"
+    one.write_bytes(b"one")
+    two.write_bytes(b"two")
+    with two.open("rb") as stream:
+        one.rename(two)
+        assert stream.read() == b"two"
+    same(rw, "two", b"one")
+    assert not one.exists()
+    assert not (rw.files / "one").exists()
+    with pytest.raises(FileNotFoundError):
+        one.rename(two)
+    with open(rw.mountpoint / "open", "wb") as stream:
+        stream.write(b"before ")
+        stream.flush()
+        os.rename(rw.mountpoint / "open", rw.mountpoint / "moved")
+        stream.write(b"after")
+    same(rw, "moved", b"before after")
+    assert not (rw.files / "open").exists()
+
+
+def test_files_are_removed(rw: Site) -> None:
+    file = rw.mountpoint / "file"
+    file.write_bytes(b"1")
+    file.unlink()
+    assert not file.exists()
+    assert os.listdir(rw.files) == os.listdir(rw.mountpoint) == []
+    with pytest.raises(FileNotFoundError):
+        file.unlink()
+
+
+def test_a_removed_file_stays_for_those_who_have_it_open(rw: Site) -> None:
+    file = rw.mountpoint / "file"
+    with file.open("w+b") as stream:
+        stream.write(b"gone")
+        stream.flush()
+        file.unlink()
+        stream.write(b" and here")
+        stream.seek(0)
+        assert stream.read() == b"gone and here"
+        assert os.fstat(stream.fileno()).st_size == 13
+    assert os.listdir(rw.files) == []
+
+
+def test_only_one_creates_a_name(rw: Site) -> None:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    made: list[int] = []
+
+    def create() -> None:
+        try:
+            made.append(os.open(rw.mountpoint / "lock", flags))
+        except FileExistsError:
+            made.append(-1)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made)[:7] == [-1] * 7
+    os.close(max(made))
+
+
+def test_owner_mode_and_time_are_kept(rw: Site) -> None:
+    file = rw.mountpoint / "file"
+    file.write_bytes(b"1")
+    file.chmod(0o640)
+    os.utime(file, ns=(10**18, 10**18))
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert file.stat().st_mtime_ns == 10**18
+    assert (rw.files / "file").stat().st_mtime_ns == 10**18
+    assert (rw.files / "file").stat().st_mode & 0o777 == 0o640
+    same(rw, "file", b"1")
+
+
+def test_another_writer_is_seen_and_is_not_overwritten_by_a_partial_change(site: Site) -> None:
+    site.expected_trouble = ("cachefs.writes.files: ",)
+    site.mount("--rw", "--attr-ttl", "0", "--entry-ttl", "0", "--list-ttl", "0")
+    file = site.mountpoint / "shared"
+    file.write_bytes(b"ours......")
+    (site.files / "shared").write_bytes(b"theirs, longer")
+    eventually(lambda: file.read_bytes() == b"theirs, longer")
+    stream = os.open(file, os.O_WRONLY)
+    os.pwrite(stream, b"OURS", 2)
+    (site.files / "shared").write_bytes(b"theirs again")
+    with pytest.raises(OSError) as raised:
+        os.close(stream)
+    assert raised.value.errno == errno.ESTALE
+    eventually(lambda: file.read_bytes() == b"theirs again")
+    assert (site.files / "shared").read_bytes() == b"theirs again"
+
+
+def test_names_that_cannot_be(rw: Site) -> None:
+    with pytest.raises(OSError) as raised:
+        (rw.mountpoint / ("x" * 256)).write_bytes(b"")
+    assert raised.value.errno == errno.ENAMETOOLONG
+    (rw.mountpoint / ("x" * 255)).write_bytes(b"long")
+    same(rw, "x" * 255, b"long")
+    with pytest.raises(PermissionError):
+        os.mkfifo(rw.mountpoint / "fifo")
+
+
+def test_without_rw_nothing_can_be_written(site: Site, tmp_path: Path) -> None:
+    site.mount()
+    with pytest.raises(OSError) as raised:
+        (site.mountpoint / "file").write_bytes(b"")
+    assert raised.value.errno == errno.EROFS
+
+
+def test_a_source_that_cannot_be_written(site: Site) -> None:
+    subprocess.run(["mount", "--bind", site.files, site.files], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", site.files], check=True)
+    try:
+        assert "can't be written" in site.refused("--rw")
+    finally:
+        subprocess.run(["umount", site.files], check=True)
+
+
+def test_a_manifest_cannot_be_written(site: Site) -> None:
+    said = site.refused("--rw", "--manifest", "m.parquet", code=2)
+    assert "leave out --rw or --manifest" in said
