@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.harness import MIB, Site, drop_pages, eventually
+from tests.servers.seaweedfs import SeaweedFS
 
 
 @pytest.fixture
@@ -220,6 +222,57 @@ def test_names_that_cannot_be(rw: Site) -> None:
     same(rw, "x" * 255, b"long")
     with pytest.raises(PermissionError):
         os.mkfifo(rw.mountpoint / "fifo")
+
+
+def test_a_daemon_that_is_killed_while_files_are_open(rw: Site) -> None:
+    if rw.status()["data_path"]["name"] != "relay":
+        pytest.skip("without the relay the mount ends with its daemon")
+    rw.expected_trouble = (" cachefs.supervisor.",)
+    written = bytearray()
+    with open(rw.mountpoint / "open", "wb", buffering=0) as stream:
+        for turn in range(3):
+            for _ in range(20):
+                piece = os.urandom(5000)
+                stream.write(piece)
+                written += piece
+            os.kill(rw.daemon_pid(), signal.SIGKILL)
+            assert (rw.mountpoint / "open").stat().st_size == len(written), turn
+            with open(rw.mountpoint / f"closed{turn}", "wb") as other:
+                other.write(written)
+    same(rw, "open", bytes(written))
+    for turn in range(3):
+        size = 100_000 * (turn + 1)
+        same(rw, f"closed{turn}", bytes(written[:size]))
+
+
+@pytest.fixture
+def s3_site(tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[Site]:
+    site = Site(tmp_path, f"s3://{seaweedfs.make_bucket('writable-mount')}/prefix")
+    site.environment = seaweedfs.environment
+    site.expected_trouble = ("an empty directory is shown until there is",)
+    yield site
+    site.tear_down()
+
+
+def test_objects_of_s3_are_written(s3_site: Site) -> None:
+    s3_site.mount("--rw")
+    large = os.urandom(20 * MIB + 3)
+    (s3_site.mountpoint / "dir").mkdir()
+    (s3_site.mountpoint / "dir/small").write_bytes(b"small")
+    (s3_site.mountpoint / "dir/large").write_bytes(large)
+    gets = s3_site.origin()["gets"]
+    drop_pages(s3_site.mountpoint / "dir/large")
+    assert (s3_site.mountpoint / "dir/large").read_bytes() == large
+    assert s3_site.origin()["gets"] == gets
+    (s3_site.mountpoint / "dir/small").rename(s3_site.mountpoint / "moved")
+    (s3_site.mountpoint / "dir").rename(s3_site.mountpoint / "other")
+    s3_site.umount()
+    s3_site.cache = s3_site.cache.with_name("empty cache")
+    s3_site.mount()
+    assert sorted(os.listdir(s3_site.mountpoint)) == ["moved", "other"]
+    assert (s3_site.mountpoint / "moved").read_bytes() == b"small"
+    assert (s3_site.mountpoint / "other/large").read_bytes() == large
+    s3_site.umount()
 
 
 def test_without_rw_nothing_can_be_written(site: Site, tmp_path: Path) -> None:

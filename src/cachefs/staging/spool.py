@@ -135,11 +135,6 @@ class Spool:
         """Every staged file by its number, also those that wait for a user."""
         return MappingProxyType(self._files)
 
-    def write_id(self, number: int, generation: int) -> str:
-        """Return the id of the write that sends a generation of a staged file. It is the same after
-        a restart, and no other write has it."""
-        return f"{self._directory.identity.uuid.hex()}-{number:x}-{generation:x}"
-
     def file_of(self, ino: int) -> StagedFile | None:
         """Return the staged file that is the content of an inode now; None for a clean inode."""
         file = self._of_ino.get(ino)

@@ -28,6 +28,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
+from cachefs.origin.writable import new_write_id
 from cachefs.staging.extents import Source
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
@@ -277,15 +278,23 @@ class WrittenFiles:
 
     async def _send(self, file: WrittenFile) -> ObjectMeta:
         inode, staged = self._namespace.inode(file.ino), file.staged
+        path = self._namespace.table.path(inode)
+        earlier = staged.upload
+        if earlier is not None and earlier.upload_id:
+            await self._sender.abort(earlier.path, earlier.upload_id, earlier.write_id)
+        # A write whose answer was lost is recognised by its id, but only if it had this content.
+        is_same = earlier is not None and staged.is_sealed and earlier.path == path
+        write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
         staged.seal()
-        generation = staged.begin_sending()
+        staged.begin_sending()
         return await self._sender.send(
-            self._namespace.table.path(inode),
+            path,
             staged.size_bytes,
             file.read,
             condition_of(staged.base, file.is_exclusive),
             attributes_of(inode.posix, inode.mtime_ns),
-            self._spool.write_id(staged.number, generation),
+            write_id,
+            lambda upload_id: staged.start_upload(upload_id, write_id, path),
         )
 
     def _note_stored(self, file: WrittenFile, meta: ObjectMeta) -> None:

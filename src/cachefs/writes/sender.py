@@ -1,9 +1,11 @@
 """Sends the content of one file to the origin: in one PUT, or in parts."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import trio
 
+from cachefs.errors import OriginError
 from cachefs.origin.writable import (
     ABSENT,
     MOST_PUT_BYTES,
@@ -18,6 +20,7 @@ from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 _PARTS_AT_A_TIME = 4
 """Each holds its bytes in memory."""
+_ABORT_S = 10.0
 
 ReadContent = Callable[[int, int], Awaitable[bytes]]
 """Returns the bytes of a range of the content: offset and length, both inside the content."""
@@ -37,20 +40,26 @@ class Sender:
         condition: Condition | None,
         attributes: Attributes,
         write_id: str,
+        on_start: Callable[[str], object],
     ) -> ObjectMeta:
-        """Write the object at `path` from `read`, and return its new version. A repeated call must
-        pass the same `write_id`: it then succeeds if an earlier one has. Raises `ConflictError` if
-        the condition is false, or the origin's error; the object is then unchanged."""
+        """Write the object at `path` from `read`, and return its new version.
+
+        If a call with the same content is repeated, it must pass the same `write_id`: it then
+        succeeds if an earlier one has. `on_start` is called before the first byte is sent, with the
+        id of the upload; "" for a single request. Raises `ConflictError` if the condition is false,
+        or the origin's error."""
         if size_bytes <= MOST_PUT_BYTES:
             body = await read(0, size_bytes) if size_bytes else b""
+            on_start("")
             return await self._writer.put(path, body, condition, attributes, write_id)
         upload = await self._writer.start_upload(path, attributes, write_id)
+        on_start(upload.upload_id)
         try:
             parts = await self._send_parts(upload, size_bytes, read)
             return await self._writer.complete(upload, parts, condition, attributes)
         except BaseException:
-            with trio.CancelScope(shield=True), trio.move_on_after(10):
-                await self._abort(upload)
+            with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_S):
+                await self.abort(*upload)
             raise
 
     async def _send_parts(
@@ -76,13 +85,10 @@ class Sender:
             raise _first_of(group) from None
         return sorted(tags)
 
-    async def _abort(self, upload: Upload) -> None:
-        from contextlib import suppress
-
-        from cachefs.errors import OriginError
-
+    async def abort(self, path: str, upload_id: str, write_id: str) -> None:
+        """Drop an upload in parts. If the origin can't be asked, its parts remain there."""
         with suppress(OriginError):
-            await self._writer.abort(upload)
+            await self._writer.abort(Upload(path, upload_id, write_id))
 
 
 def _first_of(group: BaseExceptionGroup) -> BaseException:

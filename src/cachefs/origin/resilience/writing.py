@@ -111,6 +111,14 @@ class ResilientWriter(WritableOrigin):
     def guarantees(self, known: Guarantees) -> None:
         self._inner.guarantees = known
 
+    def can_have(self, path: str) -> bool:
+        """See `WritableOrigin.can_have`."""
+        return self._inner.can_have(path)
+
+    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+        """See `WritableOrigin.set_attributes`."""
+        return await self._ask(path, partial(self._inner.set_attributes, path, attributes))
+
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`."""
         return await self._assemble(path, partial(self._inner.check_writable, path))
