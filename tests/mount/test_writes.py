@@ -224,10 +224,10 @@ def test_names_that_cannot_be(rw: Site) -> None:
         os.mkfifo(rw.mountpoint / "fifo")
 
 
-def test_a_daemon_that_is_killed_while_files_are_open(rw: Site) -> None:
-    if rw.status()["data_path"]["name"] != "relay":
-        pytest.skip("without the relay the mount ends with its daemon")
-    rw.expected_trouble = (" cachefs.supervisor.",)
+def test_a_daemon_that_is_killed_while_files_are_open(site: Site) -> None:
+    site.mount("--rw", "--data-path", "relay")  # otherwise the mount ends with its daemon
+    site.expected_trouble = (" cachefs.supervisor.",)
+    rw = site
     written = bytearray()
     with open(rw.mountpoint / "open", "wb", buffering=0) as stream:
         for turn in range(3):
@@ -243,6 +243,7 @@ def test_a_daemon_that_is_killed_while_files_are_open(rw: Site) -> None:
     for turn in range(3):
         size = 100_000 * (turn + 1)
         same(rw, f"closed{turn}", bytes(written[:size]))
+    rw.umount()
 
 
 @pytest.fixture
