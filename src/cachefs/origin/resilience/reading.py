@@ -12,9 +12,11 @@ _LEAST_BYTES = 256 << 10
 
 class Transfer:
     """A call whose bytes move for a while, over all its tries. `moved_at` is when bytes last moved;
-    it postpones the deadline of the call. `verb` is for messages: it can't be `verb`."""
+    it postpones the deadline of the call. `verb` is for messages: it can't be `verb`.
+    `outlasts_outages`: the call waits while the breaker is open, until its deadline."""
 
     verb = "read"
+    outlasts_outages = False
 
     def __init__(self) -> None:
         self.moved_at = float("-inf")

@@ -249,11 +249,12 @@ class ResilientOrigin(WrappingOrigin):
         request, and `deadline_s` that of the call; no request starts after the deadline. `once`: do
         not retry.
         """
-        self._refuse_if_down()
+        if reading is None or not reading.outlasts_outages:
+            self._refuse_if_down()
         deadline_s = deadline_s or self._settings.deadline_s
         deadline = trio.current_time() + deadline_s + extra_s
         tries = 0
-        failure: OriginError | None = None
+        failure: OriginError | None = self._outage()
         try:
             while True:
                 if self.is_down or not self._slots.try_take():
@@ -474,12 +475,18 @@ class ResilientOrigin(WrappingOrigin):
         self._hedges += 1
 
     def _refuse_if_down(self) -> None:
-        if self._prober.down_since is not None:
+        if (failure := self._outage()) is not None:
             self._failed_calls += 1
-            since = time.strftime("%H:%M:%S", time.localtime(self._prober.down_since))
-            raise OriginUnavailableError(
-                f"{self.url} does not answer (since {since}): {self._prober.problem}"
-            )
+            raise failure
+
+    def _outage(self) -> OriginUnavailableError | None:
+        """Return the error of a call while the breaker is open, None while it is closed."""
+        if self._prober.down_since is None:
+            return None
+        since = time.strftime("%H:%M:%S", time.localtime(self._prober.down_since))
+        return OriginUnavailableError(
+            f"{self.url} does not answer (since {since}): {self._prober.problem}"
+        )
 
 
 async def _next_page(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:

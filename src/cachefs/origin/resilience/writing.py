@@ -10,7 +10,8 @@ nothing has moved for `write_request_s`. Both restart while the worker thread ta
 A store may take minutes to copy a large object or to join thousands of parts, and sends nothing
 meanwhile; such requests have `assembly_s`.
 
-Requests of writes take the same slots as reads, and their failures count for the same breaker.
+Requests of writes take the same slots as reads, and their failures count for the same breaker. But
+a write does not fail at once while the breaker is open: it waits until its deadline.
 """
 
 import contextlib
@@ -60,6 +61,7 @@ class _Writing(Transfer):
     """A write. `request_s` is how long a request may go without progress."""
 
     verb = "written"
+    outlasts_outages = True
 
     def __init__(self, request_s: float) -> None:
         super().__init__()
