@@ -41,6 +41,10 @@ class SpoolDisk:
         os.ftruncate(fd, size_bytes)
 
     def sync(self, fd: int) -> None:
+        """Make a file durable with its size and mtime (fsync). Blocks: only in a worker thread."""
+        os.fsync(fd)
+
+    def sync_data(self, fd: int) -> None:
         """Make a file's bytes and size durable (fdatasync). Blocks: only in a worker thread."""
         os.fdatasync(fd)
 

@@ -127,7 +127,7 @@ class SpoolJournal:
     def _sync_and_close(self, fds: list[int]) -> None:
         try:
             for fd in fds:
-                self._disk.sync(fd)
+                self._disk.sync_data(fd)
         finally:
             for fd in fds:
                 os.close(fd)

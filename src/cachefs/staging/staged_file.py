@@ -87,9 +87,11 @@ class StagedFile(StagedContent):
         return self.generation
 
     async def sync(self) -> None:
-        """Make everything that was acknowledged before this call survive a power cut: fdatasync of
-        the spool file and the journal, in worker threads. Raises `SpoolError`, from a first failure
-        on for good: the kernel reports bytes that it could not write only once."""
+        """Make everything that was acknowledged before this call survive a power cut: fsync of the
+        spool file, with its mtime, and fdatasync of the journal, in worker threads.
+
+        Raises `SpoolError`, from a first failure on for good: the kernel reports bytes that it
+        could not write only once."""
         if self._sync_failed:
             raise SpoolError(f"{self.path}: an earlier sync to the spool failed")
         generation = self.generation
