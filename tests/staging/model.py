@@ -99,8 +99,9 @@ class Machine:
     async def write(self, file: StagedFile, model: ModelFile, offset: int, length: int) -> None:
         data = bytes([self._next % 200 + 50]) * length
         file.write(offset, data)
+        begin = min(offset, len(model.content))
         old = model.content.ljust(offset, b"\0")
-        self.changed(model, old[:offset] + data + old[offset + length :], offset, offset + length)
+        self.changed(model, old[:offset] + data + old[offset + length :], begin, offset + length)
 
     async def truncate(self, file: StagedFile, model: ModelFile, size: int) -> None:
         await file.truncate(size)

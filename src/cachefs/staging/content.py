@@ -174,7 +174,8 @@ class StagedContent:
             if offset == end:
                 self._append(*answer)
                 return
-            self._before_change(offset, end)
+            # Behind the end of the file, zeros come between it and the write.
+            self._before_change(min(offset, self.size_bytes), end)
             if self._extents is None:
                 self._write_whole(offset, end, data, answer)
             else:
