@@ -1,5 +1,6 @@
 """A writable mount of a local directory, through the real kernel."""
 
+import contextlib
 import errno
 import mmap
 import os
@@ -295,3 +296,27 @@ def test_a_source_that_cannot_be_written(site: Site) -> None:
 def test_a_manifest_cannot_be_written(site: Site) -> None:
     said = site.refused("--rw", "--manifest", "m.parquet", code=2)
     assert "leave out --rw or --manifest" in said
+
+
+def test_what_could_not_be_sent_is_sent_later(site: Site) -> None:
+    site.expected_trouble = ("it stays in the spool",)
+    site.mount("--rw")
+    (site.mountpoint / "dir").mkdir()
+    stream = os.open(site.mountpoint / "dir/file", os.O_CREAT | os.O_WRONLY)
+    os.write(stream, b"kept")
+    site.files.rename(site.files.with_name("away"))
+    try:
+        with pytest.raises(OSError) as raised:
+            os.close(stream)
+        assert raised.value.errno in (errno.EIO, errno.ENOENT)
+        stream = os.open(site.mountpoint / "dir/file", os.O_RDONLY)
+        assert os.pread(stream, 10, 0) == b"kept"
+        with contextlib.suppress(OSError):  # each close tries to send the file
+            os.close(stream)
+        site.umount()
+    finally:
+        site.files.with_name("away").rename(site.files)
+    site.mount("--rw")
+    eventually((site.files / "dir/file").exists)
+    same(site, "dir/file", b"kept")
+    site.umount()

@@ -19,8 +19,12 @@ from cachefs.mounts import socket_path
 from cachefs.namespace.namespace import Namespace
 from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
+from cachefs.writes.background import BackgroundSends
 
 log = logging.getLogger(__name__)
+
+_LAST_SENDS_S = 15.0
+"""How long the end of a writable mount tries to send what is left; the supervisor waits longer."""
 
 
 class RunningMount:
@@ -35,6 +39,7 @@ class RunningMount:
         self._manager = manager
         self._base = build_base(opened)
         self._spool: Spool | None = None
+        self._sends: BackgroundSends | None = None
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or until a signal, then write pending data.
@@ -49,6 +54,9 @@ class RunningMount:
                         nursery.start_soon(self._stop_on_signal, serving)
                         await self._serve(nursery, on_ready)
                 finally:
+                    if self._sends is not None:
+                        with trio.CancelScope(shield=True), trio.move_on_after(_LAST_SENDS_S):
+                            await self._sends.finish()
                     await self._base.cache.aclose()
                     if self._spool is not None:
                         await self._spool.close()
@@ -79,6 +87,9 @@ class RunningMount:
                 control.start_soon(self._serve_others_later, parts)
             else:
                 await control.start(self._serve_others, parts.handlers, parts.state)
+            if parts.writers is not None:
+                self._sends = parts.writers.background
+                control.start_soon(self._sends.run)
             await self._serve_kernel(parts, on_ready)
             control.cancel_scope.cancel()
 

@@ -34,7 +34,7 @@ from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
-from cachefs.fuse.writing import WritingOperations
+from cachefs.fuse.writing import Writers, WritingOperations
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
@@ -90,6 +90,8 @@ class Parts(NamedTuple):
     handlers: dict[Route, Handler]
     publisher: Publisher | None
     operations: Operations
+    writers: Writers | None
+    """Of a writable mount."""
     initialised: trio.Event
     """Set when the kernel has sent its first request."""
 
@@ -212,6 +214,7 @@ def build(
         publisher,
         HintRequests(prefetch.hints),
     )
+    writers = None
     if spool is None:
         operations = Operations(*for_operations)
     else:
@@ -220,7 +223,7 @@ def build(
             *(origin, cache, namespace, readers, spool, relayed, publisher, is_successor)
         )
         operations = WritingOperations(*for_operations, writers=writers)
-    return Parts(access_log, jobs, state, handlers, publisher, operations, initialised)
+    return Parts(access_log, jobs, state, handlers, publisher, operations, writers, initialised)
 
 
 def _jobs(opened: Opened, base: Base, namespace: Namespace) -> Jobs:

@@ -12,6 +12,7 @@ from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.staging.spool import Spool
+from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.names import WrittenNames
 from cachefs.writes.sender import Sender
@@ -52,7 +53,7 @@ def build_writers(
     if publisher is not None:
         publisher.is_current = files.is_current
     names = WrittenNames(namespace, changes, files, readers, cache, origin, writer)
-    return Writers(files, names)
+    return Writers(files, names, BackgroundSends(files))
 
 
 def _withdraw_nothing(ino: int, block_count: int) -> None:

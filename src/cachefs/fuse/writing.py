@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import pyfuse3
@@ -17,6 +18,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.fuse.operations import Operations, translated
 from cachefs.fuse.uid_limits import INO_MASK
 from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, Buffer, Posix
+from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.names import Name, WrittenNames
 
@@ -30,6 +32,7 @@ class Writers(NamedTuple):
 
     files: WrittenFiles
     names: WrittenNames
+    background: BackgroundSends
 
 
 class WritingOperations(Operations):
@@ -126,12 +129,13 @@ class WritingOperations(Operations):
     ) -> Buffer:
         """Return up to `size` bytes at `off`; of a file with unsent changes those of the spool."""
         if self._files.has(fh & INO_MASK):
-            return await self._read_unsent(fh & INO_MASK, off, size)
+            return await self._read_slowly(fh, off, size, perf_counter_ns())
         return await super().read(fh, off, size)
 
-    @translated
-    async def _read_unsent(self, ino: int, off: int, size: int) -> Buffer:
-        return await self._files.read(ino, off, size)
+    async def _read(self, fh: int, off: int, size: int) -> Buffer:
+        if self._files.has(fh & INO_MASK):
+            return await self._files.read(fh & INO_MASK, off, size)
+        return await super()._read(fh, off, size)
 
     @translated
     async def write(self, fh: int, off: int, buf: bytes) -> int:

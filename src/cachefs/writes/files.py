@@ -140,6 +140,17 @@ class WrittenFiles:
             if file.state is not State.STORED and file.is_named
         ]
 
+    def generations_to_send(self) -> dict[int, int]:
+        """Return, by inode number, the generations of the unsent files that may be sent although
+        no process closes them: closed ones, and ones that the origin has in an older version."""
+        return {
+            ino: file.staged.generation
+            for ino, file in self._files.items()
+            if file.state is State.UNSENT
+            and file.is_named
+            and (file.staged.is_sealed or self._namespace.inode(ino).version)
+        }
+
     def restore(self, is_successor: bool) -> None:
         """Take over the files of the spool that an earlier daemon has left.
 

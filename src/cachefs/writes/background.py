@@ -1,0 +1,65 @@
+"""Sends files that no close sends: uploads that failed, and changes after the last close.
+
+A mapped file may change after the process has closed it, and a log file may be open for days. Such
+a file is sent when it has not changed for `_QUIET_S`, but at most every `_PUBLISH_S`. A new file is
+left alone: nobody else sees it before its first close or fsync.
+"""
+
+import logging
+from contextlib import suppress
+
+import trio
+
+from cachefs.errors import CachefsError
+from cachefs.writes.files import WrittenFiles
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_QUIET_S = 5.0
+_PUBLISH_S = 60.0
+
+
+class BackgroundSends:
+    """Sends the files of one `WrittenFiles`. `run` runs for as long as the mount."""
+
+    def __init__(self, files: WrittenFiles) -> None:
+        self._files = files
+        self._seen: dict[int, tuple[int, float]] = {}
+        """By inode number: the generation of the content, and since when it has been this one."""
+        self._tried_at: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Look for quiet files, and send them. Never returns."""
+        while True:
+            await trio.sleep(_LOOK_S)
+            due = self._due(trio.current_time())
+            for ino in due:
+                self._tried_at[ino] = trio.current_time()
+                with suppress(CachefsError):  # the file keeps the reason, and is tried again
+                    await self._files.send(ino)
+
+    def _due(self, now: float) -> list[int]:
+        generations = self._files.generations_to_send()
+        self._seen = {
+            ino: self._seen[ino]
+            if self._seen.get(ino, (None, 0))[0] == generation
+            else (generation, now)
+            for ino, generation in generations.items()
+        }
+        self._tried_at = {ino: at for ino, at in self._tried_at.items() if ino in generations}
+        return [
+            ino
+            for ino, (_, since) in self._seen.items()
+            if now - since >= _QUIET_S
+            and now - self._tried_at.get(ino, float("-inf")) >= _PUBLISH_S
+        ]
+
+    async def finish(self) -> None:
+        """Try once to send all files whose content may be published, as the mount ends. What can't
+        be sent stays in the spool, and is sent by the next mount."""
+        for ino in self._files.generations_to_send():
+            try:
+                await self._files.send(ino)
+            except CachefsError as error:
+                log.warning("%s; it stays in the spool for the next mount", error)
