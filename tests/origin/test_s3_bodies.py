@@ -1,5 +1,6 @@
 """Bodies of objects that are not what they should be cost an error, not the daemon."""
 
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 import obstore
@@ -7,6 +8,7 @@ import pytest
 
 from cachefs.errors import BadDataError, ObjectChangedError
 from cachefs.origin.base import Origin
+from cachefs.origin.body import Body
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.types import ObjectMeta
 from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3
@@ -84,3 +86,17 @@ async def test_a_panic_of_the_library_is_an_error_of_the_origin(
         await origin.read("f", LARGE, 0, MIB)
     with pytest.raises(BadDataError, match="the library"):
         await origin.stat("f")
+
+
+async def test_bytes_without_the_expected_digest_are_not_kept(
+    server: ToldS3, origin: Origin
+) -> None:
+    data = bytes(LARGE.size_bytes)
+    e_tag = f'"{hashlib.md5(b"other", usedforsecurity=False).hexdigest()}"'
+    meta = ObjectMeta(len(data), LARGE.mtime_ns, e_tag)
+    headers = {"Last-Modified": DATE, "ETag": e_tag}
+    server.answer = lambda asked: Answer(data, headers=headers)
+    body = Body(len(data), lambda: None)
+    with pytest.raises(BadDataError, match="not those of its ETag"):
+        await origin.read_body("f", meta, 0, len(data), body)
+    assert body.take() == b""

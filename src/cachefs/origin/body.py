@@ -44,6 +44,12 @@ class Body:
                 self._token.run_sync_soon(self._on_progress, idempotent=True)
         return True
 
+    def reject(self) -> None:
+        """Let `take` return no bytes from now on, because they don't have the expected digest."""
+        with self._lock:
+            self._closed = True
+            self._filled = 0
+
     def take(self) -> memoryview:
         """Return the bytes that have arrived, and refuse any further ones."""
         with self._lock:

@@ -30,7 +30,7 @@ from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.origin.names import NAME_MAX_BYTES
-from cachefs.origin.writable import WritableOrigin
+from cachefs.origin.writable import Condition, WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef, Posix
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.sender import attributes_of
@@ -215,7 +215,7 @@ class WrittenNames:
             await self._writer.rename(before.path, new_path)
             return await self._stat(new_path)
         meta = await self._writer.copy(before.path, before.meta, new_path)
-        await self._writer.delete(before.path)
+        await self._writer.delete(before.path, Condition(before.meta.version))
         return meta
 
     async def _stat(self, path: str) -> ObjectMeta:

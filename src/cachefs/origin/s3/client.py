@@ -199,6 +199,9 @@ class ObjectStoreOrigin(Origin):
             )
         self.counters.get_bytes += length
         if md5 is not None and not got.is_as_told:
+            if body is not None:
+                # If this call is cancelled before the cause is known, nobody may use the bytes.
+                body.reject()
             await self._explain_mismatch(path, key, md5)
         return got.data
 
