@@ -107,7 +107,7 @@ async def test_large_truncations_let_other_tasks_run(
         await file.truncate(500)
         nursery.cancel_scope.cancel()
         assert file.size_bytes == 500
-        assert len(set(sizes)) > 5
+        assert any(500 < size < 10_000 for size in sizes), "seen between two steps"
 
 
 @pytest.mark.parametrize("tracks", [False, True])

@@ -321,10 +321,10 @@ def _unpack_optional_meta(payload: bytes, offset: int) -> tuple[ObjectMeta | Non
 
 
 def _pack_bounds(bounds: "array[int]") -> bytes:
-    data = array("Q", bounds)
     if sys.byteorder == "big":
-        data.byteswap()
-    return struct.pack("<I", len(bounds)) + data.tobytes()
+        bounds = bounds[:]
+        bounds.byteswap()
+    return struct.pack("<I", len(bounds)) + bounds.tobytes()
 
 
 def _unpack_bounds(payload: bytes, offset: int) -> tuple["array[int]", int]:

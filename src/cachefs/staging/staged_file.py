@@ -236,8 +236,8 @@ class StagedFile(StagedContent):
     # -- the journal -------------------------------------------------------------------------------
 
     def records(self) -> list[Record]:
-        """Return records that describe the whole state, to write the journal anew. Takes about 10
-        us, and 10 ms for a million extents."""
+        """Return records that describe the whole state, to write the journal anew. With their
+        encoding that takes some 20 ms for 100,000 extents (measured on two busy cores)."""
         number, extents = self.number, self._extents
         tracks = int(extents is not None)
         numbers = (number, self.ino, self.generation, self.size_bytes, self.base_bytes, tracks)
