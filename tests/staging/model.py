@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from cachefs.staging.file_state import FileState
@@ -14,7 +15,16 @@ from tests.staging.harness import content_of, meta_of
 BASE = bytes(range(1, 101))
 SIZES = st.integers(0, 140)
 WHICH = st.integers(0, 3)
-MOST = int(os.environ.get("MODEL_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("CACHEFS_MODEL_EXAMPLES", "0"))
+"""So many examples at random; 0: 60 that are the same in every run, so that CI fails for the change
+that broke something."""
+SETTINGS = settings(
+    max_examples=EXAMPLES or 60,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 OPERATIONS = st.one_of(
     st.tuples(st.just("begin"), st.booleans()),
     st.tuples(st.just("write"), WHICH, SIZES, st.integers(1, 40)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachefs.staging.answers import RESENT
@@ -17,7 +17,7 @@ from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from tests.staging.harness import CONNECTION, SOURCE, crashed
-from tests.staging.model import MOST, OPERATIONS, Machine, Model, ModelFile, content
+from tests.staging.model import OPERATIONS, SETTINGS, Machine, Model, ModelFile, content
 
 WRITE_BEHIND_A_SHORT_PART: list[tuple[Any, ...]] = [
     ("conflict", 0),
@@ -152,7 +152,7 @@ async def run_and_kill(root: Path, operations: list[tuple[Any, ...]], disk: Kill
         await spool.close()
 
 
-@settings(max_examples=MOST, deadline=None, suppress_health_check=list(HealthCheck))
+@SETTINGS
 @given(st.lists(OPERATIONS, max_size=20), OPERATIONS, st.integers(0, 4), st.floats(0, 1))
 @example(WRITE_BEHIND_A_SHORT_PART, ("begin", False), 0, 0.0)
 def test_a_kill_within_any_write(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.staging import recovery as recovery_module
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from tests.staging.harness import CONNECTION, SOURCE
-from tests.staging.model import MOST, OPERATIONS, WHICH, Machine, content
+from tests.staging.model import OPERATIONS, SETTINGS, WHICH, Machine, content
 from tests.staging.power_cut import PowerCutDisk
 
 
@@ -50,7 +50,7 @@ async def run_and_cut(root: Path, operations: list[tuple[Any, ...]], seed: int) 
     await spool.close()
 
 
-@settings(max_examples=MOST, deadline=None, suppress_health_check=list(HealthCheck))
+@SETTINGS
 @given(
     st.lists(OPERATIONS, max_size=15),
     WHICH,
