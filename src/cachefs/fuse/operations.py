@@ -1,9 +1,10 @@
 """The FUSE request handlers. Each one decodes a request, makes one call below, and encodes a reply.
 
-The mount is read-only. There is no state per open file: `fh` is the inode number, so a data path
-without OPEN requests (docs/ARCHITECTURE.md) needs no other code. In a file's `fh`, the
-bits above the inode number hold the user number (`uid_limits.py`). A directory position is
-`generation << 32 | index` in the snapshot that the reader began with.
+These handlers are those of a read-only mount; `writing.py` has the others. There is no state per
+open file: `fh` is the inode number, so a data path without OPEN requests (docs/ARCHITECTURE.md)
+needs no other code. In a file's `fh`, the bits above the inode number hold the user number
+(`uid_limits.py`). A directory position is `generation << 32 | index` in the snapshot that the
+reader began with.
 
 If a reply uses the cache's shared buffer, no await may come between `read_now` and the return.
 pyfuse3 writes the reply to the kernel in the same step.

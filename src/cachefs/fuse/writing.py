@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 
 import pyfuse3
 
-from cachefs.errors import NotFoundError
+from cachefs.errors import NotFoundError, SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.fuse.operations import Operations, translated
 from cachefs.fuse.uid_limits import INO_MASK
-from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, Buffer, Posix
+from cachefs.types import MOST_MODE, Buffer, Posix
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.names import Name, WrittenNames
 
 _RESENT_PID = 1 << 30
 """Set in the pid of a request that the kernel sends again (`fuse/relay/session.c`)."""
-_MODE_BITS = 0o7777
 
 
 class Writers(NamedTuple):
@@ -134,7 +133,12 @@ class WritingOperations(Operations):
 
     async def _read(self, fh: int, off: int, size: int) -> Buffer:
         if self._files.has(fh & INO_MASK):
-            return await self._files.read(fh & INO_MASK, off, size)
+            try:
+                return await self._files.read(fh & INO_MASK, off, size)
+            except SpoolError:
+                # The cache may have got the file, and the spool removed it, during the read.
+                if self._files.has(fh & INO_MASK):
+                    raise
         return await super()._read(fh, off, size)
 
     @translated
@@ -175,7 +179,7 @@ class WritingOperations(Operations):
         posix = Posix(
             attr.st_uid if fields.update_uid else uid,
             attr.st_gid if fields.update_gid else gid,
-            attr.st_mode & _MODE_BITS if fields.update_mode else mode,
+            attr.st_mode & MOST_MODE if fields.update_mode else mode,
         )
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
         if posix != found.posix or mtime_ns is not None:
@@ -189,9 +193,7 @@ def _is_again(ctx: pyfuse3.RequestContext) -> bool:
 
 
 def _posix(mode: int, ctx: pyfuse3.RequestContext) -> Posix:
-    uid = UNKNOWN_ID if ctx.uid < 0 else ctx.uid
-    bits = mode & ~ctx.umask & _MODE_BITS
-    return Posix(uid, ctx.gid, bits if bits != UNKNOWN_MODE else 0o644)
+    return Posix(ctx.uid, ctx.gid, mode & ~ctx.umask & MOST_MODE)
 
 
 async def _unless_done(

@@ -6,7 +6,6 @@ left alone: nobody else sees it before its first close or fsync.
 """
 
 import logging
-from contextlib import suppress
 
 import trio
 
@@ -36,8 +35,12 @@ class BackgroundSends:
             due = self._due(trio.current_time())
             for ino in due:
                 self._tried_at[ino] = trio.current_time()
-                with suppress(CachefsError):  # the file keeps the reason, and is tried again
+                try:
                     await self._files.send(ino)
+                except CachefsError:
+                    pass  # the file keeps the reason, and is tried again
+                except Exception:
+                    log.exception("bug while sending inode %d; it is tried again", ino)
 
     def _due(self, now: float) -> list[int]:
         generations = self._files.generations_to_send()

@@ -186,14 +186,22 @@ class WrittenFiles:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def begin_new(
-        self, inode: Inode, path: str, *, exclusive: bool, answering: int | None = None
-    ) -> None:
+    def begin_new(self, inode: Inode, path: str, *, exclusive: bool) -> None:
         """Note a new, empty file. With `exclusive`, sending fails if the origin has one of this
-        name. `answering` is the number of the kernel's request. Raises `SpoolError`."""
-        staged = self._spool.begin(inode.ino, path, None, answering)
-        staged.set_attributes(posix=inode.posix)
+        name. Raises `SpoolError`."""
+        staged = self._stage(inode, path, None)
         self._add(inode.ino, staged, None).is_exclusive = exclusive
+
+    def _stage(self, inode: Inode, path: str, base: ObjectMeta | None) -> StagedFile:
+        """Begin a staged file with the inode's owner, group and mode; or none. Raises
+        `SpoolError`."""
+        staged = self._spool.begin(inode.ino, path, base)
+        try:
+            staged.set_attributes(posix=inode.posix)
+        except CachefsError:
+            staged.drop()
+            raise
+        return staged
 
     async def write(self, ino: int, offset: int, data: bytes) -> None:
         """Write all of `data` at `offset`. Raises `SpoolFullError`, or `ObjectChangedError` for an
@@ -205,9 +213,13 @@ class WrittenFiles:
 
     async def truncate(self, ino: int, size_bytes: int) -> None:
         """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
-        file = await self._changeable(ino, is_whole=size_bytes == 0)
-        await file.staged.truncate(size_bytes)
-        self._note_change(file)
+        while True:
+            file = await self._changeable(ino, is_whole=size_bytes == 0)
+            async with file.lock:  # a large truncation takes several steps: none may be sent
+                if file.state is State.UNSENT and self._files.get(ino) is file:
+                    await file.staged.truncate(size_bytes)
+                    self._note_change(file)
+                    return
 
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
         """Return the entry in the state UNSENT; make one for a clean file. There must be no await
@@ -226,9 +238,8 @@ class WrittenFiles:
             raise ObjectChangedError(f"the unsent content of inode {inode.ino} is gone")
         ref = self._namespace.object_ref(inode)
         base = None if is_whole or not inode.size_bytes else ref.meta
-        staged = self._spool.begin(inode.ino, ref.path, base)
+        staged = self._stage(inode, ref.path, base)
         reader = None if base is None else self._readers.new(inode, ref)
-        staged.set_attributes(posix=inode.posix)
         # From here on nobody gets the old version's bytes as those of this inode.
         self._withdraw(inode.ino, ref.block_count)
         self._readers.drop(inode.ino)
@@ -262,8 +273,8 @@ class WrittenFiles:
     async def send(self, ino: int) -> None:
         """Send a file's unsent changes to the origin. When this returns, the origin has them.
 
-        Raises `ObjectChangedError` if the origin has another version than the one that was changed
-        in part, or the origin's error. The bytes then stay in the spool.
+        Raises `ConflictError` if the origin has another version than the one that was changed in
+        part, or the origin's error. The bytes then stay in the spool.
         """
         file = self._files.get(ino)
         if file is None:
@@ -320,7 +331,7 @@ class WrittenFiles:
         """Note that the origin refused the content. The name shows the origin's version from now
         on; the bytes stay in the spool until a user saves or drops them. Atomic."""
         log.warning(
-            "%s: not stored: %s; cachefs writes shows what is kept", file.staged.path, error
+            "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
         )
         file.staged.conflict(str(error))
         del self._files[file.ino]

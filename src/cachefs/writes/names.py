@@ -37,7 +37,8 @@ from cachefs.writes.sender import attributes_of
 
 _MOST_RENAMED = 100_000
 """The most files below a directory that is renamed."""
-_NOTHING = "no such file or directory"
+_MOST_COPIED = 256
+"""The rename waits while the cache copies the blocks; those of larger files are fetched anew."""
 
 
 class Name(NamedTuple):
@@ -195,19 +196,21 @@ class WrittenNames:
 
     async def _move_file(self, ino: int, old: Name, new: Name, target: Inode | None) -> None:
         await self._files.send_changed(ino)
-        async with self._files.quiet(ino):
+        # A replaced file must not be sent any more: it would replace the moved one.
+        replaced_ino = 0 if target is None else target.ino
+        async with self._files.quiet(ino), self._files.quiet(replaced_ino):
             new_path = self._path(*new)
             inode = self._namespace.inode(ino)
             if not inode.version:
-                self._changes.move(ino, *new, is_held=True)
                 self._files.note_path(ino, new_path)
+                self._changes.move(ino, *new, is_held=True)
+                self._files.note_unnamed(replaced_ino)
             else:
                 before = self._namespace.object_ref(inode)
                 meta = await self._move_object(before, new_path)
                 self._changes.move(ino, *new, is_held=False)
+                self._files.note_unnamed(replaced_ino)
                 await self._note_moved(ino, before, new_path, meta)
-            if target is not None:
-                self._files.note_unnamed(target.ino)
 
     async def _move_object(self, before: ObjectRef, new_path: str) -> ObjectMeta:
         """Give an object another path, and return its version there."""
@@ -225,10 +228,12 @@ class WrittenNames:
         return meta
 
     async def _note_moved(self, ino: int, before: ObjectRef, path: str, meta: ObjectMeta) -> None:
-        """Note the version that an inode has at its new path. Its cached blocks stay cached."""
+        """Note the version that an inode has at its new path. The cached blocks of a file of up to
+        `_MOST_COPIED` blocks stay cached."""
         self._readers.drop(ino)
         inode = self._changes.note_stored(ino, meta)
-        await self._cache.copy_blocks(before, self._namespace.object_ref(inode))
+        if before.block_count <= _MOST_COPIED:
+            await self._cache.copy_blocks(before, self._namespace.object_ref(inode))
 
     async def _move_directory(self, directory: Inode, old: Name, new: Name) -> None:
         """Move a directory with everything below. Its unsent new files move only here."""
