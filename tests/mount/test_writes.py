@@ -48,6 +48,47 @@ def test_nothing_is_at_the_origin_before_the_first_close(rw: Site) -> None:
     same(rw, "new", b"first")
 
 
+def test_only_the_close_of_a_process_that_wrote_sends_a_file(rw: Site) -> None:
+    name = rw.mountpoint / "log"
+    origin = rw.files / "log"
+    with open(name, "wb", buffering=0) as log:
+        log.write(b"first ")
+        with open(name, "rb") as reader:  # the same process: this close sends the file
+            assert reader.read() == b"first "
+        assert origin.read_bytes() == b"first "
+        log.write(b"second ")
+        subprocess.run(["cat", name], check=True, capture_output=True)
+        subprocess.run(["true"], check=True, stdout=log)  # a child closes what it has inherited
+        assert origin.read_bytes() == b"first "
+        subprocess.run(["echo", "-n", "by a child "], check=True, stdout=log)
+        assert origin.read_bytes() == b"first second by a child "
+        thread = threading.Thread(target=log.write, args=(b"by a thread",))
+        thread.start()
+        thread.join()
+        subprocess.run(["true"], check=True, stdout=log)
+        assert origin.read_bytes() == b"first second by a child "
+    same(rw, "log", b"first second by a child by a thread")
+
+
+def test_a_reader_does_not_get_the_error_of_a_writer(site: Site) -> None:
+    site.expected_trouble = ("it stays in the spool",)
+    site.mount("--rw")
+    writer = os.open(site.mountpoint / "file", os.O_CREAT | os.O_WRONLY)
+    os.write(writer, b"kept")
+    site.files.rename(site.files.with_name("away"))
+    try:
+        read = subprocess.run(["cat", site.mountpoint / "file"], check=True, capture_output=True)
+        assert read.stdout == b"kept"
+        with pytest.raises(OSError):
+            os.close(writer)
+        copy = os.open(site.mountpoint / "file", os.O_RDONLY)
+        os.close(copy)  # the process knows already
+    finally:
+        site.files.with_name("away").rename(site.files)
+    site.umount()
+    assert (site.files / "file").read_bytes() == b"kept"
+
+
 def test_files_are_replaced_appended_to_and_changed(rw: Site) -> None:
     file = rw.mountpoint / "file"
     file.write_bytes(b"x" * 5000)

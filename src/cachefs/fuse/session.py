@@ -128,6 +128,13 @@ def accept_writes() -> None:
     _relay.accept_writes()
 
 
+def request_process() -> int:
+    """Return the process that sent the request which is being handled; 0 if it is not known. Call
+    this in a handler of a writable mount, before the first await."""
+    assert _relay is not None  # see `accept_writes`
+    return _relay.request_process()
+
+
 def stop() -> None:
     """Make `serve` return."""
     pyfuse3.terminate()

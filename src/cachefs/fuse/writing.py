@@ -16,6 +16,7 @@ import pyfuse3
 from cachefs.errors import NotFoundError, SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.fuse.operations import Operations, translated
+from cachefs.fuse.session import request_process
 from cachefs.fuse.uid_limits import INO_MASK
 from cachefs.types import MOST_MODE, Buffer, Posix
 from cachefs.writes.background import BackgroundSends
@@ -50,13 +51,15 @@ class WritingOperations(Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Create a file, and return a handle with its inode number."""
+        process = request_process()
         inode = await self._names.create(
             *(parent_inode, name, _posix(mode, ctx)),
             exclusive=bool(flags & os.O_EXCL),
             is_again=_is_again(ctx),
         )
+        self._files.note_writer(inode.ino, process)
         if flags & os.O_TRUNC and inode.size_bytes:
-            await self._files.truncate(inode.ino, 0)
+            await self._files.truncate(inode.ino, 0, process)
             inode = self._namespace.inode(inode.ino)
         handle = self._limits.handle(inode.ino, ctx.uid)
         info = pyfuse3.FileInfo(fh=handle, keep_cache=True)
@@ -144,19 +147,21 @@ class WritingOperations(Operations):
     @translated
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Write all of `buf` to the spool."""
-        await self._files.write(fh & INO_MASK, off, buf)
+        process = request_process()
+        await self._files.write(fh & INO_MASK, off, buf, process)
         self._namespace.write_ahead()
         return len(buf)
 
     @translated
     async def flush(self, fh: int) -> None:
-        """Send a file with unsent changes to the origin. Every close waits for this."""
-        await self._files.send(fh & INO_MASK)
+        """Send a file to the origin if the process that closes it has changed it. Every close waits
+        for this."""
+        await self._files.close(fh & INO_MASK, request_process())
         self._namespace.write_ahead()
 
     @translated
     async def fsync(self, fh: int, datasync: bool) -> None:
-        """Do the same as `flush`."""
+        """Send a file with unsent changes to the origin, also those of other processes."""
         await self._files.send(fh & INO_MASK)
         self._namespace.write_ahead()
 
@@ -173,7 +178,7 @@ class WritingOperations(Operations):
     ) -> pyfuse3.EntryAttributes:
         """Set size, owner, group, mode or mtime."""
         if fields.update_size:
-            await self._files.truncate(inode, attr.st_size)
+            await self._files.truncate(inode, attr.st_size, request_process())
         found = self._namespace.inode(inode)
         uid, gid, mode = found.posix
         posix = Posix(

@@ -69,6 +69,9 @@ class WrittenFile:
         self.is_exclusive = False
         """The origin must not have an object of this name."""
         self.is_named = True
+        self.writers: set[int] = set()
+        """The processes that have changed the file since it was sent last. The close of one of them
+        sends it. 0 stands for all processes."""
         self.lock = trio.Lock()
         """Held while the file is sent, renamed or removed."""
         self.sent = trio.Event()
@@ -174,6 +177,7 @@ class WrittenFiles:
             before = self._namespace.ref_at(staged.path, staged.base)
             base = self._readers.new(inode, before)
         file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
+        file.writers.add(0)  # the daemon before knew them
         file.is_named = self._changes.is_named(inode.ino)
         self._changes.update(inode.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
         if file.is_named:
@@ -203,22 +207,27 @@ class WrittenFiles:
             raise
         return staged
 
-    async def write(self, ino: int, offset: int, data: bytes) -> None:
-        """Write all of `data` at `offset`. Raises `SpoolFullError`, or `ObjectChangedError` for an
-        inode that is gone."""
+    def note_writer(self, ino: int, process: int) -> None:
+        """Note that the process (0: any) has changed the file, if it has unsent changes."""
+        if self.is_unsent(ino):
+            self._files[ino].writers.add(process)
+
+    async def write(self, ino: int, offset: int, data: bytes, process: int) -> None:
+        """Write all of `data` at `offset`, for a process (0: unknown). Raises `SpoolFullError`, or
+        `ObjectChangedError` for an inode that is gone."""
         await self._spool.reserve(len(data), _ROOM_S)
         file = await self._changeable(ino)
         file.staged.write(offset, data)
-        self._note_change(file)
+        self._note_change(file, process)
 
-    async def truncate(self, ino: int, size_bytes: int) -> None:
+    async def truncate(self, ino: int, size_bytes: int, process: int) -> None:
         """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
         while True:
             file = await self._changeable(ino, is_whole=size_bytes == 0)
             async with file.lock:  # a large truncation takes several steps: none may be sent
                 if file.state is State.UNSENT and self._files.get(ino) is file:
                     await file.staged.truncate(size_bytes)
-                    self._note_change(file)
+                    self._note_change(file, process)
                     return
 
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
@@ -258,7 +267,8 @@ class WrittenFiles:
         if self._marks is not None:
             self._marks.mark_unsent(file.ino, is_unsent)
 
-    def _note_change(self, file: WrittenFile) -> None:
+    def _note_change(self, file: WrittenFile, process: int) -> None:
+        file.writers.add(process)
         staged = file.staged
         self._changes.update(file.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
 
@@ -269,6 +279,19 @@ class WrittenFiles:
         return await self._files[ino].read(offset, size)
 
     # -- sending -----------------------------------------------------------------------------------
+
+    async def close(self, ino: int, process: int) -> None:
+        """Send the file if this process (0: unknown) has changed it. The close of another process,
+        such as a reader or a child that has inherited the file, waits for nothing, and reports no
+        error of a writer. Raises the errors of `send`."""
+        file = self._files.get(ino)
+        if file is None or (process and not file.writers & {process, 0}):
+            return
+        try:
+            await self.send(ino)
+        except CachefsError:
+            file.writers -= {process, 0}  # it knows; the closes of other writers try again
+            raise
 
     async def send(self, ino: int) -> None:
         """Send a file's unsent changes to the origin. When this returns, the origin has them.
@@ -324,6 +347,7 @@ class WrittenFiles:
         file.meta = meta
         self._changes.note_stored(file.ino, meta)
         file.state = State.STORED
+        file.writers.clear()
         file.is_exclusive = False
         self._mark(file, False)
 

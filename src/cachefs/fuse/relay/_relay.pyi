@@ -29,6 +29,11 @@ def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     closes `requests_fd`; `device_fd` stays the caller's.
     """
 
+def request_process() -> int:
+    """Return the process that sent the request which the session has read last, by the id of its
+    first thread. 0 if it is not known: the kernel wrote mapped pages on its own, or the process is
+    in a pid namespace that is not visible here. Call it in a handler before the first await."""
+
 def is_connected() -> bool:
     """Return whether a pyfuse3 session was connected since the last `connect` call."""
 

@@ -37,6 +37,12 @@ static PyObject *accept_writes(PyObject *module, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *request_process(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    return PyLong_FromUnsignedLong(session_request_process());
+}
+
 static PyObject *is_connected(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -55,6 +61,7 @@ static PyMethodDef functions[] = {
     {"create_table", create_table, METH_VARARGS, NULL},
     {"connect", connect_session, METH_VARARGS, NULL},
     {"accept_writes", accept_writes, METH_NOARGS, NULL},
+    {"request_process", request_process, METH_NOARGS, NULL},
     {"is_connected", is_connected, METH_NOARGS, NULL},
     {"bound_reads", bound_reads, METH_VARARGS, NULL},
     {"reads_ready_fd", reads_ready_fd, METH_NOARGS, NULL},

@@ -16,11 +16,16 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,8 +41,10 @@ static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 *
 static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
 static bool accepts_writes;
+static uint32_t request_pid; /* the thread that sent the request which was read last */
 
-static void note_init(const struct fuse_in_header *in) {
+static void note_request(const struct fuse_in_header *in) {
+    request_pid = in->pid;
     if (in->opcode == FUSE_INIT) init_unique = in->unique;
 }
 
@@ -93,7 +100,7 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
             errno = got < 0 && (errno == EAGAIN || errno == EINTR) ? EINTR : ENODEV;
             return -1;
         }
-        note_init(buffer);
+        note_request(buffer);
         tell_of_resend(buffer);
         if (reads_admit(buffer, (size_t)got)) return got;
     }
@@ -141,7 +148,7 @@ static ssize_t read_plainly(int fd, void *buffer, size_t length, void *unused) {
     got = read(fd, buffer, length);
     if (got < 0 && errno == EAGAIN) errno = EINTR; /* the request was taken by an earlier call */
     if (got < (ssize_t)sizeof *in) return got;
-    note_init(in);
+    note_request(in);
     if (in->opcode == FUSE_INTERRUPT)
         waiting_interrupt(&plain_waiting, in);
     else
@@ -236,5 +243,25 @@ void session_connect(int requests_fd, int device, bool takes_notices) {
 }
 
 void session_accept_writes(void) { accepts_writes = true; }
+
+uint32_t session_request_process(void) {
+    char path[32], text[512], *found;
+    uint32_t process = 0, pid = request_pid & ~RESENT_PID;
+    if (pid == 0) return 0;
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0); /* fails for all threads but the first one */
+    if (fd >= 0) {
+        close(fd);
+        return pid;
+    }
+    snprintf(path, sizeof path, "/proc/%u/status", pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    found = strstr(text, "\nTgid:");
+    if (found != NULL) process = (uint32_t)strtoul(found + 6, NULL, 10);
+    return process;
+}
 
 bool session_is_connected(void) { return connected; }

@@ -4,6 +4,7 @@
 #define CACHEFS_RELAY_SESSION_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Connects the next session to the relay: it reads requests from `requests_fd`, which it then owns,
  * and writes replies to `device_fd`, which stays the caller's. With `takes_notices`, invalidations
@@ -12,6 +13,11 @@ void session_connect(int requests_fd, int device_fd, bool takes_notices);
 
 /* Negotiates a writable mount in all later answers to INIT (see `edit_init_reply`). */
 void session_accept_writes(void);
+
+/* Returns the process (the id of its first thread) that sent the request which was read last; 0 if
+ * it is not known: the kernel wrote on its own, the process has ended, or it is not visible from this
+ * process's pid namespace. Handlers call it before they first wait. */
+uint32_t session_request_process(void);
 
 /* True if a session was connected since the last `session_connect`. */
 bool session_is_connected(void);
