@@ -102,13 +102,18 @@ class OriginSection(Section):
         description="How long one request may stay without an answer before it is sent again; "
         "below half of the read timeout, or there is no time for that.",
     )
+    write_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+        60.0,
+        description="When a close, or another change in a writable mount, fails at the latest, "
+        "while the origin takes nothing.",
+    )
     hedge: Annotated[bool, SWITCH, Flag(names=("--hedge/--no-hedge",), live=True)] = Field(
         False,
         description="Send a second request for a block when the first takes longer than 95% of "
         "those before it.",
     )
 
-    @field_validator("read_timeout", "request_timeout")
+    @field_validator("read_timeout", "request_timeout", "write_timeout")
     @classmethod
     def _check_timeout(cls, timeout_s: float) -> float:
         if not 0.1 <= timeout_s <= 86_400:

@@ -10,6 +10,8 @@ requests. A silent server also holds threads of abandoned requests: these must n
 threads of other requests."""
 _LARGE_BODY_S = 10.0
 """Time that the largest body may take in addition to `read_timeout`."""
+_WRITE_REQUEST_S = 20.0
+"""A store may take long to answer when it has received all bytes; but a second try needs time."""
 
 
 def origin_options(config: MountConfig) -> OriginOptions:
@@ -37,6 +39,8 @@ def resilience(config: MountConfig) -> Resilience:
     return Resilience(
         read_timeout_s=config.read_timeout,
         request_timeout_s=config.request_timeout,
+        write_timeout_s=config.write_timeout,
+        write_request_s=min(_WRITE_REQUEST_S, config.write_timeout / 2),
         max_downloads=config.max_downloads,
         download_limit=config.download_limit or None,
         hedge=config.hedge,
