@@ -20,6 +20,7 @@ _VERBS = {
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
+    "flush": "Send what was written and is unsent, and wait.",
     "hint": "Say which files will be read, so that they come before.",
     "info": "Show what files are, and what of them is cached where.",
     "install-systemd": "Put the systemd units in place.",
@@ -40,6 +41,7 @@ _VERBS = {
     "umount": "Unmount, and wait until the daemon has ended.",
     "unpin": "Let pinned files be evicted again.",
     "upgrade": "Let the installed version serve a mount.",
+    "writes": "Show, save, send or drop what is not at the source yet.",
 }
 
 

@@ -17,6 +17,7 @@ from cachefs.control.routes.metadata import MetadataRoutes
 from cachefs.control.routes.profile import ProfileRoutes
 from cachefs.control.routes.set import SetRoutes, live_options
 from cachefs.control.routes.tier import TierRoutes
+from cachefs.control.routes.writes import WritesRoutes
 from cachefs.daemon.live_changes import LiveChanges
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
@@ -167,6 +168,13 @@ def build(
         publisher = relayed.publisher(cache, readers)
         relay_stats = RelayStats(relayed.table, publisher, requests)
 
+    writers = unsent = None
+    if spool is not None:
+        is_successor = bool(opened.data_path.restarts)
+        writers, unsent = build_writers(
+            *(origin, cache, namespace, readers, spool, relayed, publisher, is_successor, nursery)
+        )
+
     options = live_options(origin, limits, namespace, prefetch)
     set_routes = SetRoutes(options, access_log, config.mountpoint)
     state = MountState(
@@ -182,18 +190,20 @@ def build(
         relay_stats,
     )
     open_more = partial(open_tiers, origin.identity)
+    cache_routes = CacheRoutes(
+        namespace,
+        cache,
+        session.invalidate_entry,
+        session.invalidate_attributes,
+        lambda: origin.is_down,
+    )
     routes = (
         state,
         TierRoutes(cache, config, open_more, opened.tiers, opened.home.root),
         set_routes,
         LoadRoutes(jobs),
-        CacheRoutes(
-            namespace,
-            cache,
-            session.invalidate_entry,
-            session.invalidate_attributes,
-            lambda: origin.is_down,
-        ),
+        cache_routes,
+        WritesRoutes(unsent, cache_routes.refresh),
         MetadataRoutes(namespace, base.db, origin, config.manifest),
         ProfileRoutes(namespace, origin, observers),
     )
@@ -214,14 +224,9 @@ def build(
         publisher,
         HintRequests(prefetch.hints),
     )
-    writers = None
-    if spool is None:
+    if writers is None:
         operations = Operations(*for_operations)
     else:
-        is_successor = bool(opened.data_path.restarts)
-        writers = build_writers(
-            *(origin, cache, namespace, readers, spool, relayed, publisher, is_successor)
-        )
         operations = WritingOperations(*for_operations, writers=writers)
     return Parts(access_log, jobs, state, handlers, publisher, operations, writers, initialised)
 

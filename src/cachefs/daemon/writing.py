@@ -2,8 +2,11 @@
 
 from array import array
 
+import trio
+
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
+from cachefs.control.routes.writes import Unsent
 from cachefs.daemon.relayed import Relayed
 from cachefs.errors import UsageError
 from cachefs.fuse.writing import Writers
@@ -13,8 +16,11 @@ from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.staging.spool import Spool
 from cachefs.writes.background import BackgroundSends
+from cachefs.writes.decisions import Decisions
 from cachefs.writes.files import WrittenFiles
+from cachefs.writes.flush import Flushes
 from cachefs.writes.names import WrittenNames
+from cachefs.writes.report import UnsentFiles
 from cachefs.writes.sender import Sender
 
 
@@ -27,8 +33,10 @@ def build_writers(
     relayed: Relayed | None,
     publisher: Publisher | None,
     is_successor: bool,
-) -> Writers:
-    """Return what changes files and names, with the unsent files of the spool.
+    nursery: trio.Nursery,
+) -> tuple[Writers, Unsent]:
+    """Return what changes files and names, and what knows the unsent files. Sends that a user asks
+    for run in `nursery`.
 
     `is_successor` means that the kernel may have files open since before this daemon. Raises
     `UsageError` if the source can't be written."""
@@ -37,13 +45,14 @@ def build_writers(
         raise UsageError(f"{origin.url} can't be written by cachefs yet; leave out --rw")
     changes = OwnChanges(namespace)
     table = None if relayed is None else relayed.table
+    sender = Sender(writer)
     files = WrittenFiles(
         namespace,
         changes,
         readers,
         cache,
         spool,
-        Sender(writer),
+        sender,
         table,
         _withdraw_nothing if publisher is None else publisher.withdraw,
     )
@@ -53,7 +62,11 @@ def build_writers(
     if publisher is not None:
         publisher.is_current = files.is_current
     names = WrittenNames(namespace, changes, files, readers, cache, origin, writer)
-    return Writers(files, names, BackgroundSends(files))
+    background = BackgroundSends(files)
+    reports = UnsentFiles(spool, files, background)
+    decisions = Decisions(reports, files, namespace, cache, sender)
+    unsent = Unsent(reports, decisions, Flushes(reports, files, nursery), background)
+    return Writers(files, names, background), unsent
 
 
 def _withdraw_nothing(ino: int, block_count: int) -> None:

@@ -24,6 +24,8 @@ except ImportError:  # not compiled here
 log = logging.getLogger(__name__)
 
 _device_fd: int | None = None
+_is_connected = False
+"""Whether there is a session, which takes notices for the kernel."""
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
 
 _OPTIONS = ("subtype=cachefs", "default_permissions")
@@ -56,6 +58,7 @@ def mount(
     refuse_early(allow_other)
     if _relay is not None:
         _relay.reads_ready_fd()
+    global _is_connected
     options = {*_OPTIONS, "rw" if writable else "ro", f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
@@ -65,6 +68,7 @@ def mount(
         raise MountError(
             f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
         ) from error
+    _is_connected = True
     found = find_mount(mountpoint)
     return "" if found is None else found.device
 
@@ -76,7 +80,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     the session. With `takes_notices`, invalidations of names go through `requests_fd`, and the
     supervisor passes them on to the kernel. Raises `RelayUnusableError` if this libfuse can't.
     """
-    global _device_fd
+    global _device_fd, _is_connected
     if _relay is None:
         raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
@@ -88,6 +92,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
         raise RelayUnusableError(f"libfuse refuses it: {error}") from error
     if not _relay.is_connected():
         raise RelayUnusableError("libfuse was loaded in another way than the relay expects")
+    _is_connected = True
 
 
 async def serve() -> None:
@@ -153,7 +158,10 @@ def unmount() -> None:
 
 
 def invalidate_entry(parent: int, name: bytes) -> None:
-    """Make the kernel drop a cached name. Returns at once. Unknown names are no error."""
+    """Make the kernel drop a cached name. Returns at once. Unknown names are no error. Before the
+    mount, the kernel has none."""
+    if not _is_connected:
+        return
     pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
 
 

@@ -86,7 +86,15 @@ class OwnChanges:
         if self._has_name(inode):
             self._own.release(inode.parent, inode.name)
             self._table.unbind(inode.parent, inode.name, self._namespace.clock.now_ns())
+            self._expire_listing(inode.parent)
             self._note_change(inode.parent)
+
+    def _expire_listing(self, directory: int) -> None:
+        """Make the directory's last listing one of long ago. While it counts, names that are not
+        bound are absent."""
+        listing = self._table.listing(directory)
+        if listing is not None:
+            self._table.finish_listing(directory, listing._replace(listed_at_ns=0))
 
     def remove(self, parent: int, name: bytes) -> int | None:
         """Unbind a name that is no longer at the origin. Return its inode number; None if it had

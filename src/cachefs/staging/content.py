@@ -102,6 +102,11 @@ class StagedContent:
         self._charge()
 
     @property
+    def changed_at_ns(self) -> int:
+        """When the spool file was last changed, in nanoseconds since 1970."""
+        return self._spool_mtime_ns
+
+    @property
     def is_synced(self) -> bool:
         """Whether the present content survives a power cut."""
         return self.synced is not None

@@ -54,6 +54,11 @@ class UploadProgress:
     end: int = 0
     """No part has a byte from here on."""
 
+    @property
+    def sent_bytes(self) -> int:
+        """How many bytes of the content the origin has."""
+        return sum(part.length for part in self.parts.values())
+
     def begin(self, part: Part) -> None:
         """Note that a part is read and sent from now on."""
         self.parts.pop(part.number, None)

@@ -57,34 +57,51 @@ class FoundFile(NamedTuple):
     status: os.stat_result
 
 
-def recover(
-    paths: SpoolPaths, uuid: bytes, disk: SpoolDisk
-) -> tuple[Replay, list[FoundFile], RecoveryReport]:
-    """Return what the journal says, every staged file whose bytes exist, and a report.
+class Look(NamedTuple):
+    """What a spool has: its journal, every staged file whose bytes exist, the paths of those whose
+    bytes are gone (`lost`), and the numbers of spool files that no record needs (`ended`)."""
 
-    Removes the bytes of files that have ended. Raises `OSError` and `SpoolError`."""
+    replay: Replay
+    found: list[FoundFile]
+    lost: list[str]
+    ended: list[int]
+
+
+def look(paths: SpoolPaths, uuid: bytes) -> Look:
+    """Compare the journal with the spool files, and change nothing. Raises `OSError` and
+    `SpoolError`."""
     running = boot_id()
     statuses = _statuses(paths)
     try:
         replay = replay_journal(paths.journal.read_bytes(), uuid, running)
     except FileNotFoundError:
         replay = Replay(is_damaged=bool(statuses))
-    report = RecoveryReport(replay.ignored_bytes, replay.is_damaged)
     survived = replay.header is not None and replay.header.boot_id == running
-    found = []
+    found, lost = [], []
     for number, file in replay.files.items():
         status = statuses.pop(number, None)
         if status is None:
-            report.lost.append(file.path)
+            lost.append(file.path)
             continue
         _check(file, status, survived)
         found.append(FoundFile(file, status))
+    if not replay.is_damaged:
+        return Look(replay, found, lost, list(statuses))
     for number, status in statuses.items():
-        if replay.is_damaged:
-            found.append(FoundFile(_unnamed(number, status.st_size), status))
-        else:
-            disk.unlink(paths.file(number))
-            report.removed += 1
+        found.append(FoundFile(_unnamed(number, status.st_size), status))
+    return Look(replay, found, lost, [])
+
+
+def recover(
+    paths: SpoolPaths, uuid: bytes, disk: SpoolDisk
+) -> tuple[Replay, list[FoundFile], RecoveryReport]:
+    """Return what the journal says, every staged file whose bytes exist, and a report.
+
+    Removes the bytes of files that have ended. Raises `OSError` and `SpoolError`."""
+    replay, found, lost, ended = look(paths, uuid)
+    report = RecoveryReport(replay.ignored_bytes, replay.is_damaged, lost, len(ended))
+    for number in ended:
+        disk.unlink(paths.file(number))
     report.held = sum(each.file.state is FileState.HELD for each in found)
     _log(paths, found, report)
     return replay, found, report

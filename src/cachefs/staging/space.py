@@ -18,7 +18,7 @@ class SpoolSpace:
     """The bound of a spool in bytes, and the free space of its disk. Loop thread only."""
 
     def __init__(self, root: Path, limit_bytes: int, disk: SpoolDisk) -> None:
-        self._root = root
+        self.root = root
         self._disk = disk
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
@@ -41,7 +41,7 @@ class SpoolSpace:
     def _fits(self, more_bytes: int) -> bool:
         if self.used_bytes + more_bytes > self.limit_bytes:
             return False
-        return self._disk.free_bytes(self._root) >= more_bytes + _LEFT_FREE_BYTES
+        return self._disk.free_bytes(self.root) >= more_bytes + _LEFT_FREE_BYTES
 
     async def reserve(self, more_bytes: int, timeout_s: float) -> None:
         """Wait until `more_bytes` can be written. Callers get room in the order of their calls.
@@ -57,7 +57,7 @@ class SpoolSpace:
                         await self._freed.park()
                 return
         raise SpoolFullError(
-            f"the spool {self._root} is full ({format_bytes(self.used_bytes)} of "
-            f"{format_bytes(self.limit_bytes)}, {format_bytes(self._disk.free_bytes(self._root))} "
+            f"the spool {self.root} is full ({format_bytes(self.used_bytes)} of "
+            f"{format_bytes(self.limit_bytes)}, {format_bytes(self._disk.free_bytes(self.root))} "
             "free on its disk): wait for uploads, or give it more room with --spool-size"
         )

@@ -135,6 +135,10 @@ class Spool:
         """Every staged file by its number, also those that wait for a user."""
         return MappingProxyType(self._files)
 
+    def file_path(self, number: int) -> Path:
+        """Return the path of the spool file with this number."""
+        return self._directory.paths.file(number)
+
     def file_of(self, ino: int) -> StagedFile | None:
         """Return the staged file that is the content of an inode now; None for a clean inode."""
         file = self._of_ino.get(ino)

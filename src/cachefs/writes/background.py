@@ -27,6 +27,8 @@ class BackgroundSends:
         self._seen: dict[int, tuple[int, float]] = {}
         """By inode number: the generation of the content, and since when it has been this one."""
         self._tried_at: dict[int, float] = {}
+        self.leaves_rest = False
+        """Whether `finish` leaves everything in the spool, because a user does not want to wait."""
 
     async def run(self) -> None:
         """Look for quiet files, and send them. Never returns."""
@@ -58,10 +60,21 @@ class BackgroundSends:
             and now - self._tried_at.get(ino, float("-inf")) >= _PUBLISH_S
         ]
 
+    def next_try_s(self, ino: int) -> float | None:
+        """Return in how many seconds the file is sent if it does not change before; None if that is
+        not known yet."""
+        if ino not in self._seen:
+            return None
+        tried_at = self._tried_at.get(ino, float("-inf"))
+        due_at = max(self._seen[ino][1] + _QUIET_S, tried_at + _PUBLISH_S)
+        return max(0.0, due_at - trio.current_time())
+
     async def finish(self) -> None:
         """Try once to send all files whose content may be published, as the mount ends. What can't
         be sent stays in the spool, and is sent by the next mount."""
         for ino in self._files.generations_to_send():
+            if self.leaves_rest:
+                return
             try:
                 await self._files.send(ino)
             except CachefsError as error:

@@ -131,6 +131,14 @@ class WrittenFiles:
         """Return whether the file's content is in the spool, at least in part."""
         return ino in self._files
 
+    def entry(self, ino: int) -> WrittenFile | None:
+        """Return the entry of an inode; None for a clean file."""
+        return self._files.get(ino)
+
+    def attached(self) -> list[StagedFile]:
+        """Return the staged files that are the content of an inode with a name."""
+        return [file.staged for file in self._files.values() if file.is_named]
+
     def is_current(self, ino: int, object_id: bytes) -> bool:
         """Return whether the content of the inode is this object, and nothing else."""
         return ino not in self._files and self._readers.get(ino).ref.object_id == object_id
@@ -308,7 +316,7 @@ class WrittenFiles:
             file.state = State.SENDING
             try:
                 self._note_stored(file, await self._send(file))
-            except ConflictError as error:
+            except (ConflictError, ObjectChangedError) as error:
                 self._note_conflict(file, error)
                 raise
             except CachefsError as error:
@@ -351,7 +359,7 @@ class WrittenFiles:
         file.is_exclusive = False
         self._mark(file, False)
 
-    def _note_conflict(self, file: WrittenFile, error: ConflictError) -> None:
+    def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
         """Note that the origin refused the content. The name shows the origin's version from now
         on; the bytes stay in the spool until a user saves or drops them. Atomic."""
         log.warning(
@@ -361,6 +369,15 @@ class WrittenFiles:
         del self._files[file.ino]
         self._mark(file, False)
         self._changes.give_up(file.ino)
+
+    def discard(self, ino: int) -> None:
+        """Drop the unsent changes of a file that is not being sent. Its name shows the origin's
+        version again. Atomic. Raises `SpoolError`."""
+        file = self._files[ino]
+        file.staged.drop()
+        del self._files[ino]
+        self._mark(file, False)
+        self._changes.give_up(ino)
 
     def _end(self, file: WrittenFile) -> None:
         """Remove a stored file from the spool. Atomic."""

@@ -21,6 +21,18 @@ def waiting(text: str) -> Iterator[None]:
 
 
 @contextmanager
+def telling(text: str) -> Iterator[Callable[[str], None]]:
+    """Show `text`, if stderr is a terminal, and yield a function that replaces it."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, markup=False, highlight=False).status(text) as status:
+        yield status.update
+
+
+@contextmanager
 def counting(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows how many of `total` there are so far. It shows nothing if stderr
     is no terminal."""

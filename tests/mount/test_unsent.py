@@ -1,0 +1,245 @@
+"""What users see of unsent files, and what they can do about them: `cachefs writes` and
+`cachefs flush`, through the real kernel."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount.harness import PATIENCE_S, Site, eventually
+
+
+@pytest.fixture
+def rw(site: Site) -> Iterator[Site]:
+    site.expected_trouble = ("it stays in the spool", "cachefs.writes.files: ", "stay in the spool")
+    site.mount("--rw")
+    yield site
+    if site.is_mounted():
+        site.umount()
+
+
+@contextlib.contextmanager
+def no_origin(site: Site) -> Iterator[None]:
+    """The source is gone for a while: nothing can be sent."""
+    away = site.files.with_name("away")
+    site.files.rename(away)
+    try:
+        yield
+    finally:
+        away.rename(site.files)
+
+
+def write_in_vain(path: Path, content: bytes) -> None:
+    """Write a file whose close fails."""
+    stream = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.write(stream, content)
+    with pytest.raises(OSError):
+        os.close(stream)
+
+
+_WRITER = """
+import sys
+with open(sys.argv[1], sys.argv[2]) as stream:
+    stream.write(sys.argv[3])
+    stream.flush()
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def writing(path: Path, mode: str, text: str) -> Iterator[None]:
+    """Another process writes to the file, and has it open meanwhile. In this process each start of
+    a command would close a copy of the descriptor, and a close sends the file."""
+    writer = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", _WRITER, path, mode, text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert writer.stdout is not None
+    try:
+        assert writer.stdout.readline() == "written\n"
+        yield
+    finally:
+        writer.communicate("end\n", timeout=PATIENCE_S)
+
+
+def unsent(site: Site, *arguments: object) -> list[dict[str, Any]]:
+    where = arguments or (site.mountpoint,)
+    rows: list[dict[str, Any]] = json.loads(site.cli("writes", *where, "--json").stdout)
+    return rows
+
+
+def conflict(site: Site, *, cached: bool = True) -> dict[str, Any]:
+    """A part of a file was changed here, and all of it at the origin. Returns what is listed."""
+    file, other = site.mountpoint / "shared", site.files / "shared"
+    if not other.exists():
+        file.write_bytes(b"first version")
+    if cached:
+        file.read_bytes()
+    stream = os.open(file, os.O_WRONLY)
+    os.pwrite(stream, b"OURS!", 0)
+    other.write_bytes(b"version of somebody else")
+    with pytest.raises(OSError, match="Stale"):
+        os.close(stream)
+    return unsent(site)[-1]
+
+
+def test_a_failed_file_is_listed_saved_and_sent(rw: Site, tmp_path: Path) -> None:
+    assert rw.cli("writes", rw.mountpoint).stdout == "nothing is unsent\n"
+    file = rw.mountpoint / "file"
+    with no_origin(rw):
+        write_in_vain(file, b"kept")
+        (row,) = unsent(rw)
+        assert (row["path"], row["state"], row["size_bytes"]) == (str(file), "failed", 4)
+        assert row["mountpoint"] == str(rw.mountpoint)
+        assert "does not exist" in row["reason"]
+        assert len(unsent(rw, file)) == 1
+        assert unsent(rw, rw.mountpoint / "other") == []
+        shown = rw.cli("writes", file).stdout
+        assert f" {file}" in shown
+        assert "does not exist; it is tried again" in shown
+        spool_file = rw.cli("writes", "save", file).stdout.strip()
+        assert Path(spool_file).read_bytes() == b"kept"
+        rw.cli("writes", "save", row["id"], tmp_path / "saved", "-m", rw.mountpoint)
+        assert (tmp_path / "saved").read_bytes() == b"kept"
+        refused = rw.cli("writes", "save", file, tmp_path / "saved", code=2)
+        assert "exists already" in refused.stderr
+        failed = rw.cli("flush", rw.mountpoint, code=1).stderr
+        assert failed.startswith(f"cachefs: {file}: file://")
+        assert failed.count("\n") == 1
+    said = rw.cli("writes", "send", file).stdout
+    assert said == f"sent {file} (4 B)\n"
+    assert (rw.files / "file").read_bytes() == b"kept"
+    assert unsent(rw) == []
+    assert "no such unsent file" in rw.cli("writes", "send", file, code=2).stderr
+
+
+def test_flush_sends_and_waits(rw: Site) -> None:
+    (rw.mountpoint / "dir").mkdir()
+    (rw.mountpoint / "sent").write_bytes(b"x")
+    names = [f"dir/{number}" for number in range(9)]
+    with no_origin(rw):
+        for name in names:
+            write_in_vain(rw.mountpoint / name, name.encode())
+        write_in_vain(rw.mountpoint / "top", b"top")
+        assert len(unsent(rw)) == 10
+    said = rw.cli("flush", rw.mountpoint / "dir").stdout
+    assert said == "sent 9 files (45 B)\n"
+    assert all((rw.files / name).read_bytes() == name.encode() for name in names)
+    done = json.loads(rw.cli("flush", rw.mountpoint, "--json").stdout)
+    assert done["left_files"] == done["left_bytes"] == 0
+    assert (rw.files / "top").read_bytes() == b"top"
+    assert rw.cli("flush", rw.mountpoint).stdout == "nothing is unsent there\n"
+
+
+def test_flush_sends_open_files_only_if_they_were_ever_closed(rw: Site) -> None:
+    log, new = rw.mountpoint / "log", rw.mountpoint / "new"
+    log.write_bytes(b"one ")
+    with writing(log, "a", "two"), writing(new, "w", "not yet"):
+        assert [(row["path"], row["state"]) for row in unsent(rw)] == [
+            (str(log), "open"),
+            (str(new), "open"),
+        ]
+        failed = rw.cli("flush", rw.mountpoint, code=1)
+        assert failed.stdout == "sent 1 file (7 B)\n"
+        expected = f"cachefs: {new}: it is open and was never closed; its first close sends it\n"
+        assert failed.stderr == expected
+        assert (rw.files / "log").read_bytes() == b"one two"
+        assert not (rw.files / "new").exists()
+        assert "is open: close it" in rw.cli("writes", "drop", new, "--yes", code=1).stderr
+    assert (rw.files / "new").read_bytes() == b"not yet"
+
+
+def test_a_conflict_is_saved_and_dropped(rw: Site, tmp_path: Path) -> None:
+    row = conflict(rw)
+    file = rw.mountpoint / "shared"
+    assert row["state"] == "conflict"
+    assert "wait for you" in rw.cli("writes", file).stdout
+    rw.cli("writes", "save", file, tmp_path)
+    assert (tmp_path / "shared").read_bytes() == b"OURS! version"
+    refused = rw.cli("writes", "drop", file, code=2).stderr
+    assert "add --yes" in refused
+    assert len(unsent(rw)) == 1
+    failed = rw.cli("flush", rw.mountpoint, code=1).stderr
+    assert failed.startswith(f"cachefs: {file}: conflict: ")
+    said = rw.cli("writes", "drop", file, "--yes").stdout
+    assert said == f"dropped {file} (13 B)\n"
+    assert unsent(rw) == []
+    eventually(lambda: file.read_bytes() == b"version of somebody else")
+    eventually(lambda: not list((rw.cache / "spool/files").iterdir()))
+
+
+def test_a_conflict_is_sent_only_if_the_other_version_may_be_lost(rw: Site) -> None:
+    conflict(rw)
+    file = rw.mountpoint / "shared"
+    assert "--overwrite" in rw.cli("writes", "send", file, code=1).stderr
+    assert (rw.files / "shared").read_bytes() == b"version of somebody else"
+    rw.cli("writes", "send", file, "--overwrite")
+    assert (rw.files / "shared").read_bytes() == b"OURS! version"
+    assert file.read_bytes() == b"OURS! version"
+    assert unsent(rw) == []
+
+
+def test_files_of_one_path_are_told_apart_by_their_ids(rw: Site, tmp_path: Path) -> None:
+    first, second = conflict(rw), conflict(rw)
+    assert first["path"] == second["path"]
+    assert len(unsent(rw)) == 2
+    file = rw.mountpoint / "shared"
+    refused = rw.cli("writes", "save", file, tmp_path, code=2).stderr
+    assert f"{first['id']} (conflict), {second['id']} (conflict)" in refused
+    mount = ("-m", rw.mountpoint)
+    rw.cli("writes", "save", second["id"], tmp_path / "second", *mount)
+    assert (tmp_path / "second").read_bytes() == b"OURS!on of somebody else"
+    rw.cli("writes", "drop", first["id"], "--yes", *mount)
+    assert [row["id"] for row in unsent(rw)] == [second["id"]]
+
+
+def test_a_conflict_with_a_version_that_nobody_has_any_more(rw: Site, tmp_path: Path) -> None:
+    (rw.files / "shared").write_bytes(b"first version")
+    row = conflict(rw, cached=False)
+    file = rw.mountpoint / "shared"
+    said = rw.cli("writes", "save", file, tmp_path, code=1).stderr
+    assert f"writes save {row['id']} without a target" in said
+    assert not (tmp_path / "shared").exists()
+    done = rw.cli("writes", "save", file)
+    assert "only the written parts" in done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == b"OURS!"
+
+
+def test_a_file_that_was_never_closed_is_held(rw: Site, tmp_path: Path) -> None:
+    stream = os.open(rw.mountpoint / "half", os.O_CREAT | os.O_WRONLY)
+    os.write(stream, b"half of it")
+    rw.crash()
+    with contextlib.suppress(OSError):
+        os.close(stream)
+    rw.cli("umount", rw.mountpoint)
+    (row,) = unsent(rw, "--cache-dir", rw.cache)
+    assert (row["path"], row["state"], row["mountpoint"]) == ("half", "held", None)
+    rw.cli("writes", "save", "half", tmp_path / "left", "--cache-dir", rw.cache)
+    assert (tmp_path / "left").read_bytes() == b"half of it"
+    rw.mount("--rw")
+    assert "in use by a daemon" in rw.cli("writes", "--cache-dir", rw.cache, code=1).stderr
+    (row,) = unsent(rw)
+    assert (row["path"], row["state"]) == (str(rw.mountpoint / "half"), "held")
+    assert "never closed" in row["reason"]
+    assert not (rw.mountpoint / "half").exists()
+    rw.cli("writes", "send", rw.mountpoint / "half")
+    assert (rw.files / "half").read_bytes() == b"half of it"
+    assert (rw.mountpoint / "half").read_bytes() == b"half of it"
+    assert unsent(rw) == []
+
+
+def test_a_read_only_mount_has_nothing_unsent(site: Site) -> None:
+    site.mount()
+    assert unsent(site) == []
+    assert site.cli("flush", site.mountpoint).stdout == "nothing is unsent there\n"
+    refused = site.cli("writes", "drop", "7", "--yes", "-m", site.mountpoint, code=2).stderr
+    assert "no such unsent file" in refused
