@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.format import inode_record as record
-from cachefs.format.inode_record import Dirent, Inode, Listing
+from cachefs.format.inode_record import Dirent, Inode, Listing, OwnTimes
 from cachefs.format.object_id import OBJECT_ID_BYTES, object_id
 from cachefs.types import Posix
 
@@ -32,7 +32,7 @@ DIRECTORY_BYTES = bytes.fromhex(
 
 def test_format_version_and_tables_are_those_of_the_document() -> None:
     assert record.FORMAT_VERSION == 2
-    assert record.TABLES == ("inodes", "dirents", "listings", "orphans", "meta")
+    assert record.TABLES == ("inodes", "dirents", "listings", "orphans", "meta", "times")
 
 
 @pytest.mark.parametrize(("inode", "golden"), [(FILE, FILE_BYTES), (DIRECTORY, DIRECTORY_BYTES)])
@@ -65,6 +65,12 @@ def test_listing_golden_bytes() -> None:
     golden = bytes.fromhex("00002a36fe9c9717 a086010000000000")
     assert record.pack_listing(Listing(1_700_000_000_000_000_000, 100_000)) == golden
     assert record.unpack_listing(golden) == Listing(1_700_000_000_000_000_000, 100_000)
+
+
+def test_times_golden_bytes() -> None:
+    golden = bytes.fromhex("00002a36fe9c9717 ffffffffffffffff")
+    assert record.pack_times(OwnTimes(1_700_000_000_000_000_000, -1)) == golden
+    assert record.unpack_times(golden) == OwnTimes(1_700_000_000_000_000_000, -1)
 
 
 @given(

@@ -13,6 +13,7 @@ valid UTF-8 are kept as surrogate escapes in `str`.
 | listings | directory ino u64        | listed_at_ns i64, entry count u64                  |
 | orphans  | ino u64                  | empty                                              |
 | meta     | name                     | free form: `format`, `identity`, `next_ino` (u64)  |
+| times    | ino u64                  | ctime_ns i64, atime_ns i64                         |
 """
 
 import struct
@@ -27,7 +28,7 @@ BadRecordError = struct.error
 `pack_*` functions raise it for a number that doesn't fit its field."""
 
 FORMAT_VERSION = 2
-TABLES = ("inodes", "dirents", "listings", "orphans", "meta")
+TABLES = ("inodes", "dirents", "listings", "orphans", "meta", "times")
 KIND_DIR = 1
 KIND_FILE = 2
 _KINDS = (KIND_DIR, KIND_FILE)
@@ -36,7 +37,8 @@ _INO_KEY = Struct(">Q")
 _INODE = Struct("<BBHQQqII")
 _DIRENT = Struct("<Qq")
 _LISTING = Struct("<qQ")
-assert (_INODE.size, _DIRENT.size, _LISTING.size) == (36, 16, 16)
+_TIMES = Struct("<qq")
+assert (_INODE.size, _DIRENT.size, _LISTING.size, _TIMES.size) == (36, 16, 16, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,16 @@ class Listing(NamedTuple):
     entry_count: int
 
 
+class OwnTimes(NamedTuple):
+    """Times of an inode that a writable mount has changed: when its attributes, its name or its
+    content last changed, and its atime as a process has set it."""
+
+    ctime_ns: int
+    atime_ns: int
+
+
 def ino_key(ino: int) -> bytes:
-    """Return the 8-byte key of an inode number, used by `inodes`, `listings` and `orphans`."""
+    """Return the 8-byte key of an inode number, used by all tables but `dirents` and `meta`."""
     return _INO_KEY.pack(ino)
 
 
@@ -191,3 +201,13 @@ def pack_listing(listing: Listing) -> bytes:
 def unpack_listing(record: bytes) -> Listing:
     """Decode the value of a row in `listings`. Raises `BadRecordError`."""
     return Listing(*_LISTING.unpack(record))
+
+
+def pack_times(times: OwnTimes) -> bytes:
+    """Return the value of a row in `times`."""
+    return _TIMES.pack(*times)
+
+
+def unpack_times(record: bytes) -> OwnTimes:
+    """Decode the value of a row in `times`. Raises `BadRecordError`."""
+    return OwnTimes(*_TIMES.unpack(record))

@@ -34,6 +34,7 @@ from cachefs.metrics import Requests
 from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.reader import Readers
+from cachefs.origin.names import NAME_MAX_BYTES
 from cachefs.types import Buffer
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,8 @@ class Operations(pyfuse3.Operations):
         self._limits = limits
         # One object serves all directory entries, because pyfuse3 copies it into the reply at once.
         self._dir_entry = attrs.template()
+        self._set_own_times: Callable[[pyfuse3.EntryAttributes, int], None] | None = None
+        """Changes the times of an entry with this inode number, on a writable mount."""
 
     def init(self) -> None:
         """Handle INIT, the kernel's first request."""
@@ -165,8 +168,11 @@ class Operations(pyfuse3.Operations):
         """Return the attributes of `name` in a directory.
 
         If the name is absent, the reply has inode 0, and the kernel caches the absence for
-        what remains of the negative TTL. If nothing remains, the request fails with ENOENT.
+        what remains of the negative TTL. If nothing remains, the request fails with ENOENT. A name
+        that is too long fails with ENAMETOOLONG.
         """
+        if len(name) > NAME_MAX_BYTES:
+            raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         try:
             inode, entry_ttl_s = await self._namespace.lookup(parent_inode, name)
         except NotFoundError:
@@ -310,6 +316,7 @@ class Operations(pyfuse3.Operations):
         vanished, and the result is the next position.
         """
         sent = False
+        set_own_times = self._set_own_times
         base = snapshot.generation << _POSITION_BITS
         entry = self._dir_entry
         entry.entry_timeout = kernel_timeout_s(self._namespace.snapshot_ttl_s(snapshot))
@@ -328,6 +335,8 @@ class Operations(pyfuse3.Operations):
                 mtime_ns, ttl_s = self._namespace.directory_mtime(child, stat[2])
                 self._attrs.set_mtime(entry, mtime_ns)
                 entry.attr_timeout = kernel_timeout_s(ttl_s)
+            if set_own_times is not None:
+                set_own_times(entry, child)
             if not pyfuse3.readdir_reply(token, name, entry, base | position):
                 return None
             sent = True

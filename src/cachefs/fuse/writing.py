@@ -18,6 +18,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.fuse.operations import Operations, translated
 from cachefs.fuse.session import request_process
 from cachefs.fuse.uid_limits import INO_MASK
+from cachefs.origin.writable import MOST_OBJECT_BYTES
 from cachefs.types import MOST_MODE, Buffer, Posix
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
@@ -43,6 +44,7 @@ class WritingOperations(Operations):
         super().__init__(*args, **kwargs)
         self._files = writers.files
         self._names = writers.names
+        self._set_own_times = self._show_own_times
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -76,6 +78,20 @@ class WritingOperations(Operations):
             *(parent_inode, name, _posix(mode, ctx)), exclusive=True, is_again=_is_again(ctx)
         )
         return self._entry_of(inode)
+
+    @translated
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Fail with EPERM: an object can't be a symbolic link."""
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    @translated
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Fail with EPERM: an object has one name."""
+        raise pyfuse3.FUSEError(errno.EPERM)
 
     @translated
     async def mkdir(
@@ -176,8 +192,10 @@ class WritingOperations(Operations):
         fh: int | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """Set size, owner, group, mode or mtime."""
+        """Set size, owner, group, mode or times."""
         if fields.update_size:
+            if attr.st_size > MOST_OBJECT_BYTES:
+                raise pyfuse3.FUSEError(errno.EFBIG)
             await self._files.truncate(inode, attr.st_size, request_process())
         found = self._namespace.inode(inode)
         uid, gid, mode = found.posix
@@ -187,9 +205,40 @@ class WritingOperations(Operations):
             attr.st_mode & MOST_MODE if fields.update_mode else mode,
         )
         mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
-        if posix != found.posix or mtime_ns is not None:
-            await self._names.set_attributes(inode, posix, mtime_ns)
+        atime_ns = attr.st_atime_ns if fields.update_atime else None
+        if posix != found.posix or fields.update_mode or (mtime_ns, atime_ns) != (None, None):
+            await self._names.set_attributes(inode, posix, mtime_ns, atime_ns)
         return self._attributes(self._namespace.inode(inode))
+
+    @translated
+    async def setxattr(
+        self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
+    ) -> None:
+        """Fail with EOPNOTSUPP: objects have none that can be set."""
+        raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
+
+    @translated
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        """Fail with EOPNOTSUPP, as `setxattr` does."""
+        raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
+
+    def _attributes(self, inode: Inode, entry_ttl_s: float = 0.0) -> pyfuse3.EntryAttributes:
+        attributes = super()._attributes(inode, entry_ttl_s)
+        self._show_own_times(attributes, inode.ino)
+        if self._namespace.table.is_unnamed(inode.ino):
+            attributes.st_nlink = 0
+        return attributes
+
+    def _show_own_times(self, into: pyfuse3.EntryAttributes, ino: int) -> None:
+        """Set the ctime and the atime that this mount has noted. The entries of a directory have
+        changed after its attributes if its mtime is later."""
+        times = self._namespace.table.own_times(ino)
+        if times is None:
+            return
+        into.st_atime_ns = times.atime_ns
+        into.st_ctime_ns = times.ctime_ns
+        if stat.S_ISDIR(into.st_mode):
+            into.st_ctime_ns = max(times.ctime_ns, into.st_mtime_ns)
 
 
 def _is_again(ctx: pyfuse3.RequestContext) -> bool:

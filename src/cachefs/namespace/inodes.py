@@ -30,6 +30,7 @@ from cachefs.format.inode_record import (
     Dirent,
     Inode,
     Listing,
+    OwnTimes,
     dirent_key,
     ino_key,
     ino_of_key,
@@ -38,10 +39,12 @@ from cachefs.format.inode_record import (
     pack_inode,
     pack_inode_of,
     pack_listing,
+    pack_times,
     unpack_dirent,
     unpack_inode,
     unpack_listing,
     unpack_stat,
+    unpack_times,
 )
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
@@ -189,6 +192,19 @@ class InodeTable:
             return None if record is None else unpack_listing(record)
         except BadRecordError:
             return None
+
+    def own_times(self, ino: int) -> OwnTimes | None:
+        """Return the times that this mount has set for the inode; None if there are none, and all
+        are the mtime."""
+        record = self._db.get("times", ino_key(ino))
+        try:
+            return None if record is None else unpack_times(record)
+        except BadRecordError:
+            return None
+
+    def is_unnamed(self, ino: int) -> bool:
+        """Return whether the inode has lost its name."""
+        return self._db.get("orphans", ino_key(ino)) is not None
 
     def path(self, inode: Inode) -> str:
         """Return the path below the mounted prefix, `""` for the root. Raises `NoPathError`."""
@@ -369,6 +385,10 @@ class InodeTable:
         """Write the inode's row."""
         self._db.put("inodes", ino_key(inode.ino), pack_inode(inode))
 
+    def put_own_times(self, ino: int, times: OwnTimes) -> None:
+        """Write the times of an inode that this mount has changed."""
+        self._db.put("times", ino_key(ino), pack_times(times))
+
     # -- listings ----------------------------------------------------------------------------------
 
     def finish_listing(self, ino: int, listing: Listing) -> None:
@@ -424,7 +444,7 @@ class InodeTable:
                 with suppress(BadRecordError):
                     doomed.append(unpack_dirent(record).ino)
                 self._db.delete("dirents", child_key)
-            for table in ("inodes", "listings", "orphans"):
+            for table in ("inodes", "listings", "orphans", "times"):
                 self._db.delete(table, key)
             purged += 1
         for ino in doomed:

@@ -8,7 +8,7 @@ the spool. A file that the origin does not have yet has the version "".
 from dataclasses import replace
 
 from cachefs.errors import ObjectChangedError
-from cachefs.format.inode_record import KIND_DIR, KIND_FILE, Inode, Listing
+from cachefs.format.inode_record import KIND_DIR, KIND_FILE, Inode, Listing, OwnTimes
 from cachefs.namespace.namespace import Namespace
 from cachefs.types import ObjectMeta, Posix
 
@@ -49,23 +49,36 @@ class OwnChanges:
         if self._has_name(inode):
             self._own.hold(inode.parent, inode.name)
 
-    def update(
-        self,
-        ino: int,
-        size_bytes: int | None = None,
-        mtime_ns: int | None = None,
-        posix: Posix | None = None,
-    ) -> Inode:
-        """Set the given attributes of an inode, and return it."""
+    def note_content(self, ino: int, size_bytes: int, mtime_ns: int) -> None:
+        """Note that a file has another content since `mtime_ns`."""
         inode = self._namespace.inode(ino)
-        inode = replace(
-            inode,
-            size_bytes=inode.size_bytes if size_bytes is None else size_bytes,
-            mtime_ns=inode.mtime_ns if mtime_ns is None else mtime_ns,
-            posix=inode.posix if posix is None else posix,
-        )
+        self._table.put(replace(inode, size_bytes=size_bytes, mtime_ns=mtime_ns))
+        times = self._table.own_times(ino)
+        if times is not None:
+            self._table.put_own_times(ino, times._replace(ctime_ns=mtime_ns))
+
+    def set_attributes(
+        self, ino: int, posix: Posix, mtime_ns: int | None = None, atime_ns: int | None = None
+    ) -> Inode:
+        """Set owner, group and mode of an inode, and the given times. Return the inode."""
+        inode = self._namespace.inode(ino)
+        self._note_ctime(inode, atime_ns)
+        mtime_ns = inode.mtime_ns if mtime_ns is None else mtime_ns
+        inode = replace(inode, mtime_ns=mtime_ns, posix=posix)
         self._table.put(inode)
         return inode
+
+    def _note_ctime(self, inode: Inode, atime_ns: int | None = None) -> None:
+        """Note that the attributes or the name of the inode change now."""
+        if atime_ns is None:
+            times = self._table.own_times(inode.ino)
+            atime_ns = inode.mtime_ns if times is None else times.atime_ns
+        now_ns = self._namespace.clock.now_ns()
+        self._table.put_own_times(inode.ino, OwnTimes(now_ns, atime_ns))
+
+    def is_unnamed(self, ino: int) -> bool:
+        """Return whether the inode has lost its name."""
+        return self._table.is_unnamed(ino)
 
     def note_stored(self, ino: int, meta: ObjectMeta) -> Inode:
         """Note that the origin has the file's content, as the version `meta`. The inode stays, and
@@ -111,6 +124,7 @@ class OwnChanges:
         `is_held` says that it has unsent changes. Return the inode number that the new name had
         before; None if it had none."""
         inode = self._namespace.inode(ino)
+        self._note_ctime(inode)
         replaced = self._table.unbind_own(parent, name)
         now_ns = self._namespace.clock.now_ns()
         if self._has_name(inode):

@@ -18,6 +18,8 @@ from cachefs.types import Buffer, ObjectMeta
 _MIB = 1 << 20
 MOST_PUT_BYTES = 16 * _MIB
 """A larger object should be written with an upload in parts."""
+MOST_OBJECT_BYTES = 5 << 40
+"""The most bytes of an object, as S3 allows."""
 LEAST_PART_BYTES = 5 * _MIB
 """The least size of each part but the last one, as S3 requires."""
 MOST_PARTS = 10_000

@@ -32,7 +32,7 @@ from cachefs.origin.writable import new_write_id
 from cachefs.staging.extents import Source
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
-from cachefs.types import BLOCK_BYTES, ObjectMeta
+from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
 from cachefs.writes.sender import Sender, attributes_of, condition_of
 
 _ROOM_S = 60.0
@@ -187,7 +187,7 @@ class WrittenFiles:
         file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
         file.writers.add(0)  # the daemon before knew them
         file.is_named = self._changes.is_named(inode.ino)
-        self._changes.update(inode.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
+        self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
         if file.is_named:
             self._changes.hold(inode.ino)
 
@@ -278,7 +278,7 @@ class WrittenFiles:
     def _note_change(self, file: WrittenFile, process: int) -> None:
         file.writers.add(process)
         staged = file.staged
-        self._changes.update(file.ino, size_bytes=staged.size_bytes, mtime_ns=staged.mtime_ns)
+        self._changes.note_content(file.ino, staged.size_bytes, staged.mtime_ns)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -429,6 +429,15 @@ class WrittenFiles:
             return
         async with file.lock:
             yield
+
+    def note_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> bool:
+        """Note attributes that travel with the file's next upload, if it has unsent changes. Return
+        whether it has. Raises `SpoolError`."""
+        file = self._files.get(ino)
+        if file is None or file.state is State.STORED:
+            return False
+        file.staged.set_attributes(mtime_ns, posix)
+        return True
 
     def note_path(self, ino: int, path: str) -> None:
         """Note that the file has another name now."""

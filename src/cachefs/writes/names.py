@@ -76,6 +76,8 @@ class WrittenNames:
             raise NameTooLongError(f"the name has more than {NAME_MAX_BYTES} bytes")
         path = join(self._table.path(self._namespace.inode(parent)), name)
         if not self._writer.can_have(path):
+            if all(self._writer.can_have(part) for part in path.split("/")):
+                raise NameTooLongError(f"{path!r} is longer than a key of this source may be")
             raise BadNameError(f"{path!r} can't be the name of an object at this source")
         return path
 
@@ -296,13 +298,24 @@ class WrittenNames:
 
     # -- attributes ------------------------------------------------------------------------------
 
-    async def set_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> None:
-        """Set owner, group, mode and mtime of an inode. They are kept here. An origin with owners
-        gets them at once; others get them with the file's next upload."""
-        inode = self._changes.update(ino, mtime_ns=mtime_ns, posix=posix)
-        if not (inode.is_dir or inode.version):
-            return
-        path = self._table.path(inode)
-        meta = await self._writer.set_attributes(path, attributes_of(posix, mtime_ns))
-        if meta is not None and not inode.is_dir:
-            await self._note_moved(ino, self._namespace.object_ref(inode), path, meta)
+    async def set_attributes(
+        self, ino: int, posix: Posix, mtime_ns: int | None, atime_ns: int | None
+    ) -> None:
+        """Set owner, group, mode and times of an inode. They are kept here. An origin with owners
+        gets all but the atime at once; others get them with the file's next upload. So does a file
+        with unsent changes: at the origin it is still the version that was changed.
+
+        Raises `SpoolError`, or the origin's error.
+        """
+        async with self._files.quiet(ino):
+            inode = self._namespace.inode(ino)
+            meta, path = None, ""
+            is_sent_later = self._files.note_attributes(ino, posix, mtime_ns)
+            is_at_origin = inode.is_dir or (inode.version and self._changes.is_named(ino))
+            is_other = posix != inode.posix or mtime_ns is not None
+            if is_other and is_at_origin and not is_sent_later:
+                path = self._table.path(inode)
+                meta = await self._writer.set_attributes(path, attributes_of(posix, mtime_ns))
+            inode = self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
+            if meta is not None and not inode.is_dir:
+                await self._note_moved(ino, self._namespace.object_ref(inode), path, meta)
