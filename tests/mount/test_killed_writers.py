@@ -1,0 +1,206 @@
+"""Daemons and supervisors of writable mounts are killed at random moments while processes write.
+
+What close, fsync or rename has acknowledged is at the source afterwards, and nothing else is: no
+part of a file, no mix of two versions, no open upload. While the supervisor lives, no process
+notices anything.
+
+`CACHEFS_KILLS=20 CACHEFS_CRASHES=5 pytest tests/mount/test_killed_writers.py -s` kills more often.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mount import killed_writer
+from tests.mount.harness import children_of, eventually
+from tests.mount.stores import Store, local_store, s3_store
+from tests.servers.seaweedfs import SeaweedFS
+
+KILLS = int(os.environ.get("CACHEFS_KILLS", "3"))
+CRASHES = int(os.environ.get("CACHEFS_CRASHES", "1"))
+SEED = os.environ.get("CACHEFS_KILL_SEED", "1")
+KINDS = ("rename", "rename", "append", "append", "overwrite", "overwrite", "large", "large")
+PATIENCE_S = 120
+GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT}
+"""What a process may get while the mount is dead. ENOENT: the mountpoint without the mount."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300 + 60 * (KILLS + CRASHES)),
+]
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "file":
+        with local_store(tmp_path) as found:
+            yield found
+    else:
+        server: SeaweedFS = request.getfixturevalue("seaweedfs")
+        with s3_store(tmp_path, server, "killed-writers") as found:
+            yield found
+
+
+class Writers:
+    """Eight processes that write, and what they have been told."""
+
+    def __init__(self, directory: Path, logs: Path) -> None:
+        logs.mkdir()
+        self._logs = [logs / f"{number}-{kind}" for number, kind in enumerate(KINDS)]
+        self._processes = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-S", "-E", killed_writer.__file__, directory),
+                    *(kind, f"{kind}{number}", f"{SEED}-{number}", log),
+                ],
+                stdin=subprocess.PIPE,
+            )
+            for number, (kind, log) in enumerate(zip(KINDS, self._logs, strict=True))
+        ]
+
+    def events(self) -> list[list[Any]]:
+        """All events, in order for each key."""
+        found = []
+        for log in self._logs:
+            text = log.read_text() if log.exists() else ""
+            found += [json.loads(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"]
+        return found
+
+    def done(self) -> int:
+        """How often something was acknowledged."""
+        return sum(log.read_bytes().count(b'["done"') for log in self._logs if log.exists())
+
+    def wait_for(self, more: int) -> None:
+        """Until that much more has been acknowledged."""
+        wanted = self.done() + more
+        eventually(lambda: self.done() >= wanted or self._has_failed(), PATIENCE_S)
+        assert not self._has_failed()
+
+    def _has_failed(self) -> bool:
+        return any(process.poll() is not None for process in self._processes)
+
+    def end(self) -> None:
+        """Let each finish what it does."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        assert [process.wait(PATIENCE_S) for process in self._processes] == [0] * len(KINDS)
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(PATIENCE_S)
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+def possible_values(events: list[list[Any]]) -> dict[str, set[int | None]]:
+    """What each key may have: the last value that was acknowledged, and those tried since."""
+    possible: dict[str, set[int | None]] = defaultdict(lambda: {None})
+    for event, key, value, *_ in events:
+        if event == "try":
+            possible[key] = possible[key] | {value}
+        elif event == "done":
+            possible[key] = {value}
+    return possible
+
+
+def check_objects(store: Store) -> int:
+    """Every object is one content as a whole, at any moment. Returns how many were read."""
+    checked = 0
+    for name in store.names():
+        base = name.rpartition("/")[2]
+        try:
+            data = store.read(name)
+        except Exception as error:
+            assert "NoSuchKey" in str(error) or isinstance(error, FileNotFoundError), error
+            continue  # it was renamed
+        killed_writer.values_of(base, data)
+        checked += 1
+    return checked
+
+
+def check_all(store: Store, root: Path, events: list[list[Any]]) -> Counter[str]:
+    """Compare the source, and what a mount shows of it, with what was acknowledged."""
+    possible = possible_values(events)
+    names = [name.removeprefix("out/") for name in store.names()]
+    assert sorted(names) == sorted(os.listdir(root / "out"))
+    found: dict[str, int | None] = dict.fromkeys(possible)
+    found_bytes = 0
+    for name in names:
+        data = store.read(f"out/{name}")
+        found_bytes += len(data)
+        assert (root / "out" / name).read_bytes() == data, f"the mount shows other bytes of {name}"
+        values = killed_writer.values_of(name, data)
+        assert set(values) <= set(possible), f"{name} was never written"
+        found |= values
+    wrong = {key: (value, possible[key]) for key, value in found.items() if value not in possible[key]}
+    assert not wrong, f"found, and what may be: {wrong}"
+    return Counter(acknowledged=sum(e[0] == "done" for e in events), files=len(names),
+                   keys=len(possible), bytes=found_bytes,
+                   errors=sum(e[0] == "error" for e in events))  # fmt: skip
+
+
+def new_daemon(pid: int, supervisor: int) -> bool:
+    children = children_of(supervisor)
+    return bool(children) and pid not in children
+
+
+def test_nothing_acknowledged_is_lost(store: Store, tmp_path: Path) -> None:
+    site = store.site
+    site.expected_trouble += (
+        " cachefs.supervisor.",
+        "was left dead",
+        "it was never closed",
+        "it stays in the spool",
+    )
+    site.mount("--rw", "--data-path", "relay")
+    (site.mountpoint / "out").mkdir()
+    chance = random.Random(SEED)
+    dead: list[tuple[float, float]] = []
+    writers = Writers(site.mountpoint / "out", tmp_path / "logs")
+    try:
+        turns = ["kill"] * KILLS + ["crash"] * CRASHES
+        if CRASHES > 1:
+            chance.shuffle(turns)
+        for turn in turns:
+            writers.wait_for(chance.randrange(1, 60))
+            time.sleep(chance.random() * 0.3)
+            if turn == "kill":
+                (pid,) = children_of(site.pid())
+                os.kill(pid, signal.SIGKILL)
+            else:
+                began_s = time.monotonic()
+                site.crash()
+                site.mount("--rw", "--data-path", "relay")
+                dead.append((began_s, time.monotonic()))
+            check_objects(store)
+        writers.wait_for(20)
+        writers.end()
+        events = writers.events()
+        for _, key, number, began_s in (event for event in events if event[0] == "error"):
+            is_dead = any(began_s < until_s for _, until_s in dead)
+            assert is_dead, f"{key}: {os.strerror(number)}"
+            assert number in GONE, f"{key}: {os.strerror(number)}"
+        site.umount()
+        site.mount("--rw")  # sends what it finds in the spool
+        site.umount()
+        site.mount()
+        print(f"{KILLS} kills, {CRASHES} crashes: {dict(check_all(store, site.mountpoint, events))}")
+        assert store.uploads() == []
+        site.umount()
+    finally:
+        writers.kill()
