@@ -4,9 +4,10 @@
 
 Each line of LOG is a JSON list: `["try", key, value]` before the first byte is written,
 `["done", key, value]` after close, fsync or rename has returned, and
-`["error", key, errno, began_s]` if one has failed; `began_s` is when the file was opened
-(CLOCK_MONOTONIC). A key is a name in DIRECTORY; its value is the version of the content, the number
-of appended records, or None if there is no file. A key `NAME#BLOCK` is one block of a file.
+`["error", key, errno, began_s, ended_s]` if one has failed, with the times before the file was
+opened and after the error (CLOCK_MONOTONIC). A key is a name in DIRECTORY; its value is the version
+of the content, the number of appended records, or None if there is no file. A key `NAME#BLOCK` is
+one block of a file.
 
 The script imports only the standard library. The tests import what contents look like.
 """
@@ -99,8 +100,8 @@ class Writer:
         try:
             yield
         except OSError as error:
-            self.note("error", key, error.errno, began_s)
-            time.sleep(0.1)
+            self.note("error", key, error.errno, began_s, time.monotonic())
+            time.sleep(0.2)
 
     def whole(self, name: str, size_bytes: int) -> int:
         """Write a file as a whole and close it. Returns the version."""

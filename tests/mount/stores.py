@@ -30,6 +30,13 @@ class Store:
         """The content of one file."""
         return (self.site.files / name).read_bytes()
 
+    def read_if_there(self, name: str) -> bytes | None:
+        """The content of one file; None if there is none."""
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            return None
+
     def write(self, name: str, data: bytes) -> None:
         """Write a file as another client would."""
         (self.site.files / name).write_bytes(data)
@@ -60,7 +67,11 @@ class S3Store(Store):
         return sorted(name for name in found if name and not name.endswith("/"))
 
     def read(self, name: str) -> bytes:
-        answer = self._server.client.get_object(Bucket=self.bucket, Key=f"prefix/{name}")
+        client = self._server.client
+        try:
+            answer = client.get_object(Bucket=self.bucket, Key=f"prefix/{name}")
+        except client.exceptions.NoSuchKey:
+            raise FileNotFoundError(name) from None
         with answer["Body"] as body:
             data: bytes = body.read()
         return data

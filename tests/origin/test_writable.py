@@ -147,6 +147,9 @@ async def test_a_version_is_replaced_only_if_it_is_the_expected_one(writer, orig
 async def test_a_repeated_write_is_the_same_write(writer, origin) -> None:
     write_id = new_write_id()
     first = await writer.put("a", b"one", ABSENT, write_id=write_id)
+    assert await writer.written_by("a", write_id) == await writer.written_by("a", write_id)
+    assert await writer.written_by("a", new_write_id()) is None
+    assert await writer.written_by("b", write_id) is None
     again = await writer.put("a", b"one", ABSENT, write_id=write_id)
     assert again.version == first.version == (await stat(origin, "a")).version
 

@@ -214,6 +214,11 @@ class WritableOrigin(ABC):
         """
 
     @abstractmethod
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        """Return the object at `path` if the write `write_id` has made it, otherwise None. None
+        also if the origin does not keep the ids of writes."""
+
+    @abstractmethod
     async def start_upload(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
     ) -> Upload:

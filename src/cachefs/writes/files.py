@@ -340,6 +340,11 @@ class WrittenFiles:
         write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
         staged.seal()
         staged.begin_sending()
+        if is_same:
+            # If it has succeeded, the version that the rest of the content comes from is gone.
+            done = await self._sender.written_by(path, write_id)
+            if done is not None:
+                return done
         return await self._sender.send(
             path,
             staged.size_bytes,
@@ -360,8 +365,9 @@ class WrittenFiles:
         self._mark(file, False)
 
     def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
-        """Note that the origin refused the content. The name shows the origin's version from now
-        on; the bytes stay in the spool until a user saves or drops them. Atomic."""
+        """Note that the origin refused the content, or no longer has the rest of it. The name shows
+        the origin's version from now on; the bytes stay in the spool until a user saves or drops
+        them. Atomic."""
         log.warning(
             "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
         )
@@ -392,7 +398,10 @@ class WrittenFiles:
         for index in range(ref.block_count):
             if not self._is_stored(file):
                 return
-            data = await file.read(index * BLOCK_BYTES, ref.block_length(index))
+            try:
+                data = await file.read(index * BLOCK_BYTES, ref.block_length(index))
+            except CachefsError:
+                break  # it was stored by an earlier daemon, and the version before is gone
             if self._is_stored(file):
                 await self._cache.put_written(ref, index, data)
         if self._is_stored(file):

@@ -32,6 +32,10 @@ class Sender:
     def __init__(self, writer: WritableOrigin) -> None:
         self._writer = writer
 
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        """Return the object at `path` if the write `write_id` has made it, otherwise None."""
+        return await self._writer.written_by(path, write_id)
+
     async def send(
         self,
         path: str,

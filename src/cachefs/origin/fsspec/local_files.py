@@ -104,6 +104,10 @@ class LocalFiles:
                 os.close(fd)
                 _unlink(place, upload_name(upload.upload_id))
 
+    def written_by(self, path: str, write_id: str, _: Task) -> ObjectMeta | None:
+        with self._parent(path) as (place, name):
+            return self._done_before(place, name, write_id)
+
     def set_attributes(self, path: str, attributes: Attributes, task: Task) -> ObjectMeta | None:
         """Return the new description of a file; None for a directory."""
         fd = self._fs.open_path(self._full(path))
@@ -284,10 +288,9 @@ class LocalFiles:
 
     def _done_before(self, place: int, name: str, write_id: str) -> ObjectMeta | None:
         """Return the file at `name` if the write `write_id` has made it."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
-            )
+            fd = os.open(name, flags, dir_fd=place)
         except OSError:
             return None
         try:
@@ -317,12 +320,9 @@ class LocalFiles:
     def _upload_file(self, place: int, upload: Upload) -> int:
         if not re.fullmatch("[0-9a-f]{32}", upload.upload_id):
             raise Refused(NotFoundError, "has no such upload")
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(
-                upload_name(upload.upload_id),
-                os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=place,
-            )
+            return os.open(upload_name(upload.upload_id), flags, dir_fd=place)
         except FileNotFoundError:
             raise Refused(NotFoundError, "has no such upload") from None
 

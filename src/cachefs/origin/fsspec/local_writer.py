@@ -111,6 +111,10 @@ class LocalWriter(WritableOrigin):
             path, partial(self._tree.put, upload, content, condition, attributes)
         )
 
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        """See `WritableOrigin.written_by`."""
+        return await self._call(path, partial(self._tree.written_by, path, write_id))
+
     async def start_upload(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
     ) -> Upload:

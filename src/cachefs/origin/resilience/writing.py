@@ -141,6 +141,10 @@ class ResilientWriter(WritableOrigin):
 
         return await self._send(path, body, send)
 
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        """See `WritableOrigin.written_by`."""
+        return await self._ask(path, partial(self._inner.written_by, path, write_id))
+
     async def start_upload(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
     ) -> Upload:

@@ -102,6 +102,13 @@ class S3Writer(WritableOrigin):
             return await self._described(path)
         return messages.written(answer.headers, found, content.size_bytes)
 
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        """See `WritableOrigin.written_by`. Costs one HEAD."""
+        found = await self._sender.head(self._key(path))
+        if found is None or messages.write_id_of(found) != write_id:
+            return None
+        return messages.described(found)
+
     async def start_upload(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
     ) -> Upload:
