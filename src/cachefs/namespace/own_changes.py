@@ -100,6 +100,7 @@ class OwnChanges:
             self._own.release(inode.parent, inode.name)
             self._table.unbind(inode.parent, inode.name, self._namespace.clock.now_ns())
             self._expire_listing(inode.parent)
+            self._namespace.absent.drop(inode.parent, inode.name)
             self._note_change(inode.parent)
 
     def _expire_listing(self, directory: int) -> None:

@@ -76,6 +76,20 @@ class WrittenFile:
         """Held while the file is sent, renamed or removed."""
         self.sent = trio.Event()
         """Set when the present sending ends."""
+        self.absent_generation = 0
+        """The generation of which it is known that the origin does not have it."""
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the origin may have the content although no sending has succeeded: the answer was
+        lost, or the daemon that sent it was killed."""
+        staged = self.staged
+        return (
+            self.state is State.UNSENT
+            and staged.upload is not None
+            and staged.is_sealed
+            and staged.generation != self.absent_generation
+        )
 
     async def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
@@ -241,14 +255,33 @@ class WrittenFiles:
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
         """Return the entry in the state UNSENT; make one for a clean file. There must be no await
         between this and the change. With `is_whole`, the change replaces all bytes."""
-        while (file := self._files.get(ino)) is not None and file.state is State.SENDING:
-            await file.sent.wait()
+        while (file := self._files.get(ino)) is not None:
+            if file.state is State.SENDING:
+                await file.sent.wait()
+            elif file.is_in_doubt:
+                await self._end_doubt(file)
+            else:
+                break
         if file is not None and file.state is State.STORED:
             self._end(file)
             file = None
         if file is None:
             return self._begin_change(self._namespace.inode(ino), is_whole)
         return file
+
+    async def _end_doubt(self, file: WrittenFile) -> None:
+        """Find out whether a sending succeeded whose result is not known: then a change must be
+        based on what it has stored. Raises the origin's error."""
+        async with file.lock:
+            if not file.is_in_doubt or self._files.get(file.ino) is not file:
+                return
+            upload, generation = file.staged.upload, file.staged.generation
+            assert upload is not None
+            meta = await self._sender.written_by(upload.path, upload.write_id)
+            file.absent_generation = generation
+            if meta is not None and file.staged.generation == generation:
+                file.staged.begin_sending()
+                self._note_stored(file, meta)
 
     def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
         if inode.is_dir or not inode.version:

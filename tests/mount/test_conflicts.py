@@ -1,0 +1,63 @@
+"""Another client changes what a writable mount changes, too: nobody's bytes are lost silently."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.stores import Store, local_store, s3_store
+from tests.servers.seaweedfs import SeaweedFS
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "file":
+        with local_store(tmp_path) as found:
+            yield found
+    else:
+        server: SeaweedFS = request.getfixturevalue("seaweedfs")
+        with s3_store(tmp_path, server, "conflicts") as found:
+            yield found
+
+
+def close_fails(descriptor: int) -> None:
+    with pytest.raises(OSError) as raised:
+        os.close(descriptor)
+    assert raised.value.errno == errno.ESTALE
+
+
+def test_after_a_conflict_the_name_is_looked_up_again(store: Store) -> None:
+    """Also with a fresh listing, in which the name was: a process that opens the file to append to
+    it must not begin a new one."""
+    site = store.site
+    site.expected_trouble += ("its bytes stay in the spool",)
+    store.write("file", b"first")
+    site.mount("--rw")
+    assert os.listdir(site.mountpoint) == ["file"]
+    descriptor = os.open(site.mountpoint / "file", os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, b" and ours")
+    store.write("file", b"theirs")
+    close_fails(descriptor)
+    with open(site.mountpoint / "file", "ab") as stream:
+        stream.write(b" and ours")
+    assert store.read("file") == (site.mountpoint / "file").read_bytes() == b"theirs and ours"
+    site.umount()
+
+
+def test_a_partial_change_of_a_version_that_is_gone(store: Store) -> None:
+    """The rest of the content can't be read any more: this is a conflict, too, and the name does
+    not stay as it is for ever."""
+    site = store.site
+    site.expected_trouble += ("its bytes stay in the spool",)
+    store.write("file", bytes(3_000_000))
+    site.mount("--rw")
+    descriptor = os.open(site.mountpoint / "file", os.O_WRONLY)
+    os.pwrite(descriptor, b"ours", 2_000_000)
+    store.write("file", b"theirs")
+    close_fails(descriptor)
+    assert (site.mountpoint / "file").read_bytes() == b"theirs"
+    (site.mountpoint / "file").write_bytes(b"ours again")
+    assert store.read("file") == b"ours again"
+    site.umount()
