@@ -158,55 +158,6 @@ def check_all(store: Store, root: Path, events: list[list[Any]]) -> Counter[str]
                    errors=sum(e[0] == "error" for e in events))  # fmt: skip
 
 
-def test_nothing_acknowledged_is_lost(store: Store, tmp_path: Path) -> None:
-    site = store.site
-    site.expected_trouble += (
-        " cachefs.supervisor.",
-        " cachefs.mounts.prepare: ",
-        "it was never closed",
-        "it stays in the spool",
-    )
-    site.mount("--rw", "--data-path", "relay")
-    (site.mountpoint / "out").mkdir()
-    chance = random.Random(SEED)
-    dead: list[tuple[float, float]] = []
-    writers = Writers(site.mountpoint / "out", tmp_path / "logs")
-    try:
-        turns = ["kill"] * KILLS + ["crash"] * CRASHES
-        if CRASHES > 1:
-            chance.shuffle(turns)
-        for turn in turns:
-            writers.wait_for(chance.randrange(1, 60))
-            time.sleep(chance.random() * 0.3)
-            if turn == "kill":
-                (pid,) = children_of(site.pid())
-                os.kill(pid, signal.SIGKILL)
-            else:
-                began_s = time.monotonic()
-                site.crash()
-                site.mount("--rw", "--data-path", "relay")
-                dead.append((began_s, time.monotonic()))
-            check_objects(store)
-        writers.wait_for(20)
-        writers.end()
-        events = writers.events()
-        for _, key, number, began_s, ended_s in (event for event in events if event[0] == "error"):
-            is_dead = any(began_s < until_s and since_s < ended_s for since_s, until_s in dead)
-            assert is_dead, f"{key}: {os.strerror(number)} at {ended_s}"
-            assert number in GONE, f"{key}: {os.strerror(number)} at {ended_s}"
-        site.umount()
-        site.mount("--rw")  # sends what it finds in the spool
-        site.umount()
-        site.mount()
-        print(
-            f"{KILLS} kills, {CRASHES} crashes: {dict(check_all(store, site.mountpoint, events))}"
-        )
-        assert store.uploads() == []
-        site.umount()
-    finally:
-        writers.kill()
-
-
 KILLED_AFTER_SENDING = """
 from cachefs.fuse.relay import _relay  # before libfuse
 import os, pathlib, signal

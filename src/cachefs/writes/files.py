@@ -140,6 +140,9 @@ class WrittenFiles:
         self._marks = marks
         self._withdraw = withdraw
         self._files: dict[int, WrittenFile] = {}
+        self._refused: set[int] = set()
+        """Inodes that lost their name by a conflict. Who still has one open must not write: nothing
+        would send it."""
 
     def has(self, ino: int) -> bool:
         """Return whether the file's content is in the spool, at least in part."""
@@ -284,7 +287,7 @@ class WrittenFiles:
                 self._note_stored(file, meta)
 
     def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
-        if inode.is_dir or not inode.version:
+        if inode.is_dir or not inode.version or inode.ino in self._refused:
             raise ObjectChangedError(f"the unsent content of inode {inode.ino} is gone")
         ref = self._namespace.object_ref(inode)
         base = None if is_whole or not inode.size_bytes else ref.meta
@@ -406,6 +409,7 @@ class WrittenFiles:
         )
         file.staged.conflict(str(error))
         del self._files[file.ino]
+        self._refused.add(file.ino)
         self._mark(file, False)
         self._changes.give_up(file.ino)
 
@@ -498,6 +502,7 @@ class WrittenFiles:
 
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
+        self._refused.discard(ino)
         file = self._files.get(ino)
         if file is not None and not file.is_named:
             del self._files[ino]
