@@ -11,11 +11,8 @@ import contextlib
 import errno
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.mount import killed_writer
-from tests.mount.harness import children_of, eventually
+from tests.mount.harness import eventually
 from tests.mount.stores import Store, local_store, s3_store
 from tests.servers.seaweedfs import SeaweedFS
 
