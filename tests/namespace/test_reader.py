@@ -213,6 +213,7 @@ async def test_after_a_stale_read_the_next_look_up_sees_the_new_version(
     await trio.testing.wait_all_tasks_blocked()
     new = await reading.tree.find("a")
     assert (new.size_bytes, new.ino != old.ino) == (3 * MIB, True)
+    assert old.ino not in reading.readers._readers, "a replaced file holds no memory"
     assert reading.tree.unbound == [(ROOT_INO, b"a")]
     with pytest.raises(ObjectChangedError):
         await reading.read(old.ino, 0, 4)

@@ -27,7 +27,7 @@ _LOANS = 32
 """Most descriptors that replace others in each `_SYNC_S`. If far more slabs are read than may be
 open, a higher number would keep daemon and relay busy with replacements only."""
 _LOOKS = 64
-_AWAITED = 65_536
+_AWAITED = 16_384
 """Most blocks to remember that are on their way into a tier after a read from the origin."""
 
 
