@@ -15,6 +15,8 @@ import pytest
 from tests.mount.harness import MIB, Site, drop_pages, eventually
 from tests.servers.seaweedfs import SeaweedFS
 
+CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+
 
 @pytest.fixture
 def rw(site: Site) -> Iterator[Site]:
@@ -254,6 +256,27 @@ def test_another_writer_is_seen_and_is_not_overwritten_by_a_partial_change(site:
     assert raised.value.errno == errno.ESTALE
     eventually(lambda: file.read_bytes() == b"theirs again")
     assert (site.files / "shared").read_bytes() == b"theirs again"
+
+
+def test_a_new_file_replaces_that_of_another_client_only_if_it_truncates(site: Site) -> None:
+    site.expected_trouble = ("cachefs.writes.files: ",)
+    site.mount("--rw")
+    assert os.listdir(site.mountpoint) == []  # the names count as absent from now on
+    log, whole = site.mountpoint / "log", site.mountpoint / "whole"
+    for file in (log, whole):
+        with pytest.raises(FileNotFoundError):
+            file.stat()
+    ours = [os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), os.open(whole, CREATE)]
+    (site.files / "log").write_bytes(b"theirs")
+    (site.files / "whole").write_bytes(b"theirs")
+    for descriptor in ours:
+        os.write(descriptor, b"ours")
+    with pytest.raises(OSError) as raised:
+        os.close(ours[0])
+    assert raised.value.errno == errno.ESTALE
+    os.close(ours[1])
+    assert (site.files / "log").read_bytes() == b"theirs"
+    assert (site.files / "whole").read_bytes() == b"ours"
 
 
 def test_names_that_cannot_be(rw: Site) -> None:

@@ -57,6 +57,7 @@ class WritingOperations(Operations):
         inode = await self._names.create(
             *(parent_inode, name, _posix(mode, ctx)),
             exclusive=bool(flags & os.O_EXCL),
+            replaces=bool(flags & os.O_TRUNC),
             is_again=_is_again(ctx),
         )
         self._files.note_writer(inode.ino, process)
@@ -75,7 +76,10 @@ class WritingOperations(Operations):
         if not stat.S_ISREG(mode):
             raise pyfuse3.FUSEError(errno.EPERM)
         inode = await self._names.create(
-            *(parent_inode, name, _posix(mode, ctx)), exclusive=True, is_again=_is_again(ctx)
+            *(parent_inode, name, _posix(mode, ctx)),
+            exclusive=True,
+            replaces=False,
+            is_again=_is_again(ctx),
         )
         return self._entry_of(inode)
 

@@ -96,12 +96,21 @@ class WrittenNames:
     # -- making ----------------------------------------------------------------------------------
 
     async def create(
-        self, parent: int, name: bytes, posix: Posix, *, exclusive: bool, is_again: bool
+        self,
+        parent: int,
+        name: bytes,
+        posix: Posix,
+        *,
+        exclusive: bool,
+        replaces: bool,
+        is_again: bool,
     ) -> Inode:
         """Create an empty file, and return its inode. An existing file is returned as it is, but
         with `exclusive` only if `is_again` and an earlier request has created it.
 
-        Raises `ExistsError`, `BadNameError`, or the error of the spool.
+        Another client may create the name before the file is sent. With `replaces` (O_TRUNC), its
+        file is then replaced; otherwise the changes are refused, because they were meant for an
+        empty file. Raises `ExistsError`, `BadNameError`, or the error of the spool.
         """
         path = self._path(parent, name)
         dirent = self._table.dirent(parent, name)
@@ -113,7 +122,7 @@ class WrittenNames:
             return inode
         inode = self._changes.create_file(parent, name, posix)
         try:
-            self._files.begin_new(inode, path, exclusive=exclusive)
+            self._files.begin_new(inode, path, exclusive=exclusive or not replaces)
         except CachefsError:
             self._changes.remove(parent, name)
             raise
