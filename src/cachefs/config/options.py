@@ -221,6 +221,10 @@ class AccessSection(Section):
         20 << 30,
         description="Most bytes of a writable mount that wait to be sent to the origin.",
     )
+    rename_limit: Annotated[int, count(0, 10**9), Flag("N")] = Field(
+        100_000,
+        description="Most objects that the rename of one directory may copy, in an object store.",
+    )
 
     @model_validator(mode="before")
     @classmethod

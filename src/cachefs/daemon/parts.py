@@ -172,7 +172,9 @@ def build(
     if spool is not None:
         is_successor = bool(opened.data_path.restarts)
         writers, unsent = build_writers(
-            *(origin, cache, namespace, readers, spool, relayed, publisher, is_successor, nursery)
+            *(config, origin, cache, namespace, readers, spool, relayed, publisher),
+            is_successor,
+            nursery,
         )
 
     options = live_options(origin, limits, namespace, prefetch)

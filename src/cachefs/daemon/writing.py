@@ -6,6 +6,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.publisher import Publisher
+from cachefs.config import MountConfig
 from cachefs.control.routes.writes import Unsent
 from cachefs.daemon.relayed import Relayed
 from cachefs.errors import UsageError
@@ -16,6 +17,7 @@ from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.staging.spool import Spool
 from cachefs.writes.background import BackgroundSends
+from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.decisions import Decisions
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.flush import Flushes
@@ -25,6 +27,7 @@ from cachefs.writes.sender import Sender
 
 
 def build_writers(
+    config: MountConfig,
     origin: Origin,
     cache: BlockCache,
     namespace: Namespace,
@@ -36,7 +39,7 @@ def build_writers(
     nursery: trio.Nursery,
 ) -> tuple[Writers, Unsent]:
     """Return what changes files and names, and what knows the unsent files. Sends that a user asks
-    for run in `nursery`.
+    for, and copies of blocks, run in `nursery`.
 
     `is_successor` means that the kernel may have files open since before this daemon. Raises
     `UsageError` if the source can't be written."""
@@ -61,7 +64,11 @@ def build_writers(
         table.set_unsent(array("Q", files.unsent()))
     if publisher is not None:
         publisher.is_current = files.is_current
-    names = WrittenNames(namespace, changes, files, readers, cache, origin, writer)
+    copies = BlockCopies(cache)
+    nursery.start_soon(copies.run)
+    names = WrittenNames(
+        namespace, changes, files, readers, copies, origin, writer, config.rename_limit
+    )
     background = BackgroundSends(files)
     reports = UnsentFiles(spool, files, background)
     decisions = Decisions(reports, files, namespace, cache, sender)

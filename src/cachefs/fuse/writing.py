@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -133,7 +134,8 @@ class WritingOperations(Operations):
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise pyfuse3.FUSEError(errno.EINVAL)
         old, new = Name(parent_inode_old, name_old), Name(parent_inode_new, name_new)
-        await _unless_done(ctx, self._names.rename, old, new, bool(flags))
+        rename = partial(self._names.rename, is_again=_is_again(ctx))
+        await _unless_done(ctx, rename, old, new, bool(flags))
         self._namespace.write_ahead()
 
     def _entry_of(self, inode: Inode) -> pyfuse3.EntryAttributes:

@@ -396,6 +396,10 @@ class InodeTable:
         `listed_at_ns`."""
         self._db.put("listings", ino_key(ino), pack_listing(listing))
 
+    def forget_listing(self, ino: int) -> None:
+        """Note that it is not known which names the directory has."""
+        self._db.delete("listings", ino_key(ino))
+
     def touch(self, ino: int, now_ns: int) -> None:
         """Set the directory's mtime to `now_ns`, or 1 ns later than it was if that is greater: it
         always grows."""

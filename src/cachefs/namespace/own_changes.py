@@ -5,6 +5,7 @@ certain: after the origin has confirmed it, or, for files with unsent changes, a
 the spool. A file that the origin does not have yet has the version "".
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from cachefs.errors import ObjectChangedError
@@ -141,9 +142,15 @@ class OwnChanges:
         self._note_change(parent)
         return replaced
 
-    def has_names(self, ino: int) -> bool:
-        """Return whether the table has a name in this directory."""
-        return next(self._table.dirents(ino), None) is not None
+    def forget_listings(self, directories: Iterable[Inode]) -> None:
+        """Let the origin be asked again for all names in these directories."""
+        for directory in directories:
+            self._table.forget_listing(directory.ino)
+            self._note_change(directory.ino)
+
+    def has_names(self, ino: int, but: bytes | None = None) -> bool:
+        """Return whether the table has a name in this directory, other than `but`."""
+        return any(name != but for name, _ in self._table.dirents(ino))
 
     def is_named(self, ino: int) -> bool:
         """Return whether a name refers to the inode."""

@@ -462,7 +462,7 @@ class WrittenFiles:
         """Note that a directory has the path `new` instead of `old`."""
         for ino in self.unsent_below(old):
             file = self._files[ino]
-            file.staged.rename(new + file.staged.path[len(old) :])
+            self.note_path(ino, new + file.staged.path[len(old) :])
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -490,6 +490,12 @@ class WrittenFiles:
         file = self._files.get(ino)
         if file is not None:
             file.staged.rename(path)
+            self._move_base(file, path)
+
+    def _move_base(self, file: WrittenFile, path: str) -> None:
+        if file.base is not None:
+            inode = self._namespace.inode(file.ino)
+            file.base = self._readers.new(inode, self._namespace.ref_at(path, file.base.ref.meta))
 
     def note_unnamed(self, ino: int) -> None:
         """Note that the file has no name any more. Processes that have it open still use it; it is

@@ -8,9 +8,9 @@ The kernel holds a directory's lock during each change of its names, so no two c
 run at the same time.
 """
 
+from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import (
     BadNameError,
     CachefsError,
@@ -21,24 +21,20 @@ from cachefs.errors import (
     NotEmptyError,
     NotFoundError,
     ObjectChangedError,
-    TooManyError,
 )
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.inodes import join
-from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.origin.names import NAME_MAX_BYTES
 from cachefs.origin.writable import Condition, WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef, Posix
+from cachefs.writes.block_copies import BlockCopies
+from cachefs.writes.directory_rename import Copied, DirectoryRename
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.sender import attributes_of
-
-_MOST_RENAMED = 100_000
-"""The most files below a directory that is renamed."""
-_MOST_COPIED = 256
-"""The rename waits while the cache copies the blocks; those of larger files are fetched anew."""
 
 
 class Name(NamedTuple):
@@ -57,18 +53,22 @@ class WrittenNames:
         changes: OwnChanges,
         files: WrittenFiles,
         readers: Readers,
-        cache: BlockCache,
+        copies: BlockCopies,
         origin: Origin,
         writer: WritableOrigin,
+        most_renamed: int,
     ) -> None:
+        """`most_renamed` is the most objects and directories that the rename of a directory may
+        copy one by one."""
         self._namespace = namespace
         self._table = namespace.table
         self._changes = changes
         self._files = files
         self._readers = readers
-        self._cache = cache
+        self._copies = copies
         self._origin = origin
         self._writer = writer
+        self._most_renamed = most_renamed
 
     def _path(self, parent: int, name: bytes) -> str:
         """Return the path of a name. Raises `ObjectChangedError` or `BadNameError`."""
@@ -152,6 +152,7 @@ class WrittenNames:
             raise IsADirError("it is a directory")
         async with self._files.quiet(inode.ino):
             if self._is_at_origin(inode.ino):
+                await self._keep_directory(parent, name)
                 await self._writer.delete(self._path(parent, name))
             self._changes.remove(parent, name)
             self._files.note_unnamed(inode.ino)
@@ -166,8 +167,18 @@ class WrittenNames:
         if not inode.is_dir:
             raise NotADirError("it is a file")
         await self._check_empty(inode.ino)
+        await self._keep_directory(parent, name)
         await self._writer.remove_directory(self._path(parent, name))
         self._changes.remove(parent, name)
+
+    async def _keep_directory(self, parent: int, name: bytes) -> None:
+        """Make the marker of a directory if `name`, which is about to go, is its last name. In an
+        object store the directory would end with it."""
+        if self._writer.can_rename or parent == ROOT_INO or self._changes.has_names(parent, name):
+            return
+        directory = self._namespace.inode(parent)
+        path = self._table.path(directory)
+        await self._writer.make_directory(path, attributes_of(directory.posix))
 
     async def _check_empty(self, ino: int) -> None:
         if not self._changes.has_names(ino):
@@ -177,32 +188,44 @@ class WrittenNames:
 
     # -- renaming --------------------------------------------------------------------------------
 
-    async def rename(self, old: Name, new: Name, no_replace: bool) -> None:
+    async def rename(
+        self, old: Name, new: Name, no_replace: bool, *, is_again: bool = False
+    ) -> None:
         """Give a file or directory another name. At no time does it have neither name at the
-        origin. With `no_replace`, an existing target fails with `ExistsError`.
+        origin. With `no_replace`, an existing target fails with `ExistsError`. `is_again`: an
+        earlier daemon may have begun it, so the origin is asked what both names are.
 
         Raises `NotFoundError`, `NotEmptyError`, `IsADirError`, `NotADirError`, `TooManyError`, or
         the origin's error.
         """
-        inode = await self._find(*old)
-        target = await self._known(*new)
+        inode = await (self._find_anew(*old) if is_again else self._find(*old))
+        try:
+            target = await (self._find_anew(*new) if is_again else self._find(*new))
+        except NotFoundError:
+            target = None
         if target is not None:
-            if no_replace:
+            if no_replace and not is_again:
                 raise ExistsError("the new name exists already")
             if target.ino == inode.ino:
                 return
-            await self._check_replaceable(inode, target)
+            await self._check_replaceable(inode, target, is_again)
         if inode.is_dir:
-            await self._move_directory(inode, old, new)
+            await self._move_directory(inode, old, new, target is not None, is_again)
         else:
             await self._move_file(inode.ino, old, new, target)
 
-    async def _check_replaceable(self, inode: Inode, target: Inode) -> None:
+    async def _find_anew(self, parent: int, name: bytes) -> Inode:
+        """Do `_find`, and ask the origin, unless the file has unsent changes."""
+        if self._table.own.holds(parent, name):
+            return await self._find(parent, name)
+        return await self._namespace.lookup_since(parent, name, self._namespace.clock.now_ns())
+
+    async def _check_replaceable(self, inode: Inode, target: Inode, is_again: bool) -> None:
         if inode.is_dir and not target.is_dir:
             raise NotADirError("the new name is a file")
         if target.is_dir and not inode.is_dir:
             raise IsADirError("the new name is a directory")
-        if target.is_dir:
+        if target.is_dir and (self._writer.can_rename or not is_again):
             await self._check_empty(target.ino)
 
     async def _move_file(self, ino: int, old: Name, new: Name, target: Inode | None) -> None:
@@ -218,10 +241,17 @@ class WrittenNames:
                 self._files.note_unnamed(replaced_ino)
             else:
                 before = self._namespace.object_ref(inode)
+                if old.parent != new.parent:
+                    await self._keep_directory(*old)
                 meta = await self._move_object(before, new_path)
-                self._changes.move(ino, *new, is_held=False)
+                # From here on no await until the table has the move.
+                is_unsent = self._files.is_unsent(ino)  # by a write that came meanwhile
+                self._changes.move(ino, *new, is_held=is_unsent)
                 self._files.note_unnamed(replaced_ino)
-                await self._note_moved(ino, before, new_path, meta)
+                if is_unsent:
+                    self._files.note_path(ino, new_path)
+                else:
+                    self._note_moved(ino, before, meta)
 
     async def _move_object(self, before: ObjectRef, new_path: str) -> ObjectMeta:
         """Give an object another path, and return its version there."""
@@ -238,72 +268,46 @@ class WrittenNames:
             raise ObjectChangedError(f"{path} has become a directory")
         return meta
 
-    async def _note_moved(self, ino: int, before: ObjectRef, path: str, meta: ObjectMeta) -> None:
-        """Note the version that an inode has at its new path. The cached blocks of a file of up to
-        `_MOST_COPIED` blocks stay cached."""
+    def _note_moved(self, ino: int, before: ObjectRef, meta: ObjectMeta) -> None:
+        """Note the version that an inode has at its new path. Its cached blocks are copied in the
+        background. Atomic."""
         self._readers.drop(ino)
         inode = self._changes.note_stored(ino, meta)
-        if before.block_count <= _MOST_COPIED:
-            await self._cache.copy_blocks(before, self._namespace.object_ref(inode))
+        self._copies.add(before, self._namespace.object_ref(inode))
 
-    async def _move_directory(self, directory: Inode, old: Name, new: Name) -> None:
+    async def _move_directory(
+        self, directory: Inode, old: Name, new: Name, has_target: bool, is_again: bool
+    ) -> None:
         """Move a directory with everything below. Its unsent new files move only here."""
         old_path, new_path = self._path(*old), self._path(*new)
-        for ino in self._files.unsent_below(old_path):
+        if f"{new_path}/".startswith(f"{old_path}/"):
+            raise BadNameError("a directory can't be moved into itself")
+        unsent = self._files.unsent_below(old_path)
+        for ino in unsent:
             await self._files.send_changed(ino)
-        below = [] if self._writer.can_rename else await self._all_below(directory)
-        objects = {
-            child.ino: self._namespace.object_ref(child)
-            for child in below
-            if not child.is_dir and child.version
-        }
-        metas: dict[int, ObjectMeta] = {}
-        if self._writer.can_rename:
-            await self._writer.rename(old_path, new_path)
-        else:
-            dirs = [self._table.path(child) for child in below if child.is_dir]
-            await self._writer.make_directory(new_path, attributes_of(directory.posix))
-            for path in dirs:
-                await self._writer.make_directory(new_path + path[len(old_path) :])
-            for ino, ref in objects.items():
-                target = new_path + ref.path[len(old_path) :]
-                metas[ino] = await self._writer.copy(ref.path, ref.meta, target)
-            await self._delete_all([ref.path for ref in objects.values()])
-            for path in (*reversed(dirs), old_path):
-                await self._writer.remove_directory(path)
-        self._changes.move(directory.ino, *new, is_held=False)
-        self._files.note_moved(old_path, new_path)
-        self._readers.drop_all()
-        for ino, meta in metas.items():
-            ref = objects[ino]
-            await self._note_moved(ino, ref, new_path + ref.path[len(old_path) :], meta)
-
-    async def _delete_all(self, paths: list[str]) -> None:
-        errors = await self._writer.delete_many(paths)
-        for error in errors.values():
-            raise error
-
-    async def _all_below(self, directory: Inode) -> list[Inode]:
-        """Return all inodes below a directory, each directory before its entries. Raises
-        `TooManyError`."""
-        found: list[Inode] = []
-        waiting = [directory.ino]
-        since_ns = self._namespace.clock.now_ns()
-        while waiting:
-            ino = waiting.pop()
-            snapshot = await self._namespace.listed_since(ino, since_ns)
-            for position in range(len(snapshot)):
-                name, _ = snapshot.entry(position)
-                dirent = self._table.dirent(ino, name)
-                if dirent is None:
-                    continue
-                child = self._namespace.inode(dirent.ino)
-                found.append(child)
-                if child.is_dir:
-                    waiting.append(child.ino)
-            if len(found) > _MOST_RENAMED:
-                raise TooManyError(f"more than {_MOST_RENAMED} files would have to be copied")
-        return found
+        async with AsyncExitStack() as stack:
+            for ino in unsent:
+                await stack.enter_async_context(self._files.quiet(ino))
+            copied: list[Copied] = []
+            if self._writer.can_rename:
+                await self._writer.rename(old_path, new_path)
+            else:
+                if old.parent != new.parent:
+                    await self._keep_directory(*old)
+                paths = (old_path, new_path)
+                rename = DirectoryRename(
+                    self._namespace, self._origin, self._writer, paths, self._most_renamed
+                )
+                copied = await rename.run(directory, has_target=has_target, is_again=is_again)
+                if is_again:
+                    self._changes.forget_listings([directory, *rename.directories])
+            # No await until the table has the move.
+            self._changes.move(directory.ino, *new, is_held=False)
+            self._files.note_moved(old_path, new_path)
+            self._readers.drop_all()
+            for ino, before, _, meta in copied:
+                if not self._files.is_unsent(ino):
+                    self._note_moved(ino, before, meta)
 
     # -- attributes ------------------------------------------------------------------------------
 
@@ -327,4 +331,4 @@ class WrittenNames:
                 meta = await self._writer.set_attributes(path, attributes_of(posix, mtime_ns))
             inode = self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
             if meta is not None and not inode.is_dir:
-                await self._note_moved(ino, self._namespace.object_ref(inode), path, meta)
+                self._note_moved(ino, self._namespace.object_ref(inode), meta)
