@@ -22,6 +22,8 @@ LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 PATIENCE_S = 60
 """How long to wait for what comes within a second on a quiet machine."""
+STATUS_S = 20
+"""How long to ask for a daemon's status."""
 PATIENT = ("--read-timeout", "60s", "--request-timeout", "30s")
 """For mounts whose requests are counted: on a busy machine none is sent again. Every mount of a
 local directory has these options."""
@@ -75,8 +77,8 @@ class Site:
         self.options: tuple[str, ...] = ()
         """What it is always mounted with."""
 
-    def cli(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+    def _run(self, *args: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [*CLI, *map(str, args)],
             capture_output=True,
             text=True,
@@ -84,6 +86,9 @@ class Site:
             timeout=2 * PATIENCE_S,
             env=os.environ | self.environment,
         )
+
+    def cli(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = self._run(*args)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr + done.stdout
         return done
@@ -124,7 +129,12 @@ class Site:
         return said
 
     def status(self) -> dict[str, Any]:
-        rows = json.loads(self.cli("status", self.mountpoint, "--json").stdout)
+        """Fails if no daemon answers for `STATUS_S`. On a busy machine one may not answer within
+        the 2 s for which `cachefs status` waits."""
+        deadline = time.monotonic() + STATUS_S
+        while (done := self._run("status", self.mountpoint, "--json")).returncode:
+            assert time.monotonic() < deadline, (done.stdout, done.stderr)
+        rows = json.loads(done.stdout)
         row: dict[str, Any] = rows[0]
         return row
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.seaweedfs import SeaweedFS
 
 WRONG = "hunter2Wrong"
@@ -16,6 +16,7 @@ WRONG = "hunter2Wrong"
 @pytest.fixture
 def site(tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[Site]:
     site = Site(tmp_path, "s3://rotated")
+    site.options = PATIENT
     site.environment = {
         "AWS_ENDPOINT_URL": seaweedfs.endpoint,
         "AWS_ACCESS_KEY_ID": "UNUSED",

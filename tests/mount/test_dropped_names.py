@@ -1,6 +1,7 @@
 """The kernel drops a name when nobody looks anything up in its directory. Whoever tells it so waits
 until then, and that must not be a process that is to end."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -57,8 +58,11 @@ def end(*processes: "subprocess.Popen[bytes] | None") -> None:
 
 def waits_in_the_kernel(*pids: int) -> bool:
     """One of the threads of these processes sleeps so that no signal reaches it."""
-    states = (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/stat"))
-    return any(file.read_text().rpartition(")")[2].split()[0] == "D" for file in states)
+    for file in (file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/stat")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if file.read_text().rpartition(")")[2].split()[0] == "D":
+                return True
+    return False
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.hdfs import Hdfs
 
 OTHER = 54321
@@ -122,6 +122,7 @@ def hdfs_site(tmp_path: Path, hdfs: Hdfs) -> Iterator[Site]:
     hdfs.make_dir(root)
     site = Site(tmp_path, f"{hdfs.url}{root}")
     site.environment = hdfs.environment
+    site.options = PATIENT
     yield site
     site.tear_down()
     hdfs.delete(root)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.seaweedfs import SeaweedFS
 
 STEPS = 200
@@ -188,6 +188,7 @@ def replaced(tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[tuple[Site, Store
     store.fill()
     site = Site(tmp_path, f"s3://{bucket}")
     site.environment = seaweedfs.environment
+    site.options = PATIENT
     yield site, store
     site.tear_down()
 

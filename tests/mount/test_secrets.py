@@ -68,7 +68,10 @@ def shown_while_mounted(site: Site) -> dict[str, bytes]:
             for name in os.listxattr(path):
                 seen[f"{name} of {path}"] = os.getxattr(path, name)
     kept = [*site.cache.rglob("*"), *runtime_dir().iterdir()]
-    seen |= {str(path): path.read_bytes() for path in kept if path.is_file()}
+    for path in kept:
+        with contextlib.suppress(FileNotFoundError):  # of a mount that has ended meanwhile
+            if path.is_file():
+                seen[str(path)] = path.read_bytes()
     return seen
 
 

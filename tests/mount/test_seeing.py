@@ -320,7 +320,7 @@ def profiling(site: Site, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """`cachefs profile`, begun, with a window in which much can be done, even on a busy machine."""
     began = time.monotonic()
     site.status()
-    window_s = 1.5 + 6 * (time.monotonic() - began)
+    window_s = 4 + 10 * (time.monotonic() - began)
     with running("profile", site.mountpoint, "-w", f"{window_s:.1f}", *options) as process:
         eventually(lambda: has_asked(process))
         site.status()  # the daemon answers in turn

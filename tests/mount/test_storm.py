@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site, eventually
+from tests.mount.harness import PATIENT, Site, eventually
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
 
@@ -41,6 +41,7 @@ def crowded(tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[tuple[Site, FaultP
     seaweedfs.put_many(bucket, {name: (name.encode() * 5000)[:FILE_BYTES] for name in names})
     site = Site(tmp_path, f"s3://{bucket}")
     site.expected_trouble = (" cachefs.origin",)
+    site.options = PATIENT
     with FaultProxy(seaweedfs.endpoint) as proxy:
         site.environment = seaweedfs.environment | {"AWS_ENDPOINT_URL": proxy.endpoint}
         proxy.limit(LIMIT, LATENCY_S)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.seaweedfs import SeaweedFS
 from tests.servers.tls_front import TlsFront
@@ -19,6 +19,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture
 def site(tmp_path: Path, seaweedfs: SeaweedFS, certificates: Certificates) -> Iterator[Site]:
     site = Site(tmp_path, "s3://behind-tls")
+    site.options = PATIENT
     with TlsFront(certificates, int(seaweedfs.endpoint.rpartition(":")[2])) as front:
         site.environment = {
             **seaweedfs.environment,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.harness import MIB, Site, drop_pages, eventually
+from tests.mount.harness import MIB, PATIENT, Site, children_of, drop_pages, eventually
 from tests.servers.seaweedfs import SeaweedFS
 
 CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
@@ -300,7 +300,8 @@ def test_a_daemon_that_is_killed_while_files_are_open(site: Site) -> None:
                 piece = os.urandom(5000)
                 stream.write(piece)
                 written += piece
-            os.kill(rw.daemon_pid(), signal.SIGKILL)
+            (daemon,) = children_of(rw.pid())  # it may not have a control socket yet
+            os.kill(daemon, signal.SIGKILL)
             assert (rw.mountpoint / "open").stat().st_size == len(written), turn
             with open(rw.mountpoint / f"closed{turn}", "wb") as other:
                 other.write(written)
@@ -315,6 +316,7 @@ def test_a_daemon_that_is_killed_while_files_are_open(site: Site) -> None:
 def s3_site(tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[Site]:
     site = Site(tmp_path, f"s3://{seaweedfs.make_bucket('writable-mount')}/prefix")
     site.environment = seaweedfs.environment
+    site.options = PATIENT
     site.expected_trouble = ("an empty directory is shown until there is",)
     yield site
     site.tear_down()

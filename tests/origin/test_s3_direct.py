@@ -317,13 +317,13 @@ async def test_a_long_refusal_costs_the_connection_only(fake, origin) -> None:
 
 
 async def test_the_first_answer_tells_how_far_the_origin_is(fake, origin) -> None:
-    fake.pause_s = 0.05
+    fake.pause_s = 0.5
     assert await missing(origin, fake) == []
-    assert origin.quickest_s >= 0.05
+    assert origin.quickest_s >= 0.5
     fake.pause_s = 0.0
     for _ in range(20):
         assert await missing(origin, fake) == []
-    assert 0.0 < origin.quickest_s < 0.05
+    assert 0.0 < origin.quickest_s < 0.5
 
 
 async def test_answers_are_read_as_they_come(fake, origin) -> None:
@@ -338,7 +338,7 @@ async def test_answers_are_read_as_they_come(fake, origin) -> None:
 
 async def test_one_silence_costs_the_others_nothing(fake, monkeypatch) -> None:
     monkeypatch.setattr(direct_reader, "_LITTLE_S", SILENT_S)  # the server may be slow, too
-    origin = opened_for(fake, idle_timeout_s=2)
+    origin = opened_for(fake, idle_timeout_s=8)
     fake.silent = {"f0"}
     began = time.monotonic()
     assert await missing(origin, fake) == ["f0"]

@@ -35,11 +35,21 @@ def bucket(seaweedfs) -> str:
 
 
 @pytest.fixture
-async def origin(seaweedfs, proxy, bucket, monkeypatch) -> AsyncIterator[ResilientOrigin]:
+async def origin(request, seaweedfs, proxy, bucket, monkeypatch) -> AsyncIterator[ResilientOrigin]:
     for name, value in seaweedfs.environment.items():
         monkeypatch.setenv(name, value)
     opened = open_origin(f"s3://{bucket}", OriginOptions(endpoint=proxy.endpoint))
-    settings = Resilience(read_timeout_s=60, request_timeout_s=20, write_request_s=4, assembly_s=4)
+    # No request to a busy server is sent twice, but the tests of silence wait for a timeout.
+    callspec = getattr(request.node, "callspec", None)
+    is_silent = callspec is not None and callspec.params.get("fault") is Fault.SILENCE
+    request_s = 6 if is_silent else 60
+    settings = Resilience(
+        read_timeout_s=600,
+        request_timeout_s=60,
+        write_timeout_s=600,
+        write_request_s=request_s,
+        assembly_s=request_s,
+    )
     yield ResilientOrigin(opened, settings)
     proxy.clear()
     await opened.aclose()

@@ -168,7 +168,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.expect_log("the daemon .* ended; what is cached is served on")
 @pytest.mark.expect_log("no daemon could be started: it could not begin: disk gone")
-def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(stage: Stage) -> None:
+def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FAILURES_WITHIN_S", 600.0)
     with pytest.raises(MountError, match=r"given up: no daemon could .* 5 attempts.* disk gone"):
         stage.run(
             "hello()\n"
@@ -185,10 +188,11 @@ def test_a_daemon_that_hangs_is_aborted(stage: Stage, monkeypatch: pytest.Monkey
     stage.run(
         "hello(); ready()\n"
         "if count == 1: time.sleep(60)\n"
-        "for _ in range(30): channel.send({'alive': True}); time.sleep(0.1)\n"
+        "for _ in range(30 if count < 4 else 0): channel.send({'alive': True}); time.sleep(0.1)\n"
         "end()"
     )
-    assert stage.daemons == 2
+    # A busy machine may keep one from its signs of life for 2 s, but not one after the other.
+    assert 2 <= stage.daemons < 4
 
 
 def test_an_upgrade_waits_until_the_next_daemon_is_loaded(stage: Stage) -> None:
