@@ -50,6 +50,7 @@ async def echo(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 async def asked(path: Path, *args: Any, **options: Any) -> dict[str, Any]:
+    options.setdefault("timeout_s", 60.0)
     return await trio.to_thread.run_sync(partial(ask, path, *args, **options))
 
 
