@@ -98,7 +98,7 @@ def test_one_workload_with_two_peers(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,7 +134,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path) -> None:
                 break
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=120)[0]
+        said = process.communicate(timeout=300)[0]
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGINT, said

@@ -16,7 +16,7 @@ from tests.cache.faulty_disk import FaultyDisk
 from tests.memory_origin import MemoryOrigin, content_of
 
 MIB = 1 << 20
-PATIENCE_S = 60
+PATIENCE_S = 300
 """How long to wait for what comes within a second or two on a quiet machine."""
 
 

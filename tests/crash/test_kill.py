@@ -7,7 +7,7 @@ import pytest
 from tests.crash.rounds import EXPECTED, Rounds, Server
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.expect_log(EXPECTED, required=False)
 @pytest.mark.parametrize("seed", [1])
 def test_kills(server: Server, tmp_path: Path, seed: int) -> None:

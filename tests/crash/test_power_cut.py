@@ -25,7 +25,7 @@ def memory_directory() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.expect_log(EXPECTED, required=False)
 @pytest.mark.parametrize("seed", [2])
 def test_power_cuts(

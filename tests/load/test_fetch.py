@@ -132,7 +132,7 @@ async def test_so_many_requests_at_a_time(tmp_path: Path, together: bool) -> Non
             under_way -= 1
 
         r.memory.on_read = count
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await r.fetcher().run(iter(put_many(r.memory, 150, 10_000)), 20)
         assert r.progress.fetched_files == 150
         assert most <= 20

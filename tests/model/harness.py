@@ -167,7 +167,7 @@ class Model:
     async def stop(self, crash: bool = False) -> None:
         """A crash loses what was not committed; with both stores in one process, the cache is
         closed in order all the same (tests/crash is about its crashes)."""
-        with trio.fail_after(120):
+        with trio.fail_after(300):
             listings = self.namespace._listings
             while self.namespace._look_ups or listings._running or listings._stale:
                 await trio.testing.wait_all_tasks_blocked()
@@ -181,7 +181,7 @@ class Model:
         await self.start()
         for operation, interferences in operations:
             self._interferences = list(interferences)
-            with trio.fail_after(120):
+            with trio.fail_after(300):
                 await self.apply(operation)
             for failure in self._failures:
                 raise failure

@@ -91,7 +91,7 @@ ttls = st.builds(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@pytest.mark.timeout(3600 if EXAMPLES else 900)
+@pytest.mark.timeout(3600)
 def test_random_operations(
     operations: list[Operation], ttls: Ttls, page_size: int, is_outlived: bool, shows_trees: bool
 ) -> None:

@@ -20,7 +20,7 @@ DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
 LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 """How long to wait for what comes within a second on a quiet machine."""
 STATUS_S = 20
 """How long to ask for a daemon's status."""

@@ -38,7 +38,7 @@ class MountNamespace:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
             env=os.environ | environment,
         )
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)

@@ -29,13 +29,13 @@ NOTICED_S = 0.7
 """By then an outage that has cost a reader his patience is known as one."""
 AT_ONCE_S = 4
 """Less than a reader's patience."""
-RECOVERY_S = 30
+RECOVERY_S = 60
 """Promised: 2 s."""
 KILLED_S = 4
 """Promised: 1 s. Less than a reader's patience, after which the read would end by itself."""
 TURNS = 3
 """A busy machine may be late a few times, but not each time."""
-PATIENCE_S = 90
+PATIENCE_S = 180
 """After this a reader counts as hanging."""
 
 TROUBLE = (" cachefs.origin", " cachefs.namespace", " pyfuse3: fuse_read(): fuse_reply_* failed")

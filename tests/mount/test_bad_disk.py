@@ -44,7 +44,7 @@ def read_all(site: Site) -> None:
     for number in range(FILES):
         path = site.mountpoint / f"{number}"
         # Inodes are gone with a namespace: the kernel asks for names again when a TTL ends.
-        eventually(partial(is_readable, path), 60)
+        eventually(partial(is_readable, path))
         assert path.read_bytes() == content(number)
 
 
@@ -62,8 +62,8 @@ def is_readable(path: Path) -> bool:
 def replace_daemon(site: Site, number: signal.Signals = signal.SIGKILL) -> None:
     pid = site.daemon_pid()
     os.kill(pid, number)
-    eventually(lambda: not is_running(pid), 60)
-    eventually(lambda: answers(site, pid), 60)
+    eventually(lambda: not is_running(pid))
+    eventually(lambda: answers(site, pid))
 
 
 def answers(site: Site, not_pid: int) -> bool:
@@ -139,7 +139,7 @@ def test_a_namespace_that_is_cut_under_the_daemon_is_made_anew(site: Site) -> No
             (site.mountpoint / f"{random.random()}").stat()
         return not is_running(pid)
 
-    eventually(is_replaced, 60)
-    eventually(lambda: answers(site, pid), 60)
+    eventually(is_replaced)
+    eventually(lambda: answers(site, pid))
     read_all(site)
     new_files_are_shown(site)

@@ -102,7 +102,7 @@ def have_it_stored(site: Site, data_path: str) -> None:
             return is_stored
         return is_stored and bool(after["relay"]["missed"] == before["relay"]["missed"])
 
-    eventually(is_ready, 60)
+    eventually(is_ready)
 
 
 @pytest.mark.parametrize("data_path", PATHS)

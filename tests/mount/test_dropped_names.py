@@ -18,7 +18,7 @@ from tests.mount.test_killed import HANGING_ORIGIN
 
 pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: {relay.why_not()}")
 
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 HOG = 4242
 HOG_BYTES = 2 << 30
 THREADS = 8
-PATIENCE_S = 60
+PATIENCE_S = 180
 """A quiet machine needs some milliseconds."""
 
 _HOG = """

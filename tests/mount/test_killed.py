@@ -14,7 +14,7 @@ import pytest
 from cachefs.fuse import relay
 from tests.mount.harness import MIB, Site, eventually
 
-PATIENCE_S = 90
+PATIENCE_S = 180
 """Far below the time after which the origin would answer, which is never."""
 
 HANGING_ORIGIN = """

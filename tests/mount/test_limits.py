@@ -62,7 +62,7 @@ class Reader:
         self._process.stdin.flush()
 
     def bytes_per_s(self) -> float:
-        out, _ = self._process.communicate(timeout=120)
+        out, _ = self._process.communicate(timeout=300)
         assert self._process.returncode == 0
         return float(out)
 

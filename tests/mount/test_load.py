@@ -201,7 +201,7 @@ def test_ctrl_c_cancels(site: Site, content: dict[str, bytes]) -> None:
     with process:
         eventually(lambda: site.origin()["gets"] >= 3)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "is cancelled; what it loaded stays" in said
     assert said.count("\n") == 1

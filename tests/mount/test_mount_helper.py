@@ -18,7 +18,7 @@ LINK = Path("/sbin/mount.cachefs")
 
 def run(*command: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, check=False, timeout=120
+        [*map(str, command)], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr

@@ -86,7 +86,7 @@ def kill_daemon(site: Site) -> None:
             return bool(site.status()["pid"] != pid)
         return False
 
-    eventually(has_another, 60)
+    eventually(has_another)
 
 
 # -- what is seen, and when ----------------------------------------------------------------------

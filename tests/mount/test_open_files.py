@@ -72,13 +72,13 @@ def test_more_slabs_than_may_be_open(
                 assert max(open_files(site)) <= LEAST_OPEN_FILES
         return site.origin()["gets"] == sent
 
-    eventually(all_are_cached, 60)
+    eventually(all_are_cached)
     assert site.status()["tiers"][0]["cached_blocks"] == FILES
     assert len(os.listdir(site.cache / "slabs")) >= FILES
     if data_path == "relay":
         before = site.status()["relay"]["hits"]
         few = order[:10]
-        eventually(lambda: read_natively(site, few, before), 60)
+        eventually(lambda: read_natively(site, few, before))
     site.crash()
     site.cli("umount", "--stale", site.mountpoint)
     site.mount("--data-path", data_path)

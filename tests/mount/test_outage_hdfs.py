@@ -60,7 +60,7 @@ class Servers:
             self._hdfs.start_namenode()
         if self._has_ended(self._hdfs.datanode):
             self._hdfs.start_datanode()
-        wait_until(self._is_readable, 60, "HDFS doesn't come back")
+        wait_until(self._is_readable, 180, "HDFS doesn't come back")
 
     def _signal(self, number: signal.Signals) -> None:
         for process in (self._hdfs.namenode, self._hdfs.datanode):

@@ -24,7 +24,7 @@ def test_shorter_ttls_show_new_names(site: Site) -> None:
     ]
     assert not (site.mountpoint / "later").exists()
     (site.files / "later").write_text("later")
-    eventually((site.mountpoint / "later").exists, 60)
+    eventually((site.mountpoint / "later").exists)
 
 
 def test_the_file_is_read_again(site: Site, file: Path) -> None:

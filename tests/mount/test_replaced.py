@@ -216,7 +216,7 @@ def test_an_open_file_is_one_version_or_stale(replaced: tuple[Site, Store], tmp_
         if any(reader.poll() is not None for reader in readers):
             break  # it says why below
     stop.touch()
-    results = [reader.communicate(timeout=90) for reader in readers]
+    results = [reader.communicate(timeout=300) for reader in readers]
     for (out, err), reader in zip(results, readers, strict=True):
         print(f"{reader.args[7]}: whole, stale, absent: {out.strip()}")
         assert reader.returncode == 0, err

@@ -83,7 +83,7 @@ def refused(site: Site, *options: object, code: int = 1) -> str:
         [*mount, "--log-file", str(site.log), "--debug", *map(str, options)],
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env=os.environ | site.environment,
     )
     site.expected_trouble += ("Traceback",)

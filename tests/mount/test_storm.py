@@ -77,7 +77,7 @@ def test_a_storm_of_readers_is_served_without_a_storm_of_requests(
         assert reader.stdin is not None
         reader.stdin.write("go\n")
         reader.stdin.flush()
-    failures = [reader.communicate(timeout=120)[1] for reader in readers]
+    failures = [reader.communicate(timeout=300)[1] for reader in readers]
     seconds = time.monotonic() - began
     after = proxy.counts()
     sent, rejected = after.requests - before.requests, after.rejected - before.rejected

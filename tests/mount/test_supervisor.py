@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: 
 
 READERS = 8
 KILLS = 20
-LONGEST_PAUSE_S = 20.0
+LONGEST_PAUSE_S = 60.0
 """Generous: the machine may be busy. The bar is 2 s."""
 
 
@@ -101,7 +101,7 @@ def reading(site: Site, content: dict[str, bytes]) -> Iterator[list[Reader]]:
         for reader in readers:
             reader.stopping = True
         for reader in readers:
-            reader.join(60)
+            reader.join(300)
     assert [error for reader in readers for error in reader.errors] == []
     assert all(reader.count > 0 for reader in readers)
     print(f"{sum(reader.count for reader in readers)} files read,", end=" ")
@@ -132,7 +132,6 @@ def kill_daemon(site: Site) -> None:
     eventually(lambda: site.log.read_text().count(" serves on, after ") > logged)
 
 
-@pytest.mark.timeout(300)
 def test_twenty_kills_under_eight_readers(relayed: Site, content: dict[str, bytes]) -> None:
     relayed.expected_trouble = ("was killed by SIGKILL; what is cached is served on",)
     supervisor, dice = relayed.pid(), random.Random(6)
@@ -185,10 +184,10 @@ def test_a_kernel_that_can_not_send_requests_again(
         assert not any(waiting.done() for waiting in reads + looks)
         began = time.monotonic()
         kill_daemon(site)
-        errors = [look.exception(60) for look in looks]
+        errors = [look.exception(300) for look in looks]
         assert time.monotonic() - began < LONGEST_PAUSE_S
         assert [getattr(error, "errno", None) for error in errors] == [errno.EIO] * len(unknown)
-        assert [read.result(60) for read in reads] == [content[name] for name in known]
+        assert [read.result(300) for read in reads] == [content[name] for name in known]
     kill_daemon(site)  # with nothing under way
     for name, data in content.items():
         drop_pages(site.mountpoint / name)
@@ -292,7 +291,7 @@ def test_whoever_unmounts_both_end_well(
     with foreground(site) as process:
         daemon = serving(site)
         subprocess.run([*command, site.mountpoint], check=True)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert not is_running(daemon)
 
 
@@ -301,7 +300,7 @@ def test_ctrl_c_in_a_terminal(site: Site) -> None:
     with foreground(site, start_new_session=True) as process:
         daemon = serving(site)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     assert not is_running(daemon)
     assert not site.is_mounted()
     assert "Traceback" not in site.log.read_text()
@@ -321,7 +320,7 @@ def foreground(
         yield process
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
 def patched(code: str) -> tuple[str, ...]:
@@ -349,7 +348,7 @@ def test_where_there_is_no_relay(site: Site) -> None:
 
     def run(data_path: str) -> "subprocess.CompletedProcess[str]":
         args = [*map(str, command), data_path]
-        return subprocess.run(args, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(args, capture_output=True, text=True, check=False, timeout=300)
 
     done = run("relay")
     assert done.returncode == 1

@@ -53,7 +53,7 @@ class Unit:
         )
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(home / "notify"))
-        self.socket.settimeout(60)
+        self.socket.settimeout(300)
 
     def value(self, key: str) -> str:
         return _value(self.text, key)
@@ -80,12 +80,12 @@ class Unit:
             self.after()
 
     def load(self, code: int = 0) -> None:
-        done = subprocess.run(_start(self.load_text), check=False, capture_output=True, timeout=120)
+        done = subprocess.run(_start(self.load_text), check=False, capture_output=True, timeout=300)
         assert done.returncode == code, done
 
     def after(self) -> None:
         command = shlex.split(self.value("ExecStopPost").removeprefix("-"))
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -105,7 +105,7 @@ def test_started_stopped_and_cleaned_up(unit: Unit) -> None:
     with unit.started() as daemon:
         assert (site.mountpoint / "private").read_text() == "content"
         daemon.terminate()
-        assert daemon.wait(60) == 0
+        assert daemon.wait(300) == 0
     assert not site.is_mounted()
 
 
@@ -136,7 +136,7 @@ def test_reload_replaces_the_daemon(unit: Unit) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         if DATA_PATH == "python":
             assert "has no supervisor" in done.stderr
@@ -151,7 +151,7 @@ def test_reload_replaces_the_daemon(unit: Unit) -> None:
 def test_wrong_configuration_has_the_exit_code_that_is_not_tried_again(unit: Unit) -> None:
     command = shlex.split(unit.value("ExecStart"))
     Path(command[-1]).write_text('source = "s3://bucket"\nmountpoint = "/mnt"\nsiez = 1\n')
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert str(done.returncode) == unit.value("RestartPreventExitStatus")
     assert done.stderr.count("\n") == 1
 

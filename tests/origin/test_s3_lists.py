@@ -26,18 +26,22 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToldS3]:
         yield told
 
 
-@pytest.fixture
-async def origin(server: ToldS3) -> AsyncIterator[Origin]:
+def opened(server: ToldS3, total_timeout_s: float = 120) -> Origin:
     options = OriginOptions(
         endpoint=server.endpoint,
         anonymous=True,
-        connect_timeout_s=5,
-        idle_timeout_s=5,
-        total_timeout_s=2,
+        connect_timeout_s=60,
+        idle_timeout_s=60,
+        total_timeout_s=total_timeout_s,
     )
-    opened = open_origin("s3://b", options)
-    yield opened
-    await opened.aclose()
+    return open_origin("s3://b", options)
+
+
+@pytest.fixture
+async def origin(server: ToldS3) -> AsyncIterator[Origin]:
+    origin = opened(server)
+    yield origin
+    await origin.aclose()
 
 
 async def names(origin: Origin, path: str = "", seeks_below: bool = False) -> list[str]:
@@ -234,13 +238,15 @@ async def fails_within(origin: Origin, limit_s: float, kind: type[OriginError]) 
 async def test_an_endless_listing_costs_no_memory(server: ToldS3, origin: Origin) -> None:
     piece = row("f").encode() * 1000
     server.answer = lambda asked: Answer(endless(piece))
-    await fails_within(origin, 60, BadDataError)
+    await fails_within(origin, 120, BadDataError)
     assert server.sent_bytes < 3 * PAGE_BYTES
 
 
-async def test_a_listing_that_trickles_holds_no_thread(server: ToldS3, origin: Origin) -> None:
+async def test_a_listing_that_trickles_holds_no_thread(server: ToldS3) -> None:
+    origin = opened(server, total_timeout_s=2)
     server.answer = lambda asked: Answer(endless(b" ", 0.05))
     await fails_within(origin, 60, OriginUnavailableError)
+    await origin.aclose()
 
 
 @pytest.mark.parametrize(
@@ -252,4 +258,4 @@ async def test_a_page_that_would_take_much_memory_is_refused(
     server: ToldS3, origin: Origin, body: bytes
 ) -> None:
     server.answer = lambda asked: Answer(b"<ListBucketResult>" + body + b"</ListBucketResult>")
-    await fails_within(origin, 60, BadDataError)
+    await fails_within(origin, 120, BadDataError)

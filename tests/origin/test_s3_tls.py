@@ -149,7 +149,7 @@ async def test_answers_in_pieces(
 ) -> None:
     metas = await metas_of(origin)
     front.piece_bytes, front.pause_s = piece_bytes, 0.0005
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         for size in SIZES:
             name = f"f{size}"
             assert bytes(await origin.read(name, metas[name], 0, size)) == bodies[name]
@@ -189,7 +189,7 @@ async def test_many_readers(origin: Origin, bodies: dict[str, bytes]) -> None:
     async def read(name: str) -> None:
         assert bytes(await origin.read(name, metas[name], 0, len(bodies[name]))) == bodies[name]
 
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 for size in SIZES:
@@ -246,7 +246,7 @@ async def test_a_refused_certificate_is_tried_once(front: TlsFront, other_ca: Pa
         async for _ in origin.list_dir(""):
             pass
 
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         for act in (
             origin.check,
             listing,

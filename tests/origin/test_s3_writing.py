@@ -307,7 +307,7 @@ async def test_a_cancelled_write_breaks_its_connection() -> None:
     )
     origin = open_origin("s3://bucket/dir", options)
     assert origin.writer is not None
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with trio.open_nursery() as serving:
             serving.start_soon(trio.to_thread.run_sync, serve)
             async with trio.open_nursery() as nursery:

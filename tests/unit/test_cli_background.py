@@ -47,7 +47,7 @@ class Launch:
         )
 
     def said(self) -> str:
-        return self.parent.communicate(timeout=120)[0].strip()
+        return self.parent.communicate(timeout=300)[0].strip()
 
     def daemon_pid(self) -> int:
         for _ in range(3000):

@@ -35,7 +35,7 @@ class Site:
 
     def run(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [CACHEFS, *map(str, args)], capture_output=True, text=True, check=False, timeout=120
+            [CACHEFS, *map(str, args)], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == code, done
         assert "Traceback" not in done.stderr
@@ -196,6 +196,6 @@ def test_foreground_serves_until_interrupted(site: Site) -> None:
             assert daemon.poll() is None
         assert (site.mountpoint / "file").read_text() == "content"
         daemon.send_signal(signal.SIGINT)
-        assert daemon.communicate(timeout=120)[1] == ""
+        assert daemon.communicate(timeout=300)[1] == ""
     assert daemon.returncode == 0
     assert site.is_clean()

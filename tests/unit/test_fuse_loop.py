@@ -58,7 +58,7 @@ async def test_a_late_request_is_waited_for(pipe: tuple[int, int]) -> None:
         await waiter.wait_readable(reader)
         came = True
 
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
@@ -104,7 +104,7 @@ async def test_while_the_last_reader_is_busy_another_one_reads() -> None:
         async with lock:
             second_has_it.set()
 
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)
             await trio.lowlevel.checkpoint()
@@ -126,5 +126,5 @@ async def test_a_cancelled_waiter_is_not_woken() -> None:
 
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             await done.wait()

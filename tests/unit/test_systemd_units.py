@@ -30,7 +30,7 @@ def install(*args: object, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path, user: bool
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
     )
     # Its exit code is 0 even for unknown keys and unreadable values.
@@ -97,7 +97,7 @@ def test_what_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("cachefs: error: can't write ")
@@ -118,7 +118,7 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
     without_relay = os.environ | {"CC": "false"}
-    subprocess.run(build, check=True, timeout=250, capture_output=True, env=without_relay)
+    subprocess.run(build, check=True, timeout=600, capture_output=True, env=without_relay)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
     program = (
@@ -132,7 +132,7 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     assert sorted(done.stdout.split()) == sorted([*NAMES, *NAMES])
     entry_points = next((tmp_path / "site").glob("*.dist-info/entry_points.txt")).read_text()

@@ -34,7 +34,7 @@ async def _serve(
     block_cache = BlockCache(origin, [_open(path, origin)], policy_name="lru")
     async with trio.open_nursery() as nursery:
         await nursery.start(block_cache.run)
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             for _ in range(2):
                 await assert_right(block_cache, origin, refs)
             await block_cache.drain()
