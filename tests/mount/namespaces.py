@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.mounts import FSTYPE
 from tests.mount.harness import eventually
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -23,7 +24,11 @@ class MountNamespace:
     def __init__(self, propagation: str, within: "MountNamespace | None" = None) -> None:
         if os.geteuid() != 0:
             pytest.skip("only root can make mount namespaces")
-        command = ["unshare", "--mount", "--propagation", propagation, "sleep", "600"]
+        script = "exec sleep 600"
+        if within is None and propagation == "private":
+            # A mount of another test that it kept would live on after its unmount.
+            script = f"umount -c -i -l -a -t {FSTYPE}; {script}"
+        command = ["unshare", "--mount", "--propagation", propagation, "sh", "-c", script]
         self._process = subprocess.Popen([*(within.enter() if within else []), *command])
         comm = Path(f"/proc/{self._process.pid}/comm")
         eventually(lambda: comm.read_text() == "sleep\n")
