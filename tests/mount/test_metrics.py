@@ -150,7 +150,7 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
         *SHORT_TTLS,
         *("--mem-size", "64MiB", "--mem-dir", memory),
         *("--cache-size", "64MiB", "--cache-eviction", "lru", "--verify", "full", "--hedge"),
-        *("--max-downloads", "16", "--read-timeout", "20s"),
+        *("--max-downloads", "16"),
     )
     large = sorted((root / "large").iterdir())
     # Backwards: in name order they would be fetched ahead, and no outage would cost a fetch.

@@ -42,6 +42,9 @@ def command() -> None:
 @debug_option
 def export(mountpoint: str, file: str) -> None:
     """Write all cached metadata of MOUNTPOINT to FILE, in Parquet."""
+    # The daemon drops a client that doesn't read, and a busy machine needs seconds for this import.
+    import pyarrow.parquet  # noqa: F401
+
     from cachefs.cli.files.metadata_file import MetadataWriter
 
     place = the_mount(mountpoint)
