@@ -17,7 +17,10 @@ if __name__ == "__main__":
 
 from bench import sandbox
 
-CASES = ("herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far")
+CASES = (
+    "herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far",
+    "writes",
+)  # fmt: skip
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case starts after more than this share of the time limit."""
@@ -91,7 +94,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 
 
 def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
-    from bench import hdfs, large_directory, large_file, load, metadata, small_files
+    from bench import hdfs, large_directory, large_file, load, metadata, small_files, writes
     from bench.far import case as far
 
     cases = {
@@ -105,6 +108,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "hdfs": hdfs.hdfs,
         "metadata": metadata.metadata,
         "far": far.far_origin,
+        "writes": writes.writes,
     }
     return [(name, cases[name]) for name in only or CASES]
 

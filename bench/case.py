@@ -65,7 +65,7 @@ class Bench:
         and uploads the files on the first call."""
         if "small" not in self._made:
             self.say(f"making and uploading {self.scale.small_files:,} files of 20 to 180 KB")
-            self._made["small"] = self._make("small", _small_sizes(self.scale.small_files))
+            self._made["small"] = self._make("small", small_sizes(self.scale.small_files))
         names: list[str] = self._made["small"]
         return names
 
@@ -75,7 +75,7 @@ class Bench:
         if "tree" not in self._made:
             count = self.scale.small_files
             self.say(f"making and uploading {count:,} files in directories")
-            self._made["tree"] = self._make("tree", _small_sizes(count), _DIRECTORY_FILES)
+            self._made["tree"] = self._make("tree", small_sizes(count), _DIRECTORY_FILES)
         names: list[str] = self._made["tree"]
         return names
 
@@ -105,7 +105,8 @@ class Bench:
         return names
 
 
-def _small_sizes(count: int) -> list[int]:
+def small_sizes(count: int) -> list[int]:
+    """Return the sizes of the small files, in bytes."""
     chance = random.Random(20_180)
     return [chance.randrange(20_000, 180_001) for _ in range(count)]
 

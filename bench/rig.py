@@ -24,6 +24,7 @@ from tests.servers.seaweedfs import SeaweedFS
 ROOT = Path(__file__).resolve().parent.parent
 BUCKET = "data"
 _READER = Path(__file__).with_name("reader.py")
+_WRITER = Path(__file__).with_name("writer.py")
 _COMMAND_TIMEOUT_S = 120
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -84,6 +85,10 @@ class Server(SeaweedFS):
     def sent_bytes(self, bucket: str = BUCKET) -> int:
         """Return how many bytes the server has sent from the bucket, by its own count."""
         return self._sum("SeaweedFS_s3_bucket_traffic_sent_bytes_total{", f'bucket="{bucket}"')
+
+    def received_bytes(self, bucket: str = BUCKET) -> int:
+        """Return how many bytes the server has received for the bucket, by its own count."""
+        return self._sum("SeaweedFS_s3_bucket_traffic_received_bytes_total{", f'bucket="{bucket}"')
 
     def _sum(self, metric: str, *labels: str) -> int:
         with urllib.request.urlopen(
@@ -257,14 +262,41 @@ def read_files(
     """
     list_file.write_text("\n".join(names) + "\n", encoding="utf-8")
     how = "CHUNKS" if chunks else "PYTHON" if by_python else "WHOLE"
+    shares = [(0, 1) if everyone_all else (number, readers) for number in range(readers)]
+    commands = [[_READER, root, list_file, passes, *share, how] for share in shares]
+    return _run_all(commands, timeout_s, on_progress, before_go)
+
+
+def write_files(
+    root: Path,
+    files: Sequence[tuple[str, int]],
+    writers: int = 1,
+    *,
+    is_renamed: bool = False,
+    list_file: Path,
+    timeout_s: float = 300,
+) -> Reading:
+    """Write files, of which each has a name below `root` and a size in bytes, with `writers`
+    processes, which share them. See writer.py for `is_renamed`. Return the sums over the
+    writers."""
+    list_file.write_text("".join(f"{name} {size}\n" for name, size in files), encoding="utf-8")
+    how = "RENAME" if is_renamed else "CLOSE"
+    commands = [[_WRITER, root, list_file, number, writers, how] for number in range(writers)]
+    return _run_all(commands, timeout_s, None, lambda: None)
+
+
+def _run_all(
+    commands: Sequence[Sequence[object]],
+    timeout_s: float,
+    on_progress: Callable[[int], None] | None,
+    before_go: Callable[[], None],
+) -> Reading:
     processes = []
     try:
-        for number in range(readers):
-            share = (0, 1) if everyone_all else (number, readers)
-            arguments = [_READER, root, list_file, passes, *share, how]
+        for command in commands:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-S", "-E", *map(str, arguments)],
+                    [sys.executable, "-S", "-E", *map(str, command)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )

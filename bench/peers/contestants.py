@@ -151,14 +151,17 @@ class Rclone(ForegroundPeer):
             "RCLONE_CONFIG_BENCH_SECRET_ACCESS_KEY": server.secret_key,
             "RCLONE_CONFIG": os.devnull,
         }
-        command = [
-            _rclone(), "mount", f"bench:{rig.BUCKET}", str(self.path), "--read-only",
-            "--vfs-cache-mode", "full", "--dir-cache-time", "1h", "--attr-timeout", "1h",
-            "--use-server-modtime", "--vfs-fast-fingerprint", "--vfs-cache-max-age", "24h",
+        command = [_rclone(), "mount", f"bench:{rig.BUCKET}", str(self.path), *self.words(cache)]
+        self.start(command, environment)
+
+    def words(self, cache: Cache) -> list[str]:
+        """Return the options of its mount."""
+        return [
+            "--read-only", "--vfs-cache-mode", "full", "--dir-cache-time", "1h", "--attr-timeout",
+            "1h", "--use-server-modtime", "--vfs-fast-fingerprint", "--vfs-cache-max-age", "24h",
             "--vfs-cache-max-size", f"{cache.size_bytes >> 20}Mi", "--vfs-cache-poll-interval",
             "5s", "--cache-dir", str(self.cache_dir(cache.in_memory)), *self.options,
         ]  # fmt: skip
-        self.start(command, environment)
 
 
 class S3fs(ForegroundPeer):
