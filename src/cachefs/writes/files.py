@@ -81,15 +81,10 @@ class WrittenFile:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the origin may have the content although no sending has succeeded: the answer was
-        lost, or the daemon that sent it was killed."""
-        staged = self.staged
-        return (
-            self.state is State.UNSENT
-            and staged.upload is not None
-            and staged.is_sealed
-            and staged.generation != self.absent_generation
-        )
+        """Whether the origin may have the content because the result of a sending is not known."""
+        is_sent = self.staged.is_sealed and self.staged.upload is not None
+        is_known = self.staged.generation == self.absent_generation
+        return self.state is State.UNSENT and is_sent and not is_known
 
     async def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
@@ -263,14 +258,11 @@ class WrittenFiles:
                 await file.sent.wait()
             elif file.is_in_doubt:
                 await self._end_doubt(file)
+            elif file.state is State.STORED:
+                self._end(file)
             else:
-                break
-        if file is not None and file.state is State.STORED:
-            self._end(file)
-            file = None
-        if file is None:
-            return self._begin_change(self._namespace.inode(ino), is_whole)
-        return file
+                return file
+        return self._begin_change(self._namespace.inode(ino), is_whole)
 
     async def _end_doubt(self, file: WrittenFile) -> None:
         """Find out whether a sending succeeded whose result is not known: then a change must be
