@@ -44,9 +44,7 @@ log = logging.getLogger(__name__)
 class State(Enum):
     """The state of a file that has an entry here."""
 
-    UNSENT = auto()
-    SENDING = auto()
-    STORED = auto()
+    UNSENT, SENDING, STORED = auto(), auto(), auto()
 
 
 class Marks(Protocol):
@@ -87,8 +85,7 @@ class WrittenFile:
         return self.state is State.UNSENT and is_sent and not is_known
 
     async def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
-        `SpoolError` or the origin's error."""
+        """Return up to `size` bytes from `offset`. Raises `SpoolError` or the origin's error."""
         found: list[bytes] = []
         for piece in self.staged.pieces(offset, size):
             if piece.source is Source.SPOOL:
@@ -136,8 +133,7 @@ class WrittenFiles:
         self._withdraw = withdraw
         self._files: dict[int, WrittenFile] = {}
         self._refused: set[int] = set()
-        """Inodes that lost their name by a conflict. Who still has one open must not write: nothing
-        would send it."""
+        """Inodes that lost their name by a conflict. Nothing would send further changes of them."""
 
     def has(self, ino: int) -> bool:
         """Return whether the file's content is in the spool, at least in part."""
@@ -368,11 +364,9 @@ class WrittenFiles:
         write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
         staged.seal()
         staged.begin_sending()
-        if is_same:
-            # If it has succeeded, the version that the rest of the content comes from is gone.
-            done = await self._sender.written_by(path, write_id)
-            if done is not None:
-                return done
+        # If it has succeeded, the version that the rest of the content comes from is gone.
+        if is_same and (done := await self._sender.written_by(path, write_id)) is not None:
+            return done
         return await self._sender.send(
             path,
             staged.size_bytes,
@@ -393,9 +387,8 @@ class WrittenFiles:
         self._mark(file, False)
 
     def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
-        """Note that the origin refused the content, or no longer has the rest of it. The name shows
-        the origin's version from now on; the bytes stay in the spool until a user saves or drops
-        them. Atomic."""
+        """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
+        in the spool, and the name shows the origin's version from now on. Atomic."""
         log.warning(
             "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
         )
@@ -421,8 +414,7 @@ class WrittenFiles:
         file.staged.finish(file.meta)
 
     async def _give_to_cache(self, file: WrittenFile) -> None:
-        """Give the blocks of a stored file to the cache, and remove it from the spool. Ends early
-        if the file changes."""
+        """Give a stored file's blocks to the cache, and end it in the spool, unless it changes."""
         ref = self._namespace.object_ref(self._namespace.inode(file.ino))
         for index in range(ref.block_count):
             if not self._is_stored(file):
