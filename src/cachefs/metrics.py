@@ -104,6 +104,23 @@ METRICS = (
     _counter("origin_busy_answers", "Answers that said that the origin has too much to do."),
     _counter("origin_failed_calls", "Calls given up after all tries, or at once while it is down."),
     _counter("origin_hedges", "Second requests for a block whose first was slow."),
+    _counter(
+        "origin_write_requests",
+        "Requests of writes sent to the origin: put, part, copy, delete, or upload (begins, lists, "
+        "completes or aborts one in parts).",
+        "kind",
+    ),
+    _counter("origin_sent_bytes", "Bytes of objects and parts that the origin has acknowledged."),
+    _counter("origin_write_errors", "Requests of writes that failed."),
+    _gauge(
+        "unsent_files",
+        "Files that the origin does not have as they were written: open, waiting, sending, failed, "
+        "conflict or held.",
+        "state",
+    ),
+    _gauge("unsent_bytes", "Their sizes.", "state"),
+    _gauge("spool_used_bytes", "What unsent files take in the spool."),
+    _gauge("spool_limit_bytes", "What they may take; --spool-size."),
     _gauge("origin_breaker_open", "1 while the origin counts as down, so that calls fail at once."),
     _gauge("origin_requests_in_flight", "Requests to the origin that are under way."),
     _gauge("origin_requests_queued", "Requests to the origin that wait for a slot."),
@@ -118,6 +135,19 @@ METRICS = (
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the daemon."),
 )
 """All exported metrics, in the order of export."""
+
+OF_WRITES = frozenset(
+    {
+        "cachefs_origin_write_requests_total",
+        "cachefs_origin_sent_bytes_total",
+        "cachefs_origin_write_errors_total",
+        "cachefs_unsent_files",
+        "cachefs_unsent_bytes",
+        "cachefs_spool_used_bytes",
+        "cachefs_spool_limit_bytes",
+    }
+)
+"""The metrics that only writable mounts export."""
 
 _SHIFT = 13
 _BUCKETS = 22

@@ -317,3 +317,26 @@ async def test_a_cancelled_write_breaks_its_connection() -> None:
             await has_ended.wait()
     await origin.aclose()
     listener.close()
+
+
+async def test_requests_are_counted_by_kind(monkeypatch) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "PUT" and asked.path.endswith("denied"):
+            return error("AccessDenied", 403)
+        body = b"<R><UploadId>an id</UploadId><ETag>&quot;e&quot;</ETag></R>"
+        return Answer(b"" if asked.method == "DELETE" else body, headers={"ETag": '"e"'})
+
+    async with told(monkeypatch, answer) as (_, writer):
+        await writer.put("a", b"four")
+        await writer.start_upload("a")
+        await writer.put_part(UPLOAD, 1, 0, b"part 1")
+        await writer.copy_part(UPLOAD, 2, 6, "a", META, 3)
+        await writer.copy("a", META, "b")
+        await writer.abort(UPLOAD)
+        await writer.delete("a")
+        with pytest.raises(AccessDeniedError):
+            await writer.put("denied", b"not sent")
+        found = writer._sender._counters.writes
+    kinds = (found.puts, found.parts, found.copies, found.deletes, found.uploads)
+    assert kinds == (2, 1, 2, 1, 2)
+    assert (found.sent_bytes, found.errors) == (10, 1)

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +27,12 @@ from cachefs.control.routes.set import SetRoutes
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
-from cachefs.metrics import BOUNDS_S, METRICS, Histogram, Requests
+from cachefs.metrics import BOUNDS_S, METRICS, OF_WRITES, Histogram, Requests
 from cachefs.namespace.namespace import Ttls
 from cachefs.namespace.outage import StaleState
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import DataPath, DataPathName, Medium
+from cachefs.writes.report import UnsentCounts, UnsentState
 from tests.memory_origin import MemoryOrigin
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -54,10 +56,20 @@ class FakeNamespace:
         self.outage = SimpleNamespace(state=state)
 
 
+class FakeUnsent:
+    def __init__(self) -> None:
+        space = SimpleNamespace(root=Path("/spool"), used_bytes=5000, limit_bytes=9000)
+        self.spool = SimpleNamespace(space=space)
+        self.files = Counter({UnsentState.FAILED: 2, UnsentState.HELD: 1})
+
+    def counts(self) -> UnsentCounts:
+        return UnsentCounts(self.files, Counter({UnsentState.FAILED: 70}))
+
+
 class House:
     """The state of a mount that nobody mounts."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, unsent: Any = None, **options: object) -> None:
         config = load_mount_config("s3://b", "/mnt", options)
         origin = ResilientOrigin(MemoryOrigin(), Resilience())
         self.limits = UidLimits({})
@@ -74,6 +86,7 @@ class House:
             FakeNamespace(config.stale_if_error),  # type: ignore[arg-type]
             SimpleNamespace(running_count=0),  # type: ignore[arg-type]
             None,
+            unsent,
         )
 
     def samples(self) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -147,7 +160,8 @@ def test_the_dashboard_uses_only_metrics_that_exist() -> None:
 # -- values --------------------------------------------------------------------------------------
 
 
-def test_everything_in_the_table_is_exported_and_nothing_else(house: House) -> None:
+def test_everything_in_the_table_is_exported_and_nothing_else() -> None:
+    house = House(FakeUnsent())
     house.state.requests.histogram("read", "hit").note(1)
     house.limits.read_bytes[house.limits.handle(1, 7) >> INO_BITS] = 5
     assert {name for name, _ in house.samples()} == exported_names()
@@ -155,6 +169,37 @@ def test_everything_in_the_table_is_exported_and_nothing_else(house: House) -> N
     assert kind.startswith("text/plain")
     types = {f.name: f.type for f in text_string_to_metric_families(text.decode())}
     assert types == {m.name.removesuffix("_total"): m.kind for m in METRICS}
+
+
+def test_only_writable_mounts_export_metrics_of_writes(house: House) -> None:
+    text, _ = Exporter(house.state).render("")
+    assert not [name for name in OF_WRITES if name.removesuffix("_total") in text.decode()]
+    assert {metric.name for metric in METRICS} >= OF_WRITES
+    assert "writes" not in house.state.status()
+
+
+async def test_writes_are_exported() -> None:
+    house = House(FakeUnsent())
+    writes = house.origin.counters.writes
+    writes.count("puts")
+    writes.count("parts")
+    writes.count("parts")
+    writes.sent_bytes, writes.errors = 1000, 3
+    samples = house.samples()
+    assert samples["cachefs_origin_write_requests_total", ("part",)] == 2
+    assert samples["cachefs_origin_write_requests_total", ("delete",)] == 0
+    assert samples["cachefs_origin_sent_bytes_total", ()] == 1000
+    assert samples["cachefs_origin_write_errors_total", ()] == 3
+    assert samples["cachefs_unsent_files", ("failed",)] == 2
+    assert samples["cachefs_unsent_files", ("open",)] == 0
+    assert samples["cachefs_unsent_bytes", ("failed",)] == 70
+    assert samples["cachefs_spool_used_bytes", ()] == 5000
+    found: Any = house.state.status()["writes"]
+    assert (found["unsent_files"], found["states"]["held"], found["parts"]) == (3, 1, 2)
+    house.state.mounted = True
+    code, text = await answer(house, "/readyz")
+    assert code == 200
+    assert "2 files could not be sent yet, and 1 wait for a user" in text
 
 
 def test_openmetrics_when_asked_for(house: House) -> None:

@@ -57,6 +57,9 @@ def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:
         if tier["blocks"]:
             held = f"{format_bytes(tier['size_bytes'])} in {counted(tier['blocks'], 'block')}"
             rows.append(("", f"{tier['medium']} {place}: {held}"))
+    if unsent := line.get("unsent"):
+        why = f": {unsent['reason']}" if unsent["reason"] else ""
+        rows.append(("unsent", f"{unsent['state']}{why}"))
     pinned_bytes = line["pinned_bytes"]
     pinned = f"{format_bytes(pinned_bytes)}{_share(pinned_bytes, size_bytes)}"
     rows.append(("pinned", pinned if pinned_bytes else "no"))

@@ -20,6 +20,8 @@ from cachefs.errors import CachefsError
 
 _WIDE_COLUMNS = 110
 _MEDIA = ("MEM", "SSD", "HDD")
+_OF_WRITES = ("SENT", "PUT", "UNS")
+"""The columns that only writable mounts have."""
 
 
 class _Column(NamedTuple):
@@ -39,6 +41,9 @@ _COLUMNS = (
     _Column("B/s", 4, lambda r: short_bytes(r.read_bytes_per_s)),
     *map(_medium, _MEDIA),
     _Column("ORIG", 4, lambda r: short_bytes(r.origin_bytes_per_s)),
+    _Column("SENT", 4, lambda r: short_bytes(r.writes.sent_bytes_per_s) if r.writes else "-"),
+    _Column("PUT", 4, lambda r: short_count(r.writes.puts_per_s) if r.writes else "-"),
+    _Column("UNS", 4, lambda r: short_count(r.writes.unsent_files) if r.writes else "-"),
     _Column("HIT", 4, lambda r: short_share(r.hit_ratio)),
     _Column("P50", 5, lambda r: short_time(r.read_p50_s)),
     _Column("P99", 5, lambda r: short_time(r.read_p99_s)),
@@ -75,6 +80,8 @@ def command(mountpoint: str | None, interval_s: float, count: int | None, as_jso
     \b
       READ B/s           reads of the kernel, and bytes given to readers, per second
       MEM SSD HDD ORIG   bytes per second from the tiers and from the origin
+      SENT PUT UNS       of writable mounts: bytes, and objects and parts, sent per second; files
+                         that are unsent now
       HIT                share of blocks that readers found in the cache
       P50 P99            approximate median and 99th percentile of read times
       LOOK               look-ups of names per second
@@ -118,7 +125,10 @@ def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
 
 def _json_lines(place: Path, interval_s: float) -> Iterator[str]:
     for rates in _rates(place, interval_s):
-        yield json.dumps({"mountpoint": str(place), **asdict(rates)})
+        shown = asdict(rates)
+        if rates.writes is None:
+            del shown["writes"]
+        yield json.dumps({"mountpoint": str(place), **shown})
 
 
 def _lines(place: Path, interval_s: float) -> Iterator[str]:
@@ -142,6 +152,8 @@ def _layout(rates: Rates) -> tuple[list[_Column], float]:
         width, height = os.get_terminal_size(sys.stdout.fileno())
     is_wide = width >= _WIDE_COLUMNS
     absent = {*_MEDIA} - {tier.medium for tier in rates.tiers}
+    if rates.writes is None:
+        absent |= {*_OF_WRITES}
     columns = [
         column
         for column in _COLUMNS

@@ -14,7 +14,9 @@ from prometheus_client.registry import Collector
 from cachefs import __version__
 from cachefs.cache.counters import TierStatus
 from cachefs.control.mount_state import MountState
-from cachefs.metrics import BOUNDS_S, METRICS, Metric
+from cachefs.metrics import BOUNDS_S, METRICS, OF_WRITES, Metric
+from cachefs.origin.writable import WriteCounters
+from cachefs.writes.report import UnsentFiles, UnsentState
 
 _USERS = 200
 """The first users have their own series, up to this number. All others share the series "other"."""
@@ -77,6 +79,8 @@ class _MountCollector(Collector):
             self._state.relay.update()
         values = _values(self._state)
         for metric in METRICS:
+            if self._state.unsent is None and metric.name in OF_WRITES:
+                continue
             if metric.kind == "histogram":
                 yield self._requests(metric)
                 continue
@@ -111,6 +115,8 @@ def _values(state: MountState) -> Values:
     origin = state.origin.counters
     sent = {"get": origin.gets, "head": origin.heads, "list": origin.lists}
     values["cachefs_origin_requests_total"] = [((kind,), n) for kind, n in sent.items()]
+    if state.unsent is not None:
+        values |= _values_of_writes(state.unsent, origin.writes)
     for uid, read_bytes, stalled_s in _users(state):
         values["cachefs_user_read_bytes_total"].append(((uid,), read_bytes))
         values["cachefs_user_stalled_seconds_total"].append(((uid,), stalled_s))
@@ -118,6 +124,26 @@ def _values(state: MountState) -> Values:
     about = (__version__, state.origin.url, str(config.mountpoint), config.cache_eviction)
     values["cachefs_info"] = [(about, 1)]
     return values
+
+
+def _values_of_writes(unsent: UnsentFiles, counters: WriteCounters) -> Values:
+    counts, space = unsent.counts(), unsent.spool.space
+    sent = {
+        "put": counters.puts,
+        "part": counters.parts,
+        "copy": counters.copies,
+        "delete": counters.deletes,
+        "upload": counters.uploads,
+    }
+    return {
+        "cachefs_origin_write_requests_total": [((kind,), n) for kind, n in sent.items()],
+        "cachefs_origin_sent_bytes_total": [((), counters.sent_bytes)],
+        "cachefs_origin_write_errors_total": [((), counters.errors)],
+        "cachefs_unsent_files": [((s.value,), counts.files[s]) for s in UnsentState],
+        "cachefs_unsent_bytes": [((s.value,), counts.size_bytes[s]) for s in UnsentState],
+        "cachefs_spool_used_bytes": [((), space.used_bytes)],
+        "cachefs_spool_limit_bytes": [((), space.limit_bytes)],
+    }
 
 
 def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:

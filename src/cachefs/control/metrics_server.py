@@ -68,8 +68,10 @@ def application(state: MountState) -> Starlette:
     async def readyz(request: Request) -> Response:
         reason = state.unready_reason()
         if reason is None:
-            stale = "ok, from the cache: the origin does not answer\n"
-            return PlainTextResponse(stale if state.origin.is_down else "ok\n")
+            problem = state.unsent_problem()
+            if state.origin.is_down:
+                problem = "from the cache: the origin does not answer"
+            return PlainTextResponse("ok\n" if problem is None else f"ok, {problem}\n")
         return PlainTextResponse(f"{reason}\n", 503)
 
     routes = [

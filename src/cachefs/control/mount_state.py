@@ -15,6 +15,7 @@ from cachefs.control.report import (
     data_path_report,
     relay_report,
     tier_report,
+    writes_report,
 )
 from cachefs.control.routes.set import SetRoutes
 from cachefs.fuse.relay.stats import RelayStats
@@ -24,6 +25,7 @@ from cachefs.metrics import BOUNDS_S, Requests
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.types import DataPath
+from cachefs.writes.report import KEPT, UnsentFiles, UnsentState
 
 
 class MountState:
@@ -41,7 +43,9 @@ class MountState:
         namespace: Namespace,
         jobs: Jobs,
         relay: RelayStats | None,
+        unsent: UnsentFiles | None = None,
     ) -> None:
+        """`unsent` are the unsent files of a writable mount."""
         self.data_path = data_path
         self.config = config
         self.origin = origin
@@ -51,6 +55,7 @@ class MountState:
         self.namespace = namespace
         self.jobs = jobs
         self.relay = relay
+        self.unsent = unsent
         self.started_at = time.time()
         self.mounted = False
         """Whether the kernel has received an answer from this mount."""
@@ -99,7 +104,7 @@ class MountState:
         tiers = self.cache.status()
         reads, origin = self.cache.counters, self.origin.counters
         stale = self.namespace.outage.state
-        return {
+        report: StatusReport = {
             "version": __version__,
             "mountpoint": str(self.config.mountpoint),
             "source": self.origin.url,
@@ -132,6 +137,19 @@ class MountState:
             "origin_health": self.origin.state(),
             "limits": self._settings.settings(),
         }
+        if self.unsent is not None:
+            report["writes"] = writes_report(self.unsent, origin.writes)
+        return report
+
+    def unsent_problem(self) -> str | None:
+        """Return what is wrong with unsent files; None if nothing is."""
+        if self.unsent is None:
+            return None
+        counts = self.unsent.counts().files
+        failed, kept = counts[UnsentState.FAILED], sum(counts[state] for state in KEPT)
+        if not failed + kept:
+            return None
+        return f"{failed} files could not be sent yet, and {kept} wait for a user (cachefs writes)"
 
     def unready_reason(self) -> str | None:
         """Return why new users must not use the mount now; None if it is ready.

@@ -1,11 +1,13 @@
 """The status of one mount, in the form that the control socket sends."""
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from cachefs.cache.counters import TierStatus
 from cachefs.origin.resilience import OriginState
+from cachefs.origin.writable import WriteCounters
 from cachefs.types import DataPath
+from cachefs.writes.report import UnsentFiles, UnsentState
 
 
 class CacheStatus(TypedDict):
@@ -67,6 +69,26 @@ class OriginStatus(TypedDict):
     errors: int
 
 
+class WritesStatus(TypedDict):
+    """What was written to a mount: the unsent files by state (`writes.report.UnsentState`), the
+    spool, and the requests of writes sent to the origin since the start
+    (`origin.writable.WriteCounters`)."""
+
+    unsent_files: int
+    unsent_bytes: int
+    states: dict[str, int]
+    spool: str
+    spool_bytes: int
+    spool_limit_bytes: int
+    puts: int
+    parts: int
+    copies: int
+    deletes: int
+    uploads: int
+    sent_bytes: int
+    errors: int
+
+
 class DataPathStatus(TypedDict):
     """See `types.DataPath`."""
 
@@ -103,6 +125,7 @@ class StatusReport(TypedDict):
     address of the metrics server. `tiers` are sorted by medium, the fastest first. `stale`: the
     origin doesn't answer, and stale answers have been shown since `stale_since`. `unshown_keys` is
     the number of keys that can't be shown as names, in the directories listed since the start.
+    Only writable mounts have `writes`.
     """
 
     mountpoint: str
@@ -125,6 +148,7 @@ class StatusReport(TypedDict):
     origin: OriginStatus
     origin_health: OriginState
     limits: dict[str, Any]
+    writes: NotRequired[WritesStatus]
 
 
 def relay_report(counters: Mapping[str, int]) -> RelayStatus:
@@ -148,6 +172,26 @@ def data_path_report(path: DataPath) -> DataPathStatus:
         "restarts": path.restarts,
         "restarted_at": path.restarted_at,
         "last_end": path.last_end,
+    }
+
+
+def writes_report(unsent: UnsentFiles, counters: WriteCounters) -> WritesStatus:
+    """Return what the status says of writes."""
+    counts, space = unsent.counts(), unsent.spool.space
+    return {
+        "unsent_files": sum(counts.files.values()),
+        "unsent_bytes": sum(counts.size_bytes.values()),
+        "states": {state.value: counts.files[state] for state in UnsentState},
+        "spool": str(space.root),
+        "spool_bytes": space.used_bytes,
+        "spool_limit_bytes": space.limit_bytes,
+        "puts": counters.puts,
+        "parts": counters.parts,
+        "copies": counters.copies,
+        "deletes": counters.deletes,
+        "uploads": counters.uploads,
+        "sent_bytes": counters.sent_bytes,
+        "errors": counters.errors,
     }
 
 

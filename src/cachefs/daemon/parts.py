@@ -190,6 +190,7 @@ def build(
         namespace,
         jobs,
         relay_stats,
+        None if unsent is None else unsent.files,
     )
     open_more = partial(open_tiers, origin.identity)
     cache_routes = CacheRoutes(
@@ -198,6 +199,7 @@ def build(
         session.invalidate_entry,
         session.invalidate_attributes,
         lambda: origin.is_down,
+        None if unsent is None else unsent.files,
     )
     routes = (
         state,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cachefs.origin.body import Body
 from cachefs.origin.names import join
-from cachefs.origin.writable import WritableOrigin
+from cachefs.origin.writable import WritableOrigin, WriteCounters
 from cachefs.types import Buffer, Entry, Found, ObjectMeta
 
 _MOST_DIRECTORIES = 10_000
@@ -29,6 +29,7 @@ class OriginCounters:
     lists: int = 0
     get_bytes: int = 0
     errors: int = 0
+    writes: WriteCounters = field(default_factory=WriteCounters)
     unshown_keys: int = 0
     """Listed keys that can't be shown as file names (see docs/SEMANTICS.md)."""
     unshown_in_dir: dict[str, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cachefs.errors import OriginError
 from cachefs.origin.names import is_key_name
@@ -135,6 +135,32 @@ class Guarantees:
     copy_version: bool = True
     delete_version: bool = True
     keeps_write_id: bool = True
+
+
+WriteKind = Literal["puts", "parts", "copies", "deletes", "uploads"]
+
+
+@dataclass(slots=True)
+class WriteCounters:
+    """Counters of requests of writes that were really sent. The writer itself updates them."""
+
+    puts: int = 0
+    """Whole objects, and markers of directories."""
+    parts: int = 0
+    """Parts of uploads, without those that are copied."""
+    copies: int = 0
+    """Copies of objects and parts at the store, and renames."""
+    deletes: int = 0
+    uploads: int = 0
+    """Requests that begin, list, complete or abort an upload in parts."""
+    sent_bytes: int = 0
+    """Bytes of objects and parts that the origin has acknowledged."""
+    errors: int = 0
+    """Requests that failed; refused conditions are no failures."""
+
+    def count(self, kind: WriteKind) -> None:
+        """Count one request."""
+        setattr(self, kind, getattr(self, kind) + 1)
 
 
 class Upload(NamedTuple):

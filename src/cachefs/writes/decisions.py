@@ -9,7 +9,7 @@ from cachefs.origin.writable import ABSENT, Condition, new_write_id
 from cachefs.staging.staged_file import StagedFile
 from cachefs.writes.files import State, WrittenFiles
 from cachefs.writes.kept import StagedReader
-from cachefs.writes.report import UnsentFile, UnsentFiles, UnsentState
+from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles, UnsentState
 from cachefs.writes.sender import Sender, attributes_of
 
 _ABORT_S = 10.0
@@ -59,10 +59,9 @@ class Decisions:
         if is_sending or number in self._busy:
             raise SpoolError(f"{found.path} is being sent now: try again when that has ended")
         upload = staged.upload
-        if entry is None:
-            staged.drop()
-        else:
-            self._files.discard(entry.ino)
+        staged.drop()
+        if entry is not None:
+            self._files.give_up(entry)
         if upload is not None and upload.upload_id:
             with trio.move_on_after(_ABORT_S):
                 await self._sender.abort(upload.path, upload.upload_id, upload.write_id)
@@ -93,7 +92,7 @@ class Decisions:
     async def _send_kept(self, staged: StagedFile, overwrite: bool) -> None:
         if not staged.path:
             raise SpoolError("only the bytes of this file are known, not its name: save it")
-        if any(each.path == staged.path for each in self._files.attached()):
+        if any(each.path == staged.path and each.state not in KEPT for each in self._unsent.all()):
             raise SpoolError(
                 f"{staged.path} was written anew and is unsent as well: send or drop that first"
             )

@@ -143,10 +143,6 @@ class WrittenFiles:
         """Return the entry of an inode; None for a clean file."""
         return self._files.get(ino)
 
-    def attached(self) -> list[StagedFile]:
-        """Return the staged files that are the content of an inode with a name."""
-        return [file.staged for file in self._files.values() if file.is_named]
-
     def is_current(self, ino: int, object_id: bytes) -> bool:
         """Return whether the content of the inode is this object, and nothing else."""
         return ino not in self._files and self._readers.get(ino).ref.object_id == object_id
@@ -393,19 +389,14 @@ class WrittenFiles:
             "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
         )
         file.staged.conflict(str(error))
+        self.give_up(file)
+
+    def give_up(self, file: WrittenFile) -> None:
+        """End the entry of a conflict, or of a file whose unsent changes a user has dropped."""
         del self._files[file.ino]
         self._refused.add(file.ino)
         self._mark(file, False)
         self._changes.give_up(file.ino)
-
-    def discard(self, ino: int) -> None:
-        """Drop the unsent changes of a file that is not being sent. Its name shows the origin's
-        version again. Atomic. Raises `SpoolError`."""
-        file = self._files[ino]
-        file.staged.drop()
-        del self._files[ino]
-        self._mark(file, False)
-        self._changes.give_up(ino)
 
     def _end(self, file: WrittenFile) -> None:
         """Remove a stored file from the spool. Atomic."""

@@ -55,8 +55,8 @@ class UnsentFile(NamedTuple):
 class UnsentCounts(NamedTuple):
     """How many unsent files there are in each state, and their bytes."""
 
-    files: dict[UnsentState, int]
-    size_bytes: dict[UnsentState, int]
+    files: Counter[UnsentState]
+    size_bytes: Counter[UnsentState]
 
 
 class UnsentFiles:
@@ -82,6 +82,11 @@ class UnsentFiles:
             return None
         entry = self.entry_of(staged)
         return self._described(staged, entry) if _is_unsent(staged, entry) else None
+
+    def of_inode(self, ino: int) -> UnsentFile | None:
+        """Return what is unsent of an inode; None for a file that the origin has."""
+        entry = self._files.entry(ino)
+        return None if entry is None else self.get(entry.staged.number)
 
     def counts(self) -> UnsentCounts:
         """Return the numbers of unsent files and bytes, by state."""

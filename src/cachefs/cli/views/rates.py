@@ -71,6 +71,18 @@ class UserRates:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRates:
+    """The rates of what a writable mount sends, and what is unsent now."""
+
+    puts_per_s: float
+    """Objects and parts."""
+    sent_bytes_per_s: float
+    errors_per_s: float
+    unsent_files: int
+    unsent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """The rates between two samples. A ratio or time is None without an event to compute it from,
     and an unknown value is None."""
@@ -96,6 +108,8 @@ class Rates:
     rss_bytes: int | None
     tiers: list[TierRates] = field(default_factory=list)
     users: list[UserRates] = field(default_factory=list)
+    writes: WriteRates | None = None
+    """None for a read-only mount."""
 
     @property
     def origin_requests_per_s(self) -> float:
@@ -145,6 +159,20 @@ def rates_between(before: Sample, after: Sample) -> Rates:
         rss_bytes=after.rss_bytes,
         tiers=tiers,
         users=users,
+        writes=_write_rates(was.get("writes", {}), is_.get("writes"), seconds),
+    )
+
+
+def _write_rates(
+    before: Mapping[str, Any], after: Mapping[str, Any] | None, seconds: float
+) -> WriteRates | None:
+    if after is None:
+        return None
+    puts, parts, sent_bytes, errors = (
+        _less(after, before, name) / seconds for name in ("puts", "parts", "sent_bytes", "errors")
+    )
+    return WriteRates(
+        puts + parts, sent_bytes, errors, after["unsent_files"], after["unsent_bytes"]
     )
 
 

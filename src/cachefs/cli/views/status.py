@@ -50,6 +50,8 @@ def print_one(row: dict[str, Any]) -> None:
             )
         for title, line in _origin_lines(row):
             console.print(f"{title:<14} {line}", soft_wrap=True)
+        for title, line in _write_lines(row.get("writes")):
+            console.print(f"{title:<14} {line}", soft_wrap=True)
         console.print()
         print_tiers(console, row)
     elif row["problem"]:
@@ -86,6 +88,23 @@ def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         if bytes_per_s:
             lines.append(("LIMIT", f"{format_bytes(bytes_per_s)}/s for {who}"))
     return lines
+
+
+def _write_lines(writes: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return lines about unsent files and about what was sent, for a writable mount."""
+    if writes is None:
+        return []
+    states = ", ".join(f"{count} {state}" for state, count in writes["states"].items() if count)
+    size = format_bytes(writes["unsent_bytes"])
+    unsent = f"{counted(writes['unsent_files'], 'file')}, {size}{f' ({states})' if states else ''}"
+    used, most = (format_bytes(writes[f"spool_{name}"]) for name in ("bytes", "limit_bytes"))
+    kinds = ("puts", "parts", "copies", "deletes", "uploads")
+    requests = ", ".join(f"{writes[kind]} {kind}" for kind in kinds)
+    return [
+        ("UNSENT", unsent),
+        ("SPOOL", f"{used} of {most} in {writes['spool']}"),
+        ("SENT", f"{format_bytes(writes['sent_bytes'])}: {requests}, {writes['errors']} failed"),
+    ]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cachefs.cli.mounts.path_request import counted
 from cachefs.cli.views.tables import plain_table
 from cachefs.units import format_bytes, format_duration
 
@@ -21,6 +22,7 @@ _NOTICES = {
     "unstable": "it gets no blocks, and reads go around it, until it has recovered",
     "down": "it is not used until it answers again",
 }
+_NEARLY_FULL = 0.9
 _COUNTERS = ("hits", "evicted", "demoted", "promoted", "rejected", "verified")
 
 
@@ -52,6 +54,7 @@ def notices(report: dict[str, Any]) -> list[str]:
     if report.get("stale"):
         lasts = format_duration(max(0.0, time.time() - report["stale_since"]))
         lines.append(f"the origin does not answer: names are shown as last known, for {lasts} now")
+    lines += _notices_of_writes(report.get("writes"))
     for tier in report["tiers"]:
         where = f"{tier['medium']} {tier['path']}"
         if tier["health"] != HEALTHY:
@@ -59,6 +62,21 @@ def notices(report: dict[str, Any]) -> list[str]:
             lines.append(f"{where} is {health.upper()}: {_NOTICES.get(health, 'see the log')}")
         if tier["bad_slabs"]:
             lines.append(f"{where}: {tier['bad_slabs']} slab files were missing or damaged")
+    return lines
+
+
+def _notices_of_writes(writes: dict[str, Any] | None) -> list[str]:
+    if writes is None:
+        return []
+    lines, states = [], writes["states"]
+    if states["failed"]:
+        lines.append(f"{counted(states['failed'], 'file')} could not be sent: see cachefs writes")
+    if kept := states["conflict"] + states["held"]:
+        waits = "waits" if kept == 1 else "wait"
+        lines.append(f"{counted(kept, 'unsent file')} {waits} for you: see cachefs writes")
+    if writes["spool_bytes"] > _NEARLY_FULL * writes["spool_limit_bytes"]:
+        used, most = (format_bytes(writes[f"spool_{name}"]) for name in ("bytes", "limit_bytes"))
+        lines.append(f"the spool is nearly full, so writes may have to wait: {used} of {most}")
     return lines
 
 

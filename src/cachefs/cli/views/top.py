@@ -202,8 +202,16 @@ def _activity(rates: Rates, width: int) -> list[Text]:
         ("LIST", f"{short_count(rates.origin_lists_per_s)}/s"),
         ("errors", f"{short_count(rates.origin_errors_per_s)}/s"),
     ]
+    writes = []
+    if rates.writes is not None:
+        writes = [
+            ("sent", f"{short_bytes(rates.writes.sent_bytes_per_s)}/s"),
+            ("PUT", f"{short_count(rates.writes.puts_per_s)}/s"),
+            ("unsent", short_count(rates.writes.unsent_files)),
+            ("", short_bytes(rates.writes.unsent_bytes)),
+        ]
     gap = 1 if width < _NARROW_COLUMNS else 3
-    return [_pairs(pairs, gap) for pairs in (reads, names, origin)]
+    return [_pairs(pairs, gap) for pairs in (reads, names, origin, writes) if pairs]
 
 
 def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:

@@ -24,6 +24,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.types import ObjectRef
 from cachefs.units import format_bytes
+from cachefs.writes.report import UnsentFiles
 
 NS = 1_000_000_000
 _DRAIN_S = 5.0
@@ -42,13 +43,16 @@ class CacheRoutes:
         invalidate_entry: Callable[[int, bytes], None],
         invalidate_attributes: Callable[[int], None],
         is_down: Callable[[], bool],
+        unsent: UnsentFiles | None = None,
     ) -> None:
-        """`is_down()` says whether the origin answers no requests at all."""
+        """`is_down()` says whether the origin answers no requests at all. `unsent` are the unsent
+        files of a writable mount."""
         self._namespace = namespace
         self._cache = cache
         self._invalidate_entry = invalidate_entry
         self._invalidate_attributes = invalidate_attributes
         self._is_down = is_down
+        self._unsent = unsent
         self._tree = CacheTree(namespace, cache)
 
     def handlers(self) -> dict[Route, Handler]:
@@ -81,6 +85,9 @@ class CacheRoutes:
         }
         if not inode.is_dir:
             answer |= {"version": inode.version}
+        unsent = None if self._unsent is None else self._unsent.of_inode(inode.ino)
+        if unsent is not None:
+            answer["unsent"] = {"state": unsent.state.value, "reason": unsent.reason or None}
         if failures:
             answer["problem"] = failures[0]
         yield answer

@@ -177,7 +177,8 @@ class FsspecOrigin(Origin):
         self._writer = None
         if isinstance(fs, ConfinedFileSystem):
             describe = self._described
-            self._writer = LocalWriter(fs, self._root, describe, self._subject, self._limiter)
+            for_writer = (fs, self._root, describe, self._subject, self._limiter)
+            self._writer = LocalWriter(*for_writer, self.counters.writes)
 
     @property
     def writer(self) -> LocalWriter | None:

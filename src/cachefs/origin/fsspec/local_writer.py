@@ -40,6 +40,8 @@ from cachefs.origin.writable import (
     PartTag,
     Upload,
     WritableOrigin,
+    WriteCounters,
+    WriteKind,
     content_of,
     new_write_id,
 )
@@ -64,6 +66,7 @@ class LocalWriter(WritableOrigin):
         describe: Describe,
         subject: Callable[[str], str],
         limiter: trio.CapacityLimiter,
+        counters: WriteCounters,
     ) -> None:
         # Nothing in the kernel makes a version part of a rename.
         self.guarantees = Guarantees(
@@ -72,6 +75,7 @@ class LocalWriter(WritableOrigin):
         self._tree = LocalFiles(fs, root, describe)
         self._subject = subject
         self._limiter = limiter
+        self._counters = counters
 
     def can_have(self, path: str) -> bool:
         """See `WritableOrigin.can_have`."""
@@ -107,9 +111,10 @@ class LocalWriter(WritableOrigin):
         """See `WritableOrigin.put`."""
         upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
         content = content_of(body)
-        return await self._call(
-            path, partial(self._tree.put, upload, content, condition, attributes)
-        )
+        put = partial(self._tree.put, upload, content, condition, attributes)
+        meta = await self._call(path, put, "puts")
+        self._counters.sent_bytes += content.size_bytes
+        return meta
 
     async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
         """See `WritableOrigin.written_by`."""
@@ -120,7 +125,7 @@ class LocalWriter(WritableOrigin):
     ) -> Upload:
         """See `WritableOrigin.start_upload`."""
         upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
-        await self._call(path, partial(self._tree.start, upload))
+        await self._call(path, partial(self._tree.start, upload), "uploads")
         return upload
 
     async def put_part(
@@ -128,9 +133,10 @@ class LocalWriter(WritableOrigin):
     ) -> PartTag:
         """See `WritableOrigin.put_part`. Parts may not overlap."""
         content = content_of(body)
-        return await self._call(
-            upload.path, partial(self._tree.put_part, upload, number, offset, content)
-        )
+        put = partial(self._tree.put_part, upload, number, offset, content)
+        tag = await self._call(upload.path, put, "parts")
+        self._counters.sent_bytes += content.size_bytes
+        return tag
 
     async def copy_part(
         self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
@@ -140,6 +146,7 @@ class LocalWriter(WritableOrigin):
         return await self._call(
             upload.path,
             partial(self._tree.copy_part, upload, number, offset, path, meta, length),
+            "copies",
         )
 
     async def complete(
@@ -151,18 +158,17 @@ class LocalWriter(WritableOrigin):
     ) -> ObjectMeta:
         """See `WritableOrigin.complete`."""
         size_bytes = sum(part.size_bytes for part in parts)
-        return await self._call(
-            upload.path, partial(self._tree.complete, upload, size_bytes, condition, attributes)
-        )
+        complete = partial(self._tree.complete, upload, size_bytes, condition, attributes)
+        return await self._call(upload.path, complete, "uploads")
 
     async def parts(self, upload: Upload) -> list[PartTag]:
         """See `WritableOrigin.parts`."""
-        return await self._call(upload.path, partial(self._tree.parts, upload))
+        return await self._call(upload.path, partial(self._tree.parts, upload), "uploads")
 
     async def abort(self, upload: Upload) -> None:
         """See `WritableOrigin.abort`."""
         with contextlib.suppress(NotFoundError):
-            await self._call(upload.path, partial(self._tree.abort, upload))
+            await self._call(upload.path, partial(self._tree.abort, upload), "uploads")
 
     async def copy(
         self,
@@ -175,17 +181,18 @@ class LocalWriter(WritableOrigin):
         """See `WritableOrigin.copy`."""
         _check(self._subject, path)
         upload = Upload(target, secrets.token_hex(16), write_id or new_write_id())
-        return await self._call(target, partial(self._tree.copy, path, meta, upload, condition))
+        copy = partial(self._tree.copy, path, meta, upload, condition)
+        return await self._call(target, copy, "copies")
 
     async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
         """See `WritableOrigin.rename`."""
         _check(self._subject, target)
-        await self._call(path, partial(self._tree.rename, path, target, condition))
+        await self._call(path, partial(self._tree.rename, path, target, condition), "copies")
 
     async def delete(self, path: str, condition: Condition | None = None) -> None:
         """See `WritableOrigin.delete`."""
         with contextlib.suppress(NotFoundError):
-            await self._call(path, partial(self._tree.delete, path, condition))
+            await self._call(path, partial(self._tree.delete, path, condition), "deletes")
 
     async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
         """See `WritableOrigin.delete_many`."""
@@ -202,24 +209,28 @@ class LocalWriter(WritableOrigin):
 
     async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """See `WritableOrigin.make_directory`."""
-        await self._call(path, partial(self._tree.make_directory, path, attributes))
+        await self._call(path, partial(self._tree.make_directory, path, attributes), "puts")
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`."""
         with contextlib.suppress(NotFoundError):
-            await self._call(path, partial(self._tree.remove_directory, path))
+            await self._call(path, partial(self._tree.remove_directory, path), "deletes")
 
-    async def _call(self, path: str, work: Callable[[Task], T]) -> T:
-        """Run `work` in a worker thread. Raises `OriginError`. If the caller is cancelled, the
-        thread gives up before its next step."""
+    async def _call(self, path: str, work: Callable[[Task], T], kind: WriteKind | None = None) -> T:
+        """Run `work` in a worker thread, and count it as `kind`. Raises `OriginError`. If the
+        caller is cancelled, the thread gives up before its next step."""
         _check(self._subject, path)
         task = Task()
+        if kind is not None:
+            self._counters.count(kind)
         try:
             return await trio.to_thread.run_sync(
                 work, task, limiter=self._limiter, abandon_on_cancel=True
             )
         except OSError as error:
-            raise _from_os(self._subject(path), error) from None
+            failure = _from_os(self._subject(path), error)
+            self._counters.errors += not isinstance(failure, NotFoundError)
+            raise failure from None
         except Refused as refused:
             raise refused.kind(f"{self._subject(path)} {refused}") from None
         finally:

@@ -25,7 +25,7 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
-from cachefs.origin.writable import BufferContent, Content
+from cachefs.origin.writable import BufferContent, Content, WriteKind
 from cachefs.workers import Workers
 
 T = TypeVar("T")
@@ -55,6 +55,24 @@ _STATUS_OF = {
 _KNOWN = ("RequestTimeTooSkewed", "PermanentRedirect", "AuthorizationHeaderMalformed")
 """Errors about which `s3.errors` says more."""
 DIRECTORY = stat.S_IFDIR
+
+
+def _kind_of(method: str, query: str, headers: Mapping[str, str]) -> WriteKind | None:
+    """Return as what a request is counted; None for a HEAD, which is no write."""
+    is_part = query.startswith("partNumber=")
+    match method:
+        case "HEAD":
+            return None
+        case "PUT" if "x-amz-copy-source" in headers:
+            return "copies"
+        case "PUT":
+            return "parts" if is_part else "puts"
+        case "DELETE" if not query:
+            return "deletes"
+        case "POST" if query.startswith("delete="):
+            return "deletes"
+        case _:
+            return "uploads"
 
 
 class NoSuchUploadError(NotFoundError):
@@ -92,9 +110,21 @@ class Sender:
         a body (without a signature, Content-MD5 its MD5), so that the store refuses damaged bytes.
         A cancelled request is broken off at once. Raises
         `OriginError`."""
+        kind = _kind_of(method, query, headers or {})
+        if kind is not None:
+            self._counters.writes.count(kind)
         exchange = Exchange()
         work = partial(self._send, exchange, method, key, query, dict(headers or {}), content)
-        return await self._in_thread(work, exchange.give_up)
+        try:
+            answer = await self._in_thread(work, exchange.give_up)
+        except (ConflictError, NotFoundError):
+            raise
+        except OriginError:
+            self._counters.writes.errors += 1
+            raise
+        if kind in ("puts", "parts"):
+            self._counters.writes.sent_bytes += content.size_bytes
+        return answer
 
     async def head(self, key: str) -> dict[str, str] | None:
         """Return the headers of an object by lower-case names, or None if there is none. Raises
