@@ -12,6 +12,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured
+from cachefs.cli.views.last_sends import LastSends
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import (
     FSTYPE,
@@ -58,19 +59,30 @@ def command(
     stale: bool,
     lazy: bool,
     force: bool,
-) -> None:
-    """Unmount MOUNTPOINT and wait until its daemon has ended."""
+) -> int:
+    """Unmount MOUNTPOINT and wait until its daemon has ended.
+
+    Before, what is unsent in a writable mount is sent to the source. Ctrl-C ends only this wait:
+    what is unsent stays in the spool. With --lazy and --force there is no such wait.
+    """
     place = _place(mountpoint, config_file)
     if stale:
         _remove_stale(place)
-        return
+        return 0
     entry = find_entry(place)
     daemon = _open_daemon(entry)
+    sends = LastSends(place)
     is_done = False
     try:
         mount = find_mount(place)
         if mount is not None:
-            _remove(mount, lazy=lazy, force=force)
+            if daemon is not None and not (lazy or force) and mount.fstype == FSTYPE:
+                sends.wait()
+            try:
+                _remove(mount, lazy=lazy, force=force)
+            except CachefsError:
+                sends.note_still_mounted()
+                raise
         elif daemon is None:
             remove_leftovers(place)
             raise MountError(f"{place} is not mounted; cachefs status shows what is")
@@ -85,6 +97,8 @@ def command(
         if daemon is not None:
             os.close(daemon)
     remove_leftovers(place)
+    sends.tell_rest()
+    return 130 if sends.is_interrupted else 0
 
 
 def _place(mountpoint: str | None, config_file: str | None) -> Path:

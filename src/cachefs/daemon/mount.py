@@ -20,6 +20,7 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
 from cachefs.writes.background import BackgroundSends
+from cachefs.writes.report import UnsentFiles
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class RunningMount:
         self._base = build_base(opened)
         self._spool: Spool | None = None
         self._sends: BackgroundSends | None = None
+        self._unsent: UnsentFiles | None = None
 
     async def serve(self, on_ready: Callable[[], None]) -> None:
         """Mount, serve until unmounted or until a signal, then write pending data.
@@ -57,6 +59,8 @@ class RunningMount:
                     if self._sends is not None:
                         with trio.CancelScope(shield=True), trio.move_on_after(_LAST_SENDS_S):
                             await self._sends.finish()
+                    if self._unsent is not None:
+                        self._unsent.log_rest()
                     await self._base.cache.aclose()
                     if self._spool is not None:
                         await self._spool.close()
@@ -88,7 +92,7 @@ class RunningMount:
             else:
                 await control.start(self._serve_others, parts.handlers, parts.state)
             if parts.writers is not None:
-                self._sends = parts.writers.background
+                self._sends, self._unsent = parts.writers.background, parts.state.unsent
                 control.start_soon(self._sends.run)
             await self._serve_kernel(parts, on_ready)
             control.cancel_scope.cancel()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import trio
 
-from cachefs.errors import CachefsError
+from cachefs.errors import CachefsError, OriginUnavailableError
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles, UnsentState
 
@@ -108,6 +108,8 @@ class _Flush:
             self._sent_bytes += file.size_bytes
         except CachefsError as error:
             self.failures.append(FlushFailure(file.path, str(error)))
+            if isinstance(error, OriginUnavailableError):
+                self._give_up_waiting()
         except Exception as error:
             log.exception("bug while sending inode %d", ino)
             self.failures.append(FlushFailure(file.path, f"internal error: {error}"))
@@ -116,6 +118,14 @@ class _Flush:
             self._left_bytes -= self.left.pop(file.number)
             if not self.left:
                 self.has_ended.set()
+
+    def _give_up_waiting(self) -> None:
+        """Do not try the other files: each would wait until its deadline."""
+        for file, _ in self._waiting:
+            why = "it was not tried, because the source does not answer; it is tried again later"
+            self.failures.append(FlushFailure(file.path, why))
+            self._left_bytes -= self.left.pop(file.number)
+        self._waiting.clear()
 
     def progress(self, unsent: UnsentFiles) -> FlushProgress:
         """Return how far it is."""

@@ -1,5 +1,6 @@
 """What of a writable mount the origin does not have yet, for the commands and the metrics."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
+from cachefs.units import format_bytes
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import State, WrittenFile, WrittenFiles
 
@@ -27,6 +29,8 @@ class UnsentState(Enum):
     HELD = "held"
     """Its bytes may not be what was written, or it was never closed. A user must decide."""
 
+
+log = logging.getLogger(__name__)
 
 KEPT = (UnsentState.CONFLICT, UnsentState.HELD)
 """The states of files that only a user sends or drops."""
@@ -96,6 +100,15 @@ class UnsentFiles:
             files[file.state] += 1
             size_bytes[file.state] += file.size_bytes
         return UnsentCounts(files, size_bytes)
+
+    def log_rest(self) -> None:
+        """Say in one line of the log what is left when the mount ends."""
+        counts = self.counts()
+        if count := sum(counts.files.values()):
+            log.info(
+                "unsent files in the spool: %d (%s) in %s; the next daemon goes on with them",
+                *(count, format_bytes(sum(counts.size_bytes.values())), self.spool.space.root),
+            )
 
     def entry_of(self, staged: StagedFile) -> WrittenFile | None:
         """Return the entry of the inode whose present content this is; None for a file that waits

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cachefs.cli.mounts.one_mount import live_mounts, the_mount
-from cachefs.config import user_cache_home, user_mem_home
 from cachefs.control import api
 from cachefs.control.client import stream
 from cachefs.errors import CachefsError, SpoolError, UsageError
@@ -15,6 +14,7 @@ from cachefs.mounts import locate, socket_path
 from cachefs.staging.file_state import FileState
 from cachefs.writes.leftover import LeftFile, read_spool, spool_exists
 
+_ANSWER_S = 5.0
 _LEFT_STATES = {
     FileState.OPEN: "waiting",
     FileState.FAILED: "failed",
@@ -42,8 +42,9 @@ def unsent_in(place: Path, below: str = "") -> Iterator[Unsent]:
 
 
 def spool_of(place: Path) -> Path | None:
-    """Return the spool of a mount; None for a read-only one. Raises `CachefsError`."""
-    lines = stream(socket_path(place), api.WRITES, {})
+    """Return the spool of a mount; None for a read-only one. Raises `CachefsError`, also after a
+    few seconds without an answer."""
+    lines = stream(socket_path(place), api.WRITES, {}, _ANSWER_S)
     with closing(lines):
         spool = next(lines)["spool"]
     return None if spool is None else Path(spool)
@@ -75,6 +76,8 @@ def _left(file: LeftFile) -> Unsent:
 def spools_left() -> list[Path]:
     """Return the cache directories in the default places that have unsent files of mounts that
     have ended."""
+    from cachefs.config import user_cache_home, user_mem_home
+
     found = []
     for home in (user_cache_home(), user_mem_home()):
         for directory in sorted(home.iterdir()) if home.is_dir() else ():

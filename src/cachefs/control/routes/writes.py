@@ -120,9 +120,13 @@ class WritesRoutes:
                         yield {"number": number, **what._asdict()}
 
     async def leave(self, arguments: dict[str, Any]) -> Mapping[str, object]:
-        """Leave what is unsent in the spool when the mount ends."""
+        """Leave what is unsent in the spool when the mount ends; or try once to send it, with
+        `leave` false."""
+        leave = arguments.get("leave", True)
+        if not isinstance(leave, bool):
+            raise UsageError("leave must be true or false")
         if self._unsent is not None:
-            self._unsent.background.leaves_rest = True
+            self._unsent.background.leaves_rest = leave
         return {}
 
     def _writable(self) -> Unsent:
