@@ -386,3 +386,42 @@ def test_what_could_not_be_sent_is_sent_later(site: Site) -> None:
     eventually((site.files / "dir/file").exists)
     same(site, "dir/file", b"kept")
     site.umount()
+
+
+def test_files_that_stay_open_are_published(site: Site) -> None:
+    site.mount("--rw", "--publish-interval", "1s")
+    log, old, part = (site.mountpoint / name for name in ("log", "old", "part"))
+    old.write_bytes(b"old content")
+    part.write_bytes(b"part")
+    ended = threading.Event()
+
+    def write_log() -> None:
+        with log.open("ab", buffering=0) as stream:
+            while not ended.wait(0.1):
+                stream.write(b"a line\n")
+
+    writer = threading.Thread(target=write_log)
+    writer.start()
+    try:
+        eventually((site.files / "log").exists)
+        size = (site.files / "log").stat().st_size
+        eventually(lambda: (site.files / "log").stat().st_size > size)
+        with old.open("wb") as anew, part.open("r+b") as changed:
+            anew.write(b"half of the new con")
+            anew.flush()
+            changed.write(b"PART")
+            changed.flush()
+            eventually(lambda: (site.files / "part").read_bytes() == b"PART")
+            assert (site.files / "old").read_bytes() == b"old content"
+            assert old.read_bytes() == b"half of the new con"
+            anew.write(b"tent")
+    finally:
+        ended.set()
+        writer.join()
+    assert (site.files / "old").read_bytes() == b"half of the new content"
+    assert (site.files / "log").read_bytes() == log.read_bytes()
+    with old.open("wb"):
+        pass
+    os.truncate(part, 0)
+    eventually(lambda: (site.files / "part").read_bytes() == b"")
+    site.umount()

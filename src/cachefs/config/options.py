@@ -221,6 +221,11 @@ class AccessSection(Section):
         20 << 30,
         description="Most bytes of a writable mount that wait to be sent to the origin.",
     )
+    publish_interval: Annotated[float, DURATION, Flag("TIME")] = Field(
+        60.0,
+        description="How often a file that stays open in a writable mount, such as a log, is sent "
+        "to the origin at most.",
+    )
     rename_limit: Annotated[int, count(0, 10**9), Flag("N")] = Field(
         100_000,
         description="Most objects that the rename of one directory may copy, in an object store.",

@@ -69,7 +69,7 @@ def build_writers(
     names = WrittenNames(
         namespace, changes, files, readers, copies, origin, writer, config.rename_limit
     )
-    background = BackgroundSends(files)
+    background = BackgroundSends(files, config.publish_interval)
     reports = UnsentFiles(spool, files, background)
     decisions = Decisions(reports, files, namespace, cache, sender)
     unsent = Unsent(reports, decisions, Flushes(reports, files, nursery), background)

@@ -60,6 +60,7 @@ class WritingOperations(Operations):
             exclusive=bool(flags & os.O_EXCL),
             replaces=bool(flags & os.O_TRUNC),
             is_again=_is_again(ctx),
+            appends=bool(flags & os.O_APPEND),
         )
         self._files.note_writer(inode.ino, process)
         if flags & os.O_TRUNC and inode.size_bytes:

@@ -1,11 +1,14 @@
 """Sends files that no close sends: uploads that failed, and changes after the last close.
 
 A mapped file may change after the process has closed it, and a log file may be open for days. Such
-a file is sent when it has not changed for `_QUIET_S`, but at most every `_PUBLISH_S`. A new file is
-left alone: nobody else sees it before its first close or fsync.
+a file is sent when it has not changed for `_QUIET_S`, or has been unsent for `--publish-interval`,
+but at most once in this interval. A file that is written anew is left alone until its first close
+or fsync: nobody else sees a part of it. This does not apply to files that were created for
+appending, such as logs.
 """
 
 import logging
+from typing import NamedTuple
 
 import trio
 
@@ -16,16 +19,34 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _QUIET_S = 5.0
-_PUBLISH_S = 60.0
+
+
+class _Seen(NamedTuple):
+    """What is known of an unsent file: the generation of its content, since when it has been this
+    one, and since when the file has been unsent."""
+
+    generation: int
+    same_since: float
+    unsent_since: float
+
+    @classmethod
+    def next(cls, before: "_Seen | None", generation: int, now: float) -> "_Seen":
+        if before is None:
+            return cls(generation, now, now)
+        if before.generation == generation:
+            return before
+        return before._replace(generation=generation, same_since=now)
 
 
 class BackgroundSends:
     """Sends the files of one `WrittenFiles`. `run` runs for as long as the mount."""
 
-    def __init__(self, files: WrittenFiles) -> None:
+    def __init__(self, files: WrittenFiles, publish_s: float) -> None:
+        """`publish_s`: a file is sent at most once in so many seconds."""
         self._files = files
-        self._seen: dict[int, tuple[int, float]] = {}
-        """By inode number: the generation of the content, and since when it has been this one."""
+        self._publish_s = publish_s
+        self._seen: dict[int, _Seen] = {}
+        """By inode number."""
         self._tried_at: dict[int, float] = {}
         self.leaves_rest = False
         """Whether `finish` leaves everything in the spool, because a user does not want to wait."""
@@ -47,17 +68,18 @@ class BackgroundSends:
     def _due(self, now: float) -> list[int]:
         generations = self._files.generations_to_send()
         self._seen = {
-            ino: self._seen[ino]
-            if self._seen.get(ino, (None, 0))[0] == generation
-            else (generation, now)
+            ino: _Seen.next(self._seen.get(ino), generation, now)
             for ino, generation in generations.items()
         }
-        self._tried_at = {ino: at for ino, at in self._tried_at.items() if ino in generations}
+        self._tried_at = {
+            ino: at
+            for ino, at in self._tried_at.items()
+            if ino in generations or now - at < self._publish_s
+        }
         return [
             ino
-            for ino, (_, since) in self._seen.items()
-            if now - since >= _QUIET_S
-            and now - self._tried_at.get(ino, float("-inf")) >= _PUBLISH_S
+            for ino, seen in self._seen.items()
+            if now >= self._due_at(seen, self._tried_at.get(ino, float("-inf")))
         ]
 
     def next_try_s(self, ino: int) -> float | None:
@@ -66,8 +88,11 @@ class BackgroundSends:
         if ino not in self._seen:
             return None
         tried_at = self._tried_at.get(ino, float("-inf"))
-        due_at = max(self._seen[ino][1] + _QUIET_S, tried_at + _PUBLISH_S)
-        return max(0.0, due_at - trio.current_time())
+        return max(0.0, self._due_at(self._seen[ino], tried_at) - trio.current_time())
+
+    def _due_at(self, seen: "_Seen", tried_at: float) -> float:
+        quiet_at = min(seen.same_since + _QUIET_S, seen.unsent_since + self._publish_s)
+        return max(quiet_at, tried_at + self._publish_s)
 
     async def finish(self) -> None:
         """Try once to send all files whose content may be published, as the mount ends. What can't

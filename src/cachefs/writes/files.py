@@ -67,6 +67,8 @@ class WrittenFile:
         self.is_exclusive = False
         """The origin must not have an object of this name."""
         self.is_named = True
+        self.is_shown_open = False
+        """It is sent before a close, too: a part has changed, or it was created for appending."""
         self.writers: set[int] = set()
         """The processes that have changed the file since it was sent last. The close of one of them
         sends it. 0 stands for all processes."""
@@ -83,6 +85,12 @@ class WrittenFile:
         is_sent = self.staged.is_sealed and self.staged.upload is not None
         is_known = self.staged.generation == self.absent_generation
         return self.state is State.UNSENT and is_sent and not is_known
+
+    def may_be_published(self, is_at_origin: bool) -> bool:
+        """Return whether the content may be sent although no process closes the file. An empty one
+        may replace the object (`is_at_origin`): no close follows if a name was truncated."""
+        is_emptied = is_at_origin and not self.staged.size_bytes
+        return self.staged.is_sealed or self.is_shown_open or is_emptied
 
     async def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset`. Raises `SpoolError` or the origin's error."""
@@ -157,13 +165,13 @@ class WrittenFiles:
 
     def generations_to_send(self) -> dict[int, int]:
         """Return, by inode number, the generations of the unsent files that may be sent although
-        no process closes them: closed ones, and ones that the origin has in an older version."""
+        no process closes them."""
         return {
             ino: file.staged.generation
             for ino, file in self._files.items()
             if file.state is State.UNSENT
             and file.is_named
-            and (file.staged.is_sealed or self._namespace.inode(ino).version)
+            and file.may_be_published(bool(self._namespace.inode(ino).version))
         }
 
     def restore(self, is_successor: bool) -> None:
@@ -190,6 +198,7 @@ class WrittenFiles:
             base = self._readers.new(inode, before)
         file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
         file.writers.add(0)  # the daemon before knew them
+        file.is_shown_open = base is not None
         file.is_named = self._changes.is_named(inode.ino)
         self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
         if file.is_named:
@@ -202,11 +211,11 @@ class WrittenFiles:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def begin_new(self, inode: Inode, path: str, *, exclusive: bool) -> None:
+    def begin_new(self, inode: Inode, path: str, *, exclusive: bool, appends: bool) -> None:
         """Note a new, empty file. With `exclusive`, sending fails if the origin has one of this
-        name. Raises `SpoolError`."""
+        name. `appends`: it is opened for appending. Raises `SpoolError`."""
         staged = self._stage(inode, path, None)
-        self._add(inode.ino, staged, None).is_exclusive = exclusive
+        self._add(inode.ino, staged, None, appends).is_exclusive = exclusive
 
     def _stage(self, inode: Inode, path: str, base: ObjectMeta | None) -> StagedFile:
         """Begin a staged file with the inode's owner, group and mode; or none. Raises
@@ -280,10 +289,13 @@ class WrittenFiles:
         # From here on nobody gets the old version's bytes as those of this inode.
         self._withdraw(inode.ino, ref.block_count)
         self._readers.drop(inode.ino)
-        return self._add(inode.ino, staged, reader)
+        return self._add(inode.ino, staged, reader, not is_whole)
 
-    def _add(self, ino: int, staged: StagedFile, base: FileReader | None) -> WrittenFile:
+    def _add(
+        self, ino: int, staged: StagedFile, base: FileReader | None, is_shown_open: bool
+    ) -> WrittenFile:
         file = self._files[ino] = WrittenFile(ino, staged, base)
+        file.is_shown_open = is_shown_open
         file.is_named = self._changes.is_named(ino)
         if file.is_named:
             self._mark(file, True)
@@ -465,12 +477,9 @@ class WrittenFiles:
         file = self._files.get(ino)
         if file is not None:
             file.staged.rename(path)
-            self._move_base(file, path)
-
-    def _move_base(self, file: WrittenFile, path: str) -> None:
-        if file.base is not None:
-            inode = self._namespace.inode(file.ino)
-            file.base = self._readers.new(inode, self._namespace.ref_at(path, file.base.ref.meta))
+            if file.base is not None:
+                ref = self._namespace.ref_at(path, file.base.ref.meta)
+                file.base = self._readers.new(self._namespace.inode(ino), ref)
 
     def note_unnamed(self, ino: int) -> None:
         """Note that the file has no name any more. Processes that have it open still use it; it is

@@ -104,13 +104,15 @@ class WrittenNames:
         exclusive: bool,
         replaces: bool,
         is_again: bool,
+        appends: bool = False,
     ) -> Inode:
         """Create an empty file, and return its inode. An existing file is returned as it is, but
         with `exclusive` only if `is_again` and an earlier request has created it.
 
         Another client may create the name before the file is sent. With `replaces` (O_TRUNC), its
         file is then replaced; otherwise the changes are refused, because they were meant for an
-        empty file. Raises `ExistsError`, `BadNameError`, or the error of the spool.
+        empty file. `appends`: it is opened for appending. Raises `ExistsError`, `BadNameError`, or
+        the error of the spool.
         """
         path = self._path(parent, name)
         dirent = self._table.dirent(parent, name)
@@ -122,7 +124,8 @@ class WrittenNames:
             return inode
         inode = self._changes.create_file(parent, name, posix)
         try:
-            self._files.begin_new(inode, path, exclusive=exclusive or not replaces)
+            is_exclusive = exclusive or not replaces
+            self._files.begin_new(inode, path, exclusive=is_exclusive, appends=appends)
         except CachefsError:
             self._changes.remove(parent, name)
             raise
