@@ -102,6 +102,7 @@ def test_ctrl_c_leaves_what_is_unsent_in_the_spool(
 ) -> None:
     bucket = seaweedfs.make_bucket("umount-interrupted")
     with busy_mount(tmp_path, seaweedfs, proxy, bucket) as site:
+        eventually(lambda: "still sending file: 0 B of 7 B after " in site.log.read_text())
         umount = Unmounting(site)
         umount.wait_for("sending 1 file")
         umount.process.send_signal(signal.SIGINT)

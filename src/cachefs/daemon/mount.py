@@ -21,6 +21,7 @@ from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.report import UnsentFiles
+from cachefs.writes.slow_sends import SlowSends
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ class RunningMount:
             if parts.writers is not None:
                 self._sends, self._unsent = parts.writers.background, parts.state.unsent
                 control.start_soon(self._sends.run)
+            if self._unsent is not None:
+                control.start_soon(SlowSends(self._unsent).run)
             await self._serve_kernel(parts, on_ready)
             control.cancel_scope.cancel()
 
