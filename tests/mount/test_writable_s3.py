@@ -88,6 +88,40 @@ def test_a_directory_is_renamed_while_its_daemon_is_killed(rw: Site, bucket: Buc
         new.rmdir()
 
 
+def test_files_are_renamed_while_daemons_are_killed(rw: Site, bucket: Bucket) -> None:
+    rw.mount("--rw", "--data-path", "relay")
+    rw.expected_trouble += (" cachefs.supervisor.",)
+    names = [rw.mountpoint / name for name in ("one", "two")]
+    names[0].write_bytes(b"content")
+    os.listdir(rw.mountpoint)  # a complete listing answers for absent names
+    done, ended = 0, threading.Event()
+    failures: list[object] = []
+
+    def rename() -> None:
+        nonlocal done
+        while not ended.is_set() and not failures:
+            old, new = names[done % 2], names[1 - done % 2]
+            try:
+                old.rename(new)
+                found = (new.read_bytes(), old.exists(), os.listdir(rw.mountpoint))
+            except OSError as error:
+                found = error
+            if found != (b"content", False, [new.name]):
+                failures.append(found)
+            done += 1
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    for _ in range(4):
+        before = done
+        eventually(lambda before=before: done >= before + 2 or bool(failures))  # type: ignore[misc]
+        os.kill(rw.daemon_pid(), signal.SIGKILL)
+    ended.set()
+    thread.join(120)
+    assert failures == []
+    assert len(bucket.files()) == 1
+
+
 def test_a_directory_with_too_many_files_is_not_renamed(rw: Site, bucket: Bucket) -> None:
     rw.mount("--rw", "--rename-limit", "3")
     for number in range(4):

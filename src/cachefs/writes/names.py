@@ -8,7 +8,7 @@ The kernel holds a directory's lock during each change of its names, so no two c
 run at the same time.
 """
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import NamedTuple
 
 from cachefs.errors import (
@@ -201,7 +201,13 @@ class WrittenNames:
         Raises `NotFoundError`, `NotEmptyError`, `IsADirError`, `NotADirError`, `TooManyError`, or
         the origin's error.
         """
-        inode = await (self._find_anew(*old) if is_again else self._find(*old))
+        try:
+            inode = await (self._find_anew(*old) if is_again else self._find(*old))
+        except NotFoundError:
+            if is_again:  # it was done: no older listing may say that there is no such name
+                with suppress(NotFoundError):
+                    await self._find_anew(*new)
+            raise
         try:
             target = await (self._find_anew(*new) if is_again else self._find(*new))
         except NotFoundError:

@@ -44,6 +44,7 @@ async def look_at_all(tree: Tree) -> None:
             _ATTRIBUTES.build(inode, inode.mtime_ns, 1.0)
             tree.namespace.source_url(inode)
             table.listing(ino)
+            table.own_times(ino)
             names = [name for name, _ in table.dirents(ino)]
             for name in [*names[:10], b"1", b"absent"]:
                 await tree.namespace.lookup(ino, name)
