@@ -109,12 +109,24 @@ class Site:
 
     def let_daemons_stand_still(self) -> None:
         """Before `mount`: a daemon that the test stops is not replaced for that."""
-        directory = self.files.parent / "patience"
-        directory.mkdir(exist_ok=True)
-        (directory / "sitecustomize.py").write_text(
+        self._customize(
             "from cachefs.supervisor import hang_detection as s\n"
             "s.STOPPED_LOOKS = s.STILL_LOOKS = 1 << 30\n"
         )
+
+    def let_only_closes_send(self) -> None:
+        """Before `mount`: no file is sent because nobody has changed it for a while. On a busy
+        machine this while passes between any two steps of a test."""
+        self._customize(
+            "from cachefs.fuse.relay import _relay  # before libfuse\n"
+            "from cachefs.writes import background\n"
+            "background._QUIET_S = 1e9\n"
+        )
+
+    def _customize(self, code: str) -> None:
+        directory = self.files.parent / "customized"
+        directory.mkdir()
+        (directory / "sitecustomize.py").write_text(code)
         self.environment = {"PYTHONPATH": str(directory)}
 
     def umount(self) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from tests.mount.harness import Site
+from tests.mount.harness import PATIENT, Site
 from tests.servers.s3_server import S3Server
 
 _UPLOAD = ".cachefs-upload-"
@@ -104,6 +104,7 @@ def s3_store(
     bucket = server.make_bucket(f"{name}-{next(_buckets)}")
     site = Site(root, f"s3://{bucket}/prefix")
     site.environment = dict(server.environment)
+    site.options = PATIENT
     if endpoint is not None:
         site.environment["AWS_ENDPOINT_URL"] = endpoint
     site.expected_trouble = ("an empty directory is shown until there is",)

@@ -29,13 +29,13 @@ KILLS = int(os.environ.get("CACHEFS_KILLS", "3"))
 CRASHES = int(os.environ.get("CACHEFS_CRASHES", "1"))
 SEED = os.environ.get("CACHEFS_KILL_SEED", "1")
 KINDS = ("rename", "rename", "append", "append", "overwrite", "overwrite", "large", "large")
-PATIENCE_S = 120
+PATIENCE_S = 300
 GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENOENT}
 """What a process may get while the mount is dead. ENOENT: the mountpoint without the mount."""
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(300 + 60 * (KILLS + CRASHES)),
+    pytest.mark.timeout(900 + 120 * (KILLS + CRASHES)),
 ]
 
 

@@ -74,7 +74,7 @@ def test_a_directory_is_renamed_while_its_daemon_is_killed(rw: Site, bucket: Buc
         else:
             eventually(lambda: len(bucket.files("old/")) < 150)
         os.kill(rw.daemon_pid(), signal.SIGKILL)
-        thread.join(120)
+        thread.join(300)
         assert not thread.is_alive()
         found = {name: (new / name).read_text() for name in wanted}
         assert found == wanted

@@ -50,7 +50,10 @@ def test_nothing_is_at_the_origin_before_the_first_close(rw: Site) -> None:
     same(rw, "new", b"first")
 
 
-def test_only_the_close_of_a_process_that_wrote_sends_a_file(rw: Site) -> None:
+def test_only_the_close_of_a_process_that_wrote_sends_a_file(site: Site) -> None:
+    site.let_only_closes_send()
+    site.mount("--rw")
+    rw = site
     name = rw.mountpoint / "log"
     origin = rw.files / "log"
     with open(name, "wb", buffering=0) as log:
