@@ -65,7 +65,8 @@ def test_commands_in_the_text_exist(where: str, line: str) -> None:
     command: click.Command = main
     context = click.Context(main)
     while isinstance(command, click.Group) and words:
-        if raw[-len(words)].startswith("["):  # an argument: the group has a default command
+        if command is not main and raw[-len(words)][0] in "[-":
+            command = next(iter(command.commands.values()))  # the default command of its group
             break
         verb = words.pop(0)
         for name in verb.split("|"):
