@@ -192,8 +192,16 @@ def test_attributes_survive_a_remount_and_listings(rw: Site, bucket: Bucket) -> 
     subprocess.run(["cp", "-p", source, rw.mountpoint / "touched"], check=True)
     subprocess.run(["touch", "-d", "@1234567890.5", rw.mountpoint / "touched"], check=True)
 
+    temporary = rw.mountpoint / ".synced.AbCd"  # as rsync does it
+    temporary.write_bytes(b"1")
+    os.utime(temporary, ns=(10**18, 10**18))
+    temporary.chmod(0o640)
+    temporary.rename(rw.mountpoint / "synced")
+
     def check() -> None:
-        assert sorted(os.listdir(rw.mountpoint)) == ["file", "touched"]
+        assert sorted(os.listdir(rw.mountpoint)) == ["file", "synced", "touched"]
+        synced = (rw.mountpoint / "synced").stat()
+        assert (synced.st_mtime_ns, synced.st_mode & 0o777) == (10**18, 0o640)
         assert (file.stat().st_mtime_ns, file.stat().st_mode & 0o777) == (10**18, 0o640)
         assert (rw.mountpoint / "touched").stat().st_mtime_ns == 1_234_567_890_500_000_000
 
