@@ -467,7 +467,7 @@ class WrittenFiles:
         """Note attributes that travel with the file's next upload, if it has unsent changes. Return
         whether it has. Raises `SpoolError`."""
         file = self._files.get(ino)
-        if file is None or file.state is State.STORED:
+        if file is None or file.state is not State.UNSENT:
             return False
         file.staged.set_attributes(mtime_ns, posix)
         return True

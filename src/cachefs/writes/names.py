@@ -329,7 +329,10 @@ class WrittenNames:
 
         Raises `SpoolError`, or the origin's error.
         """
-        async with self._files.quiet(ino):
+        if self._files.note_attributes(ino, posix, mtime_ns):
+            self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
+            return
+        async with self._files.quiet(ino):  # it may be sent now, with the attributes of before
             inode = self._namespace.inode(ino)
             meta, path = None, ""
             is_sent_later = self._files.note_attributes(ino, posix, mtime_ns)
