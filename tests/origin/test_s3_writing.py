@@ -26,7 +26,7 @@ from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.writer import S3Writer
-from cachefs.origin.writable import ABSENT, Attributes, Condition, PartTag, Upload
+from cachefs.origin.writable import ABSENT, Attributes, Condition, Guarantees, PartTag, Upload
 from cachefs.types import ObjectMeta
 from tests.servers.told_s3 import Answer, Asked, ToldS3
 
@@ -44,6 +44,7 @@ async def told(
             monkeypatch.setenv(name, value)
         origin = open_origin(url)
         assert isinstance(origin.writer, S3Writer)
+        origin.writer.guarantees = Guarantees()
         yield server, origin.writer
         await origin.aclose()
 
@@ -190,6 +191,7 @@ async def test_oss_has_a_header_of_its_own(monkeypatch) -> None:
         monkeypatch.setenv("no_proxy", "")
         origin = open_origin("oss://bucket/dir", OriginOptions("http://localhost:1"))
         assert origin.writer is not None
+        origin.writer.guarantees = Guarantees()
         await origin.writer.put("a", b"one", ABSENT)
         await origin.aclose()
     assert server.asked[-1].headers["x-oss-forbid-overwrite"] == "true"

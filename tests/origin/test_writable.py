@@ -19,6 +19,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import (
     ABSENT,
+    UNCHECKED,
     Attributes,
     Condition,
     Content,
@@ -40,8 +41,6 @@ BACKENDS = [
     "file",
     *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3-proxy", "s3-careless")),
 ]
-CARELESS = Guarantees(**{name: name == "keeps_write_id" for name in Guarantees.__slots__})
-"""What a store gives that ignores all conditions."""
 _buckets = count(1)
 
 
@@ -81,8 +80,9 @@ async def origin(backend) -> AsyncIterator[Origin]:
 @pytest.fixture
 def writer(request, backend, origin) -> WritableOrigin:
     assert origin.writer is not None
-    if request.node.callspec.params["backend"] == "s3-careless":
-        origin.writer.guarantees = CARELESS
+    backend = request.node.callspec.params["backend"]
+    if backend != "file":
+        origin.writer.guarantees = UNCHECKED if backend == "s3-careless" else Guarantees()
     return origin.writer
 
 

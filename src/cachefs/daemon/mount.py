@@ -11,6 +11,7 @@ from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
+from cachefs.daemon.writing import check_writable_later
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -95,6 +96,9 @@ class RunningMount:
             if parts.writers is not None:
                 self._sends, self._unsent = parts.writers.background, parts.state.unsent
                 control.start_soon(self._sends.run)
+                writer = opened.origin.writer
+                if self._is_successor and writer is not None:
+                    control.start_soon(check_writable_later, writer)
             if self._unsent is not None:
                 control.start_soon(SlowSends(self._unsent).run)
             await self._serve_kernel(parts, on_ready)

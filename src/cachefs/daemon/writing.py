@@ -1,5 +1,6 @@
 """The objects of a writable mount: its spool, and what changes files and names."""
 
+import logging
 from array import array
 
 import trio
@@ -9,12 +10,13 @@ from cachefs.cache.publisher import Publisher
 from cachefs.config import MountConfig
 from cachefs.control.routes.writes import Unsent
 from cachefs.daemon.relayed import Relayed
-from cachefs.errors import UsageError
+from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.writing import Writers
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
+from cachefs.origin.writable import WritableOrigin
 from cachefs.staging.spool import Spool
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.block_copies import BlockCopies
@@ -24,6 +26,10 @@ from cachefs.writes.flush import Flushes
 from cachefs.writes.names import WrittenNames
 from cachefs.writes.report import UnsentFiles
 from cachefs.writes.sender import Sender
+
+_CHECK_AGAIN_S = 60.0
+
+log = logging.getLogger(__name__)
 
 
 def build_writers(
@@ -74,6 +80,18 @@ def build_writers(
     decisions = Decisions(reports, files, namespace, cache, sender)
     unsent = Unsent(reports, decisions, Flushes(reports, files, nursery), background)
     return Writers(files, names, background), unsent
+
+
+async def check_writable_later(writer: WritableOrigin) -> None:
+    """Find out which conditions the store checks, for a daemon that replaces another: readers don't
+    wait for this. Until then the writer relies on none, and compares versions itself."""
+    while True:
+        try:
+            await writer.check_writable()
+            return
+        except CachefsError as error:
+            log.debug("can't check what the origin guarantees: %s", error)
+            await trio.sleep(_CHECK_AGAIN_S)
 
 
 def _withdraw_nothing(ino: int, block_count: int) -> None:

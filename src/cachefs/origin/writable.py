@@ -137,6 +137,18 @@ class Guarantees:
     keeps_write_id: bool = True
 
 
+UNCHECKED = Guarantees(
+    put_absent=False,
+    put_version=False,
+    complete_absent=False,
+    complete_version=False,
+    copy_absent=False,
+    copy_version=False,
+    delete_version=False,
+)
+"""What may be relied on before `check_writable` has found out more."""
+
+
 WriteKind = Literal["puts", "parts", "copies", "deletes", "uploads"]
 
 
@@ -195,8 +207,8 @@ class WritableOrigin(ABC):
     """
 
     guarantees: Guarantees
-    """As `check_writable` has found them; all true before. A caller that knows them from an earlier
-    check may set them."""
+    """As `check_writable` has found them. A caller that knows them from an earlier check may set
+    them."""
 
     can_rename = False
     """`rename` works; otherwise it must be done with `copy` and `delete`."""
@@ -207,9 +219,12 @@ class WritableOrigin(ABC):
             all(is_key_name(name) for name in path.split("/")) and len(path.encode()) <= _MOST_KEY
         )
 
-    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+    async def set_attributes(
+        self, path: str, attributes: Attributes, version: str | None = None
+    ) -> ObjectMeta | None:
         """Set the attributes of a file or directory, and return a file's new version. Return None
-        if the origin can change them only together with the content."""
+        if the origin can change them only together with the content. Raises `ObjectChangedError` if
+        `version` is stated and the file has another one."""
         return None
 
     @abstractmethod

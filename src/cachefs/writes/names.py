@@ -340,7 +340,10 @@ class WrittenNames:
             is_other = posix != inode.posix or mtime_ns is not None
             if is_other and is_at_origin and not is_sent_later:
                 path = self._table.path(inode)
-                meta = await self._writer.set_attributes(path, attributes_of(posix, mtime_ns))
+                version = None if inode.is_dir else inode.version
+                meta = await self._writer.set_attributes(
+                    path, attributes_of(posix, mtime_ns), version
+                )
             inode = self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
             if meta is not None and not inode.is_dir:
                 self._note_moved(ino, self._namespace.object_ref(inode), meta)

@@ -1,12 +1,13 @@
 """What `local_writer.py` does in worker threads: all functions here block.
 
 Like reads, they never leave the source: each path is opened part by part (`local_tree.py`), and a
-name that is a symbolic link is never followed.
+name that is a symbolic link is never followed. A link to a directory is followed only if root or
+the daemon's user has made it: another user could replace a directory by a link, and so make a
+daemon of root change files of others.
 """
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -21,38 +22,26 @@ from cachefs.errors import (
     NotFoundError,
     ObjectChangedError,
     OriginError,
-    OriginUnavailableError,
+)
+from cachefs.origin.fsspec.local_steps import (
+    Refused,
+    Task,
+    apply,
+    copy_bytes,
+    locked,
+    new_file,
+    write_content,
 )
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, upload_name
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag, Upload
 from cachefs.types import ObjectMeta
 
-_PIECE_BYTES = 1 << 20
 _WRITE_ID = "user.cachefs.write"
 _PARTS = ".parts"
 """The suffix of the file that names the parts of an upload, one line each."""
 _PART = re.compile(r"^([0-9]{1,5}) ([0-9]{1,19}) ([0-9]{1,19})\n", re.MULTILINE)
 
 Describe = Callable[[dict[str, Any]], ObjectMeta | None]
-
-
-class Task:
-    """One call in a thread. After `given_up`, the thread changes no name any more."""
-
-    def __init__(self) -> None:
-        self.given_up = False
-
-    def check(self) -> None:
-        if self.given_up:
-            raise OriginUnavailableError("nobody waits for this write any more")
-
-
-class Refused(Exception):
-    """The text continues the name of the path; `kind` is the error for the caller."""
-
-    def __init__(self, kind: type[OriginError], why: str) -> None:
-        super().__init__(why)
-        self.kind = kind
 
 
 class LocalFiles:
@@ -62,6 +51,9 @@ class LocalFiles:
         self._fs = fs
         self._root = root
         self._describe = describe
+        umask = os.umask(0o077)
+        os.umask(umask)
+        self._mode = 0o666 & ~umask
 
     def probe(self, path: str, task: Task) -> tuple[bool, bool]:
         """Return whether files can have write ids and whether they can be linked."""
@@ -96,9 +88,9 @@ class LocalFiles:
             if done is not None:
                 return done
             self._compare(place, name, condition)
-            fd = _new_file(place, upload.upload_id)
+            fd = new_file(place, upload.upload_id)
             try:
-                _write(fd, 0, content, task)
+                write_content(fd, 0, content, task)
                 return self._publish(place, name, fd, upload, condition, attributes, task)
             finally:
                 os.close(fd)
@@ -108,20 +100,35 @@ class LocalFiles:
         with self._parent(path) as (place, name):
             return self._done_before(place, name, write_id)
 
-    def set_attributes(self, path: str, attributes: Attributes, task: Task) -> ObjectMeta | None:
+    def set_attributes(
+        self, path: str, attributes: Attributes, version: str | None, task: Task
+    ) -> ObjectMeta | None:
         """Return the new description of a file; None for a directory."""
-        fd = self._fs.open_path(self._full(path))
+        name, fd = path, self._open_itself(path)
         try:
+            found = os.fstat(fd)
+            if stat.S_ISLNK(found.st_mode):
+                raise Refused(AccessDeniedError, "is a symbolic link: change its target")
+            meta = self._meta(name, found)
+            if version is not None and (meta is None or meta.version != version):
+                raise Refused(ObjectChangedError, "has been changed meanwhile")
             task.check()
-            _apply_at(f"/proc/self/fd/{fd}", attributes)
+            apply(f"/proc/self/fd/{fd}", attributes, must_own=True)
+            return self._meta(name, os.fstat(fd))
         finally:
             os.close(fd)
-        return self._describe(self._fs.info(self._full(path)))
+
+    def _open_itself(self, path: str) -> int:
+        """Return a descriptor (O_PATH) of a file, directory or link. The caller owns it."""
+        if not path:
+            return self._fs.open_path(self._full(path))
+        with self._parent(path) as (place, name):
+            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
 
     def start(self, upload: Upload, task: Task) -> None:
         with self._parent(upload.path) as (place, _):
             task.check()
-            os.close(_new_file(place, upload.upload_id))
+            os.close(new_file(place, upload.upload_id))
 
     def put_part(
         self, upload: Upload, number: int, offset: int, content: Content, task: Task
@@ -129,7 +136,7 @@ class LocalFiles:
         with self._parent(upload.path) as (place, _):
             fd = self._upload_file(place, upload)
             try:
-                _write(fd, offset, content, task)
+                write_content(fd, offset, content, task)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -148,7 +155,7 @@ class LocalFiles:
         with self._parent(upload.path) as (place, _), self._source(path, meta) as source:
             fd = self._upload_file(place, upload)
             try:
-                _copy(source, offset, length, fd, task)
+                copy_bytes(source, offset, length, fd, task)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -203,9 +210,9 @@ class LocalFiles:
             if done is not None:
                 return done
             self._compare(place, name, condition)
-            fd = _new_file(place, upload.upload_id)
+            fd = new_file(place, upload.upload_id)
             try:
-                _copy(source, 0, meta.size_bytes, fd, task)
+                copy_bytes(source, 0, meta.size_bytes, fd, task)
                 self._check_source(path, meta)
                 found = os.fstat(source)
                 kept = Attributes(found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns)
@@ -216,7 +223,7 @@ class LocalFiles:
 
     def rename(self, path: str, target: str, condition: Condition | None, task: Task) -> None:
         with self._parent(path) as (old, old_name), self._parent(target) as (new, new_name):
-            with _locked(new):
+            with locked(new, task):
                 self._compare(new, new_name, condition)
                 task.check()
                 os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
@@ -225,7 +232,7 @@ class LocalFiles:
 
     def delete(self, path: str, condition: Condition | None, task: Task) -> None:
         with self._parent(path) as (place, name):
-            with _locked(place):
+            with locked(place, task):
                 found = _lstat(place, name)
                 if found is None:
                     return
@@ -248,7 +255,7 @@ class LocalFiles:
                 return
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
             try:
-                _apply(fd, attributes)
+                apply(fd, attributes, must_own=False)
             finally:
                 os.close(fd)
             os.fsync(place)
@@ -271,10 +278,12 @@ class LocalFiles:
     ) -> ObjectMeta:
         """Give the file `fd` of an upload its name. Return its description."""
         _note_write_id(fd, upload.write_id)
-        _apply(fd, attributes)
+        if attributes.mode is None:
+            os.fchmod(fd, self._mode)
+        apply(fd, attributes, must_own=False)
         os.fsync(fd)
         hidden = upload_name(upload.upload_id)
-        with _locked(place):
+        with locked(place, task):
             self._compare(place, name, condition)
             task.check()
             if condition is None or condition.version is not None:
@@ -351,7 +360,7 @@ class LocalFiles:
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
         """Open a directory."""
-        fd = self._fs.open_path(self._full(path))
+        fd = self._fs.open_path(self._full(path), only_trusted=True)
         try:
             place = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         finally:
@@ -378,18 +387,6 @@ def _lstat(place: int, name: str) -> os.stat_result | None:
         return None
 
 
-@contextlib.contextmanager
-def _locked(place: int) -> Iterator[None]:
-    """Exclude other mounts of cachefs from a directory, where it can be locked."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(place, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_UN)
-
-
 def _link(place: int, hidden: str, name: str) -> None:
     """Give a file its name if there is none such. Raises `Refused`."""
     try:
@@ -405,11 +402,6 @@ def _link(place: int, hidden: str, name: str) -> None:
         os.unlink(hidden, dir_fd=place)
 
 
-def _new_file(place: int, upload_id: str) -> int:
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
-    return os.open(upload_name(upload_id), flags, 0o666, dir_fd=place)
-
-
 def _note_write_id(fd: int, write_id: str) -> bool:
     """Keep the id with the file; return whether that was possible."""
     try:
@@ -417,61 +409,6 @@ def _note_write_id(fd: int, write_id: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _apply(fd: int, attributes: Attributes) -> None:
-    """Set what is stated. Only root may give a file to others."""
-    uid = -1 if attributes.uid is None else attributes.uid
-    gid = -1 if attributes.gid is None else attributes.gid
-    if (uid, gid) != (-1, -1):
-        with contextlib.suppress(PermissionError):
-            os.fchown(fd, uid, gid)
-    if attributes.mode is not None:
-        os.fchmod(fd, attributes.mode & 0o1777)
-    if attributes.mtime_ns is not None:
-        os.utime(fd, ns=(attributes.mtime_ns, attributes.mtime_ns))
-
-
-def _apply_at(path: str, attributes: Attributes) -> None:
-    """Do `_apply` for a file that can't be written, or a directory."""
-    if attributes.uid is not None or attributes.gid is not None:
-        uid = -1 if attributes.uid is None else attributes.uid
-        gid = -1 if attributes.gid is None else attributes.gid
-        os.chown(path, uid, gid)
-    if attributes.mode is not None:
-        os.chmod(path, attributes.mode & 0o1777)  # noqa: PTH101 - not a path of this program
-    if attributes.mtime_ns is not None:
-        os.utime(path, ns=(attributes.mtime_ns, attributes.mtime_ns))
-
-
-def _write(fd: int, offset: int, content: Content, task: Task) -> None:
-    done = 0
-    while done < content.size_bytes:
-        task.check()
-        length = min(_PIECE_BYTES, content.size_bytes - done)
-        piece = memoryview(content.read(done, length))
-        while piece:
-            count = os.pwrite(fd, piece, offset + done)
-            piece = piece[count:]
-            done += count
-
-
-def _copy(source: int, offset: int, length: int, fd: int, task: Task) -> None:
-    """Copy bytes to the same place of another file; a file system may share them instead."""
-    end = offset + length
-    while offset < end:
-        task.check()
-        count = 0
-        with contextlib.suppress(OSError):  # between file systems, or where it does not exist
-            count = os.copy_file_range(
-                source, fd, min(end - offset, 16 * _PIECE_BYTES), offset, offset
-            )
-        if not count:
-            piece = os.pread(source, min(end - offset, _PIECE_BYTES), offset)
-            if not piece:
-                raise Refused(ObjectChangedError, "can't be made: its source has become shorter")
-            count = os.pwrite(fd, piece, offset)
-        offset += count
 
 
 def _parts_name(upload: Upload) -> str:

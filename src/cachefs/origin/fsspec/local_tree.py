@@ -9,6 +9,7 @@ escape.
 """
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -108,19 +109,20 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                 return self.info(name)
         return described(name, found)
 
-    def open_path(self, path: str) -> int:
+    def open_path(self, path: str, *, only_trusted: bool = False) -> int:
         """Return a descriptor (O_PATH) of the target of `path`, which is no link. The caller owns
-        the descriptor."""
+        the descriptor. With `only_trusted`, links that neither root nor this process's user has
+        made raise `PermissionError`."""
         below = path.rstrip("/").removeprefix(self._top.rstrip("/"))
         parts = below.split("/")[1:]
         for _ in range(_MOST_TURNS):
-            fd, count, target = self._walk(parts)
+            fd, count, target = self._walk(parts, only_trusted)
             if fd is not None:
                 return fd
             parts = self._turned(path, parts[:count], target, parts[count:])
         raise FileNotFoundError(path)
 
-    def _walk(self, parts: Sequence[str]) -> tuple[int | None, int, str]:
+    def _walk(self, parts: Sequence[str], only_trusted: bool) -> tuple[int | None, int, str]:
         """Walk down `parts` to the first link or `..`. Return the descriptor of the last part, or
         None if a link or `..` stopped the walk; the number of parts passed, including the one that
         stopped it; and the link's text, or `..`. The caller owns the descriptor."""
@@ -134,7 +136,10 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                     fd = os.open(part, _OPEN_PART, dir_fd=last)
                 finally:
                     os.close(last)
-                if stat.S_ISLNK(os.fstat(fd).st_mode):
+                found = os.fstat(fd)
+                if stat.S_ISLNK(found.st_mode):
+                    if only_trusted and found.st_uid not in (0, os.geteuid()):
+                        raise PermissionError(errno.EACCES, "a symbolic link of another user")
                     return None, index + 1, os.readlink("", dir_fd=fd)
             result, fd = fd, -1
             return result, len(parts), ""

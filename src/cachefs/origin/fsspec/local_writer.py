@@ -28,7 +28,8 @@ from cachefs.errors import (
     OriginUnavailableError,
     reason_of,
 )
-from cachefs.origin.fsspec.local_files import Describe, LocalFiles, Refused, Task
+from cachefs.origin.fsspec.local_files import Describe, LocalFiles
+from cachefs.origin.fsspec.local_steps import Refused, Task
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, is_hidden
 from cachefs.origin.names import is_name
 from cachefs.origin.writable import (
@@ -81,9 +82,11 @@ class LocalWriter(WritableOrigin):
         """See `WritableOrigin.can_have`."""
         return all(is_name(name) and not is_hidden(name) for name in path.split("/"))
 
-    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+    async def set_attributes(
+        self, path: str, attributes: Attributes, version: str | None = None
+    ) -> ObjectMeta | None:
         """See `WritableOrigin.set_attributes`."""
-        return await self._call(path, partial(self._tree.set_attributes, path, attributes))
+        return await self._call(path, partial(self._tree.set_attributes, path, attributes, version))
 
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`."""

@@ -117,9 +117,11 @@ class ResilientWriter(WritableOrigin):
         """See `WritableOrigin.can_have`."""
         return self._inner.can_have(path)
 
-    async def set_attributes(self, path: str, attributes: Attributes) -> ObjectMeta | None:
+    async def set_attributes(
+        self, path: str, attributes: Attributes, version: str | None = None
+    ) -> ObjectMeta | None:
         """See `WritableOrigin.set_attributes`."""
-        return await self._ask(path, partial(self._inner.set_attributes, path, attributes))
+        return await self._ask(path, partial(self._inner.set_attributes, path, attributes, version))
 
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`."""

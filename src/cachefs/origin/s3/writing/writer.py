@@ -29,6 +29,7 @@ from cachefs.origin.s3.writing import messages, probe
 from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sender
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
+    UNCHECKED,
     Attributes,
     BufferContent,
     Condition,
@@ -60,7 +61,7 @@ class S3Writer(WritableOrigin):
         checked_key: Callable[[str], str],
         subject: Callable[[str], str],
     ) -> None:
-        self.guarantees = Guarantees()
+        self.guarantees = UNCHECKED
         self._sender = sender
         self._lister = lister
         self._key = checked_key
@@ -69,8 +70,10 @@ class S3Writer(WritableOrigin):
 
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`. Costs about 30 requests."""
-        self.guarantees = Guarantees()
-        self.guarantees = await probe.find_guarantees(self, path)
+        # Other writes may be under way. They must not rely on what is only tried here.
+        trial = S3Writer(self._sender, self._lister, self._key, self._subject)
+        trial.guarantees = Guarantees()
+        self.guarantees = await probe.find_guarantees(trial, path)
         return self.guarantees
 
     async def put(

@@ -1,0 +1,114 @@
+"""Writes to a directory of this machine into which other users may write, too."""
+
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.errors import AccessDeniedError, ObjectChangedError
+from cachefs.origin.base import Origin
+from cachefs.origin.open_origin import open_origin
+from cachefs.origin.writable import Attributes, Content, WritableOrigin
+from cachefs.types import Buffer, ObjectMeta
+from tests.cache.harness import until
+
+OTHER_UID = 12_345
+
+
+@pytest.fixture
+async def origin(tmp_path: Path) -> AsyncIterator[Origin]:
+    opened = open_origin(f"file://{tmp_path}")
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def writer(origin: Origin) -> WritableOrigin:
+    assert origin.writer is not None
+    return origin.writer
+
+
+@pytest.mark.root
+async def test_only_links_of_root_and_of_the_daemon_are_followed(
+    writer: WritableOrigin, tmp_path: Path
+) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "own").symlink_to("target")
+    (tmp_path / "foreign").symlink_to("target")
+    os.lchown(tmp_path / "foreign", OTHER_UID, OTHER_UID)
+    await writer.put("own/file", b"1")
+    assert (tmp_path / "target/file").read_bytes() == b"1"
+    for change in (
+        lambda: writer.put("foreign/file", b"2"),
+        lambda: writer.delete("foreign/file"),
+        lambda: writer.rename("foreign/file", "stolen"),
+        lambda: writer.make_directory("foreign/dir"),
+        lambda: writer.set_attributes("foreign/file", Attributes(mode=0o777)),
+    ):
+        with pytest.raises(AccessDeniedError):
+            await change()
+    assert [entry.name for entry in (tmp_path / "target").iterdir()] == ["file"]
+    assert (tmp_path / "target/file").read_bytes() == b"1"
+    assert (tmp_path / "target/file").stat().st_mode & 0o777 != 0o777
+
+
+async def test_attributes_are_not_those_of_a_link_or_of_another_version(
+    writer: WritableOrigin, origin: Origin, tmp_path: Path
+) -> None:
+    (tmp_path / "private").write_bytes(b"private")
+    (tmp_path / "private").chmod(0o600)
+    (tmp_path / "mine").write_bytes(b"mine")
+    before = await origin.stat("mine")
+    assert isinstance(before, ObjectMeta)
+    (tmp_path / "mine").unlink()
+    (tmp_path / "mine").symlink_to("private")
+    with pytest.raises(AccessDeniedError):
+        await writer.set_attributes("mine", Attributes(mode=0o666), before.version)
+    (tmp_path / "mine").unlink()
+    (tmp_path / "private").rename(tmp_path / "mine")
+    with pytest.raises(ObjectChangedError):
+        await writer.set_attributes("mine", Attributes(mode=0o666), before.version)
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o600
+
+
+class _WatchedContent(Content):
+    size_bytes = 1
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.modes: list[int] = []
+
+    def read(self, offset: int, length: int) -> Buffer:
+        self.modes += [entry.stat().st_mode & 0o777 for entry in self._directory.iterdir()]
+        return b"1"
+
+
+async def test_nobody_else_can_read_a_file_before_it_has_its_mode(
+    writer: WritableOrigin, tmp_path: Path
+) -> None:
+    content = _WatchedContent(tmp_path)
+    await writer.put("private", content, attributes=Attributes(mode=0o640))
+    assert content.modes == [0o600]
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o640
+    await writer.put("usual", b"")
+    (tmp_path / "like it").write_bytes(b"")
+    modes = {(tmp_path / name).stat().st_mode for name in ("usual", "like it")}
+    assert len(modes) == 1
+
+
+async def test_a_held_lock_leaves_no_thread_behind(writer: WritableOrigin, tmp_path: Path) -> None:
+    await writer.put("before", b"1")
+    lock = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        names = set(os.listdir(tmp_path))
+        with trio.move_on_after(0.3):
+            await writer.put("file", b"1")
+        await until(lambda: set(os.listdir(tmp_path)) == names)  # its hidden file is removed
+    finally:
+        os.close(lock)
+    await writer.put("file", b"2")
+    assert (tmp_path / "file").read_bytes() == b"2"
