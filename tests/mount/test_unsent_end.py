@@ -31,24 +31,32 @@ def proxy(seaweedfs: SeaweedFS) -> Iterator[FaultProxy]:
 
 
 @contextlib.contextmanager
-def busy_mount(root: Path, seaweedfs: SeaweedFS, proxy: FaultProxy, bucket: str) -> Iterator[Site]:
-    """A mount with one file, which is being sent: the store refuses it until the proxy lets it
-    through. The process that wrote it was killed."""
+def store_mount(
+    root: Path, seaweedfs: SeaweedFS, proxy: FaultProxy, bucket: str, timeout: str
+) -> Iterator[Site]:
+    """A mount whose store takes nothing until the proxy lets it through."""
     site = Site(root, f"s3://{bucket}/prefix")
     site.environment = seaweedfs.environment | {"AWS_ENDPOINT_URL": proxy.endpoint}
     site.expected_trouble = ("cachefs.origin", "cachefs.namespace", "stays in the spool")
-    site.mount("--rw", "--write-timeout", "10m")
+    site.mount("--rw", "--write-timeout", timeout)
     try:
         proxy.fault(Fault.ERROR, method="PUT", text="file")
+        yield site
+    finally:
+        proxy.clear()
+        site.tear_down()
+
+
+@contextlib.contextmanager
+def busy_mount(root: Path, seaweedfs: SeaweedFS, proxy: FaultProxy, bucket: str) -> Iterator[Site]:
+    """A mount with one file, which is being sent. The process that wrote it was killed."""
+    with store_mount(root, seaweedfs, proxy, bucket, "10m") as site:
         file = site.mountpoint / "file"
         writer = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WRITER, file])
         eventually(lambda: [row["state"] for row in unsent(site)] == ["sending"])
         writer.kill()
         writer.wait(PATIENCE_S)
         yield site
-    finally:
-        proxy.clear()
-        site.tear_down()
 
 
 class Unmounting:

@@ -203,6 +203,23 @@ def test_figures_keep_to_their_columns() -> None:
             assert len(short_time(value / 1e3)) <= 5, value
 
 
+def writes(**changes: Any) -> dict[str, Any]:
+    states = dict.fromkeys(("open", "waiting", "sending", "failed", "conflict", "held"), 0)
+    counts = ("puts", "parts", "sent_bytes", "errors", "unsent_files", "unsent_bytes")
+    spool = {"spool": "/spool", "spool_bytes": 0, "spool_limit_bytes": 1 << 30}
+    return {**dict.fromkeys(counts, 0), **spool, "states": states, **changes}
+
+
+def test_what_a_writable_mount_sends() -> None:
+    before = Sample(100.0, status(writes=writes(puts=5, parts=10, sent_bytes=MIB)), requests())
+    now = writes(puts=9, parts=20, sent_bytes=9 * MIB, errors=2, unsent_files=3, unsent_bytes=70)
+    found = rates_between(before, Sample(102.0, status(writes=now), requests())).writes
+    assert found is not None
+    assert (found.puts_per_s, found.sent_bytes_per_s, found.errors_per_s) == (7, 4 * MIB, 1)
+    assert (found.unsent_files, found.unsent_bytes) == (3, 70)
+    assert rates_between(before, Sample(102.0, status(), requests())).writes is None
+
+
 # -- the screen ----------------------------------------------------------------------------------
 
 
@@ -276,6 +293,20 @@ def test_what_is_wrong_is_on_top() -> None:
     text = [line.plain for line in screen([dead], 0, 80, 15)]
     assert "stale" in text[1]
     assert text[2] == "its daemon is gone"
+
+
+def test_writable_mounts_show_what_is_unsent() -> None:
+    view = mount()
+    assert "unsent" not in "".join(line.plain for line in screen([view], 0, 80, 24))
+    now = writes(unsent_files=5, unsent_bytes=7 << 20, spool_bytes=1 << 30)
+    now["states"] |= {"failed": 1, "held": 2, "conflict": 2}
+    sample = Sample(10.0, {**view.row, "writes": now}, requests())
+    view = replace(view, row=sample.status, sample=sample, rates=rates_between(sample, sample))
+    text = [line.plain for line in screen([view], 0, 80, 24)]
+    assert "1 file could not be sent: see cachefs writes" in text
+    assert "4 unsent files wait for you: see cachefs writes" in text
+    assert any(line.startswith("the spool is nearly full") for line in text)
+    assert any("sent 0/s" in line and "unsent 5" in line and "7.0M" in line for line in text)
 
 
 def test_important_lines_come_first() -> None:

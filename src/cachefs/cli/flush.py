@@ -16,7 +16,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> in
     """Send to the source what was written to files, and to all files below directories, and wait
     until the source has it.
 
-    A file that is open and was never closed is not sent; the command names it. Ctrl-C ends only
+    A new file that was not closed yet is not sent; the command names it. Ctrl-C ends only
     the wait. The exit code is 1 if a file was not sent; cachefs writes shows why.
     """
     request = PathRequest(paths, mountpoint)

@@ -83,6 +83,8 @@ def command(
             except CachefsError:
                 sends.note_still_mounted()
                 raise
+            if sends.is_interrupted and daemon is not None and entry and not entry.supervised:
+                _signal(daemon, signal.SIGTERM)  # it may wait for a close of a killed process
         elif daemon is None:
             remove_leftovers(place)
             raise MountError(f"{place} is not mounted; cachefs status shows what is")

@@ -88,7 +88,7 @@ class _Flush:
                 self._left_bytes += file.size_bytes
                 self._waiting.append((file, entry.ino))
             else:
-                why = "it is open and was never closed; its first close sends it"
+                why = "it is open and not complete yet; its next close sends it"
                 failures.append(FlushFailure(file.path, why))
         self._waiting.reverse()
         for _ in range(min(_AT_A_TIME, len(self._waiting))):
