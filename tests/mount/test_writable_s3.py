@@ -48,7 +48,7 @@ def rw(tmp_path: Path, seaweedfs: SeaweedFS, bucket: Bucket) -> Iterator[Site]:
     site = Site(tmp_path, f"s3://{bucket.name}/prefix")
     site.environment = seaweedfs.environment
     site.options = PATIENT
-    site.expected_trouble = ("an empty directory is shown until there is",)
+    site.expected_trouble = ("an empty directory is shown until there is", ".resilience.prober: ")
     yield site
     if site.is_mounted():
         site.umount()

@@ -289,3 +289,12 @@ def test_relative_paths_in_a_file_begin_where_it_lies(
     assert config('manifest = "s3://x/y"').manifest == "s3://x/y"
     (tier,) = config('[[tier]]\nmedium = "SSD"\npath = "a,b"\nquota = "1GiB"').tiers
     assert tier.paths == (here / "a", here / "b")
+
+
+def test_options_of_writable_mounts(file: Path) -> None:
+    config = load()
+    assert (config.read_only, config.rename_limit, config.publish_interval) == (True, 100_000, 60)
+    config = load('rename_limit = 0\npublish_interval = "5m"', file)
+    assert (config.rename_limit, config.publish_interval) == (0, 300)
+    assert "rename_limit" in error_of("rename_limit = -1", file)
+    assert "publish_interval" in error_of('publish_interval = "soon"', file)
