@@ -158,12 +158,12 @@ def check_all(store: Store, root: Path, events: list[list[Any]]) -> Counter[str]
 KILLED_AFTER_SENDING = """
 from cachefs.fuse.relay import _relay  # before libfuse
 import os, pathlib, signal
-from cachefs.writes import sender
+from cachefs.writes.sending import sender
 
 plain = sender.Sender.send
 
-async def send(self, path, *args, **kwargs):
-    meta = await plain(self, path, *args, **kwargs)
+async def send(self, file, path, *args, **kwargs):
+    meta = await plain(self, file, path, *args, **kwargs)
     mark = pathlib.Path({mark!r})
     if path == "file" and not mark.exists():
         mark.touch()

@@ -161,6 +161,7 @@ class Machine:
         self.bases[version] = model.sending
         assert file.finish(meta_of(model.sending, version)) is model.is_current
         if model.is_current:
+            file.discard()
             del self.model.files[file.number]
         else:
             model.parts = model.sending = None

@@ -197,6 +197,9 @@ async def test_a_file_ends_when_its_content_is_at_the_origin(tmp_path: Path) -> 
         assert file.finish(meta_of(b"abc"))
         assert file.state is FileState.ENDED
         assert spool.file_of(7) is None
+        assert await file.read_spool(0, 3) == b"abc", "for those who have not got it elsewhere yet"
+        file.discard()
+        file.discard()
         assert spool.space.used_bytes == 0
         await until(lambda: not list((tmp_path / "spool/files").iterdir()))
         with pytest.raises(SpoolError):

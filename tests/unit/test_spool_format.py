@@ -28,8 +28,10 @@ from cachefs.format.spool_record import (
     BadRecordError,
     Begin,
     Changed,
+    Completing,
     Done,
     Dropped,
+    Exclusive,
     Extent,
     PartDone,
     PartsStale,
@@ -110,6 +112,8 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
     (Dropped(0x102), 16, 1, NUMBER),
     (StateChanged(0x102, 3, "no"), 17, 1, NUMBER + "03 0200 6e6f"),
     (Answered(0x102, 17), 18, 1, NUMBER + "11000000"),
+    (Exclusive(0x102, 1), 19, 1, NUMBER + "01"),
+    (Completing(0x102, 4), 20, 1, NUMBER + "0400000000000000"),
 ]
 
 
@@ -197,6 +201,7 @@ def test_a_record_is_valid_in_its_place_only() -> None:
         Attributes(1, 0, 0, Posix(0, 0, 0o4777)),
         PartDone(1, 1, 1 << 63, 1, 1, ""),
         Rebased(1, 1, 10, ObjectMeta(9, 0, "v")),
+        Exclusive(1, 2),
     ],
     ids=str,
 )

@@ -35,6 +35,15 @@ def probe_read_flags(path: Path) -> int | None:
         path.unlink(missing_ok=True)
 
 
+def is_in_memory(path: Path) -> bool:
+    """Return whether a directory is on a file system in memory. Raises `OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _file_system_of(fd) in _MEMORY_FILE_SYSTEMS
+    finally:
+        os.close(fd)
+
+
 def _file_system_of(fd: int) -> str:
     """Return the file system type of `fd` from /proc/self/mountinfo, "" if it isn't there."""
     device = os.fstat(fd).st_dev

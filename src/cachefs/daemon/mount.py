@@ -3,6 +3,7 @@
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -11,6 +12,7 @@ from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
+from cachefs.daemon.spool_place import choose_spool
 from cachefs.daemon.writing import check_writable_later
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.fuse import session
@@ -108,7 +110,9 @@ class RunningMount:
         """Open the spool of a writable mount. Raises `SpoolError`."""
         if self._config.read_only:
             return None
-        root, source = self._opened.home.spool, self._opened.origin.identity
+        opened, source = self._opened, self._opened.origin.identity
+        choose = partial(choose_spool, opened.home, opened.tiers, source)
+        root = await trio.to_thread.run_sync(choose)
         self._spool = await Spool.open(root, source, self._config.spool_size)
         await nursery.start(self._spool.run)
         return self._spool

@@ -25,7 +25,7 @@ from cachefs.writes.files import WrittenFiles
 from cachefs.writes.flush import Flushes
 from cachefs.writes.names import WrittenNames
 from cachefs.writes.report import UnsentFiles
-from cachefs.writes.sender import Sender
+from cachefs.writes.sending.sender import Sender
 
 _CHECK_AGAIN_S = 60.0
 

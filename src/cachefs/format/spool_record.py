@@ -173,6 +173,21 @@ class StateChanged(NamedTuple):
     reason: str
 
 
+class Exclusive(NamedTuple):
+    """Whether the file may be published only if the origin has nothing of its name (0 or 1)."""
+
+    number: int
+    is_exclusive: int
+
+
+class Completing(NamedTuple):
+    """The origin is asked to make the object of its parts. From now on it may have done so, and
+    then it has the content of this generation."""
+
+    number: int
+    generation: int
+
+
 class Answered(NamedTuple):
     """A request of the kernel was answered with this errno (0: success)."""
 
@@ -199,6 +214,8 @@ Record: TypeAlias = (
     | Dropped
     | StateChanged
     | Answered
+    | Exclusive
+    | Completing
 )
 
 
@@ -253,6 +270,9 @@ def _check(record: Record) -> None:
             _check_sizes(0, *bounds)
         case Truncate(size_bytes=size_bytes):
             _check_sizes(size_bytes)
+        case Exclusive(is_exclusive=is_exclusive):
+            if is_exclusive > 1:
+                raise BadRecordError("neither true nor false")
         case PartDone(offset=offset, length=length):
             _check_sizes(offset + length)
         case Rebased(base_bytes=base_bytes, meta=meta):
@@ -400,6 +420,8 @@ _LAYOUTS = (
     _layout(Dropped, 16, "Q"),
     _layout(StateChanged, 17, "QB", "text"),
     _layout(Answered, 18, "QI"),
+    _layout(Exclusive, 19, "QB"),
+    _layout(Completing, 20, "QQ"),
 )
 _LAYOUT_OF = {layout.record: layout for layout in _LAYOUTS}
 _LAYOUT_OF_KIND = {layout.kind: layout for layout in _LAYOUTS}

@@ -93,6 +93,11 @@ class OwnChanges:
             self._table.note_checked(inode.parent, inode.name, now_ns)
         return inode
 
+    def note_older_stored(self, ino: int, meta: ObjectMeta) -> None:
+        """Note that the origin has an older content of a file with unsent changes, as `meta`. Its
+        name is still held."""
+        self._table.put(replace(self._namespace.inode(ino), version=meta.version))
+
     def give_up(self, ino: int) -> None:
         """Unbind the name of a file whose changes the origin has refused. The next look-up asks the
         origin what the name is."""

@@ -210,6 +210,10 @@ class WritableOrigin(ABC):
     """As `check_writable` has found them. A caller that knows them from an earlier check may set
     them."""
 
+    checks_parts = False
+    """`complete` fails if a part is not the one with the given tag. So an upload can be continued
+    after a part was sent again, or by another process."""
+
     can_rename = False
     """`rename` works; otherwise it must be done with `copy` and `delete`."""
 

@@ -43,7 +43,9 @@ class SpoolParts:
     journal: SpoolJournal
     space: SpoolSpace
     on_end: "Callable[[StagedContent], None]"
-    """Called when a file is no longer staged; the spool then removes its bytes."""
+    """Called when a file is no longer staged."""
+    on_discard: "Callable[[StagedContent], None]"
+    """Called when nobody reads its bytes any more; the spool then removes them."""
 
 
 @contextmanager

@@ -53,6 +53,10 @@ class UploadProgress:
     under_way: dict[int, Part] = field(default_factory=dict)
     end: int = 0
     """No part has a byte from here on."""
+    changed: set[int] = field(default_factory=set)
+    """Numbers of parts whose content changed after they were read."""
+    completing_generation: int = 0
+    """The generation that the origin was asked to complete, and may have; 0 before."""
 
     @property
     def sent_bytes(self) -> int:
@@ -82,6 +86,7 @@ class UploadProgress:
         for parts in (self.parts, self.under_way):
             for number in _overlapping(parts.values(), begin, end):
                 del parts[number]
+                self.changed.add(number)
 
 
 def _overlapping(parts: Iterable[Part], begin: int, end: int) -> tuple[int, ...]:

@@ -25,8 +25,10 @@ from cachefs.format.spool_record import (
     BadRecordError,
     Begin,
     Changed,
+    Completing,
     Done,
     Dropped,
+    Exclusive,
     Extent,
     PartDone,
     PartsStale,
@@ -71,6 +73,7 @@ class ReplayedFile:
     upload: UploadProgress | None = None
     state: FileState = FileState.OPEN
     reason: str = ""
+    is_exclusive: bool = False
 
     def hold(self, reason: str) -> None:
         """Set the state HELD, if the file doesn't wait for a user already."""
@@ -212,7 +215,9 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             file.synced = record
         case UploadStarted():
             file.upload = UploadProgress(record.upload_id, record.write_id, record.path)
-        case PartDone() | PartsStale() | UploadEnded():
+        case Exclusive():
+            file.is_exclusive = bool(record.is_exclusive)
+        case PartDone() | PartsStale() | Completing() | UploadEnded():
             _apply_to_upload(file, record)
         case Rebased():
             file.upload = None
@@ -249,7 +254,9 @@ def _apply_to_content(file: ReplayedFile, record: Extent | Truncate | Ranges) ->
                 raise BadRecordError("ranges behind the end of a file")
 
 
-def _apply_to_upload(file: ReplayedFile, record: PartDone | PartsStale | UploadEnded) -> None:
+def _apply_to_upload(
+    file: ReplayedFile, record: PartDone | PartsStale | Completing | UploadEnded
+) -> None:
     upload = file.upload
     if upload is None:
         raise BadRecordError("a part of no upload")
@@ -260,5 +267,9 @@ def _apply_to_upload(file: ReplayedFile, record: PartDone | PartsStale | UploadE
         case PartsStale():
             for number in record.parts:
                 upload.parts.pop(number, None)
+                upload.changed.add(number)
+        case Completing():
+            file.generation = max(file.generation, record.generation)
+            upload.completing_generation = record.generation
         case UploadEnded():
             file.upload = None

@@ -10,7 +10,7 @@ import trio
 
 from cachefs.errors import SpoolError
 from cachefs.format.spool_frame import JournalHeader, seed_of
-from cachefs.format.spool_record import Answered, Begin, Record
+from cachefs.format.spool_record import Answered, Begin, Exclusive, Record
 from cachefs.staging.compaction import compact
 from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.directory import SpoolDirectory
@@ -50,7 +50,9 @@ class Spool:
         self.report = RecoveryReport()
         """What the start found."""
         self._spool_files = SpoolFiles(directory.paths, disk)
-        self._parts = SpoolParts(self._spool_files, journal, self.space, self._on_end)
+        self._parts = SpoolParts(
+            self._spool_files, journal, self.space, self._on_end, self._on_discard
+        )
         self._files: dict[int, StagedFile] = {}
         self._of_ino: dict[int, StagedFile] = {}
         self._next_number = 1
@@ -116,6 +118,7 @@ class Spool:
         file.base_bytes = state.base_bytes
         file.posix, file.is_sealed, file.synced = state.posix, state.is_sealed, state.synced
         file.upload, file.state, file.reason = state.upload, state.state, state.reason
+        file.is_exclusive = state.is_exclusive
         attributes = state.attributes
         if attributes is not None and attributes.spool_mtime_ns == status.st_mtime_ns:
             file.mtime_ns = attributes.mtime_ns
@@ -145,12 +148,19 @@ class Spool:
         return file if file is not None and file.is_attached else None
 
     def begin(
-        self, ino: int, path: str, base: ObjectMeta | None, answering: int | None = None
+        self,
+        ino: int,
+        path: str,
+        base: ObjectMeta | None,
+        answering: int | None = None,
+        *,
+        is_exclusive: bool = False,
     ) -> StagedFile:
         """Begin to stage the content of an inode that is clean, or new.
 
         `base` is the version that a change of part of a file is based on; None for a new file, and
-        for one that is replaced as a whole. Raises `SpoolFullError` or `SpoolError`."""
+        for one that is replaced as a whole. With `is_exclusive` it may be published only if the
+        origin has nothing of its name. Raises `SpoolFullError` or `SpoolError`."""
         if self.file_of(ino) is not None:
             raise SpoolError(f"{path}: inode {ino} is staged already")
         number = self._next_number
@@ -158,17 +168,20 @@ class Spool:
         size_bytes = 0 if base is None else base.size_bytes
         tracks = int(base is not None)
         record = Begin(number, ino, 1, size_bytes, size_bytes, tracks, path, base)
-        answer: tuple[Record, ...] = () if answering is None else (Answered(answering, 0),)
+        more: tuple[Record, ...] = () if answering is None else (Answered(answering, 0),)
+        if is_exclusive:
+            more = (Exclusive(number, 1), *more)
         with spool_errors(path):
             self._spool_files.create(number)
             try:
                 mtime_ns = self._spool_files.status(number).st_mtime_ns
-                self._journal.append(number, record, *answer)
+                self._journal.append(number, record, *more)
             except OSError:
                 self._remove_later(number)
                 raise
         file = StagedFile(self._parts, number, ino, path, base)
         file.note_begun(mtime_ns)
+        file.is_exclusive = is_exclusive
         self._files[number] = self._of_ino[ino] = file
         return file
 
@@ -275,6 +288,8 @@ class Spool:
         del self._files[file.number]
         if self._of_ino.get(file.ino) is file:
             del self._of_ino[file.ino]
+
+    def _on_discard(self, file: StagedContent) -> None:
         self._remove_later(file.number)
 
     def _remove_later(self, number: int) -> None:

@@ -12,9 +12,12 @@ from cachefs.format.spool_record import (
     Answered,
     Attributes,
     Begin,
+    Completing,
     Done,
     Dropped,
+    Exclusive,
     PartDone,
+    PartsStale,
     Ranges,
     Rebased,
     Record,
@@ -46,6 +49,8 @@ class StagedFile(StagedContent):
         a change of attributes or path."""
         self.name_is_synced = False
         """Whether the name of the spool file survives a power cut."""
+        self.is_exclusive = False
+        """Whether it may be published only if the origin has nothing of its name."""
         self._sync_failed = False
 
     # -- attributes --------------------------------------------------------------------------------
@@ -66,9 +71,16 @@ class StagedFile(StagedContent):
     def rename(self, path: str, answering: int | None = None) -> None:
         """Give the file another path. An upload that is under way publishes under the old one, so
         end it first, or wait for it."""
-        self._record(Renamed(self.number, path), *_answer(answering))
+        if self.state is not FileState.ENDED:
+            self._record(Renamed(self.number, path), *_answer(answering))
         self.path = path
         self._send_again()
+
+    def set_exclusive(self, is_exclusive: bool) -> None:
+        """Say whether it may be published only if the origin has nothing of its name."""
+        if is_exclusive != self.is_exclusive and self.state is not FileState.ENDED:
+            self._record(Exclusive(self.number, int(is_exclusive)))
+            self.is_exclusive = is_exclusive
 
     def _send_again(self) -> None:
         """Make the upload that is under way one of an older state of the file."""
@@ -148,6 +160,19 @@ class StagedFile(StagedContent):
         upload.finish(part._replace(tag=tag))
         return True
 
+    def forget_parts(self, numbers: tuple[int, ...]) -> None:
+        """Record that the origin does not have these parts after all."""
+        if numbers:
+            self._record(PartsStale(self.number, numbers))
+            for number in numbers:
+                self._running_upload().parts.pop(number, None)
+
+    def note_completing(self) -> None:
+        """Record, before it happens, that the origin is asked to complete the upload with the
+        present content."""
+        self._running_upload().completing_generation = self.generation
+        self._record(Completing(self.number, self.generation))
+
     def end_upload(self) -> None:
         """Record that the upload was aborted, or that its parts are of no use any more."""
         if self.upload is not None:
@@ -167,16 +192,17 @@ class StagedFile(StagedContent):
     def finish(self, meta: ObjectMeta) -> bool:
         """Record that the content as of `begin_sending` is at the origin as version `meta`.
 
-        Return True if it has not changed since: then the file has ended, and its bytes are removed.
-        Otherwise it stays staged. A file that tracks extents has `meta` as its new base, because
-        its former base is no longer at the origin."""
+        Return True if it has not changed since: then the file has ended, and its bytes can be read
+        until `discard`. Otherwise it stays staged. A file that tracks extents has `meta` as its new
+        base, because its former base is no longer at the origin."""
         if self.generation == self.sending_generation:
             self._record(Done(self.number, self.generation, meta))
             self._end()
             return True
         base_bytes = min(self._least_bytes, meta.size_bytes)
-        self._record(Rebased(self.number, self.sending_generation, base_bytes, meta))
-        self.upload = None
+        rebased = Rebased(self.number, self.sending_generation, base_bytes, meta)
+        self._record(rebased, Exclusive(self.number, 0))
+        self.upload, self.is_exclusive = None, False
         if self._extents is not None:
             self._base, self.base_bytes = meta, base_bytes
         return False
@@ -204,10 +230,9 @@ class StagedFile(StagedContent):
         """Record that the content is no longer wanted: unlinked, or dropped by a user."""
         self._record(Dropped(self.number), *_answer(answering))
         self._end()
+        self.discard()
 
     def _set_state(self, state: FileState, reason: str) -> None:
-        if self.state is FileState.ENDED:
-            raise SpoolError(f"{self.path}: it is no longer in the spool")
         self._record(StateChanged(self.number, state.value, reason))
         self.state, self.reason = state, reason
 
@@ -217,14 +242,21 @@ class StagedFile(StagedContent):
             self.hold(reason)
         self.state, self.reason = FileState.HELD, reason
 
+    def discard(self) -> None:
+        """Remove the bytes of a file that has ended. A second call does nothing."""
+        if self._charged_bytes:
+            self._parts.space.charge(-self._charged_bytes)
+            self._charged_bytes = 0
+            self._parts.on_discard(self)
+
     def _end(self) -> None:
         self.state = FileState.ENDED
         self.upload = None
-        self._parts.space.charge(-self._charged_bytes)
-        self._charged_bytes = 0
         self._parts.on_end(self)
 
     def _record(self, *records: Record) -> None:
+        if self.state is FileState.ENDED:
+            raise SpoolError(f"{self.path}: it is no longer in the spool")
         with spool_errors(self.path):
             self._append(*records)
 
@@ -252,10 +284,14 @@ class StagedFile(StagedContent):
             records.append(Sealed(number, self.generation))
         if self.synced is not None:
             records.append(self.synced)
+        if self.is_exclusive:
+            records.append(Exclusive(number, 1))
         if self.upload is not None:
             upload = self.upload
             records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))
             records += [PartDone(number, *part) for part in upload.parts.values()]
+            if upload.completing_generation:
+                records.append(Completing(number, upload.completing_generation))
         if self.state in _STORED_STATES:
             records.append(StateChanged(number, self.state.value, self.reason))
         return records

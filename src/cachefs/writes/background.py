@@ -8,6 +8,7 @@ appending, such as logs.
 """
 
 import logging
+import math
 from typing import NamedTuple
 
 import trio
@@ -53,17 +54,23 @@ class BackgroundSends:
 
     async def run(self) -> None:
         """Look for quiet files, and send them. Never returns."""
-        while True:
-            await trio.sleep(_LOOK_S)
-            due = self._due(trio.current_time())
-            for ino in due:
-                self._tried_at[ino] = trio.current_time()
-                try:
-                    await self._files.send(ino)
-                except CachefsError:
-                    pass  # the file keeps the reason, and is tried again
-                except Exception:
-                    log.exception("bug while sending inode %d; it is tried again", ino)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._files.run)
+            while True:
+                await trio.sleep(_LOOK_S)
+                for ino in self._due(trio.current_time()):
+                    self._tried_at[ino] = math.inf
+                    nursery.start_soon(self._send, ino)
+
+    async def _send(self, ino: int) -> None:
+        try:
+            await self._files.send(ino)
+        except CachefsError:
+            pass  # the file keeps the reason, and is tried again
+        except Exception:
+            log.exception("bug while sending inode %d; it is tried again", ino)
+        finally:
+            self._tried_at[ino] = trio.current_time()
 
     def _due(self, now: float) -> list[int]:
         generations = self._files.generations_to_send()
@@ -79,7 +86,7 @@ class BackgroundSends:
         return [
             ino
             for ino, seen in self._seen.items()
-            if now >= self._due_at(seen, self._tried_at.get(ino, float("-inf")))
+            if now >= self._due_at(seen, self._tried_at.get(ino, -math.inf))
         ]
 
     def next_try_s(self, ino: int) -> float | None:
@@ -104,3 +111,4 @@ class BackgroundSends:
                 await self._files.send(ino)
             except CachefsError as error:
                 log.warning("%s; it stays in the spool for the next mount", error)
+        await self._files.finish()

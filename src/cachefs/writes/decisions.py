@@ -5,12 +5,13 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import ConflictError, NotFoundError, SpoolError
 from cachefs.namespace.namespace import Namespace
-from cachefs.origin.writable import ABSENT, Condition, new_write_id
+from cachefs.origin.writable import ABSENT, Condition
 from cachefs.staging.staged_file import StagedFile
-from cachefs.writes.files import State, WrittenFiles
+from cachefs.writes.files import WrittenFiles
 from cachefs.writes.kept import StagedReader
 from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles, UnsentState
-from cachefs.writes.sender import Sender, attributes_of
+from cachefs.writes.sending.sender import Sender
+from cachefs.writes.written_file import State
 
 _ABORT_S = 10.0
 """How long the drop of a file waits for the origin to drop its parts."""
@@ -96,23 +97,12 @@ class Decisions:
             raise SpoolError(
                 f"{staged.path} was written anew and is unsent as well: send or drop that first"
             )
-        upload = staged.upload
-        if upload is not None and upload.upload_id:
-            await self._sender.abort(upload.path, upload.upload_id, upload.write_id)
-        write_id = new_write_id()
         condition = None
         if not overwrite:
             condition = ABSENT if staged.base is None else Condition(staged.base.version)
         try:
-            await self._sender.send(
-                staged.path,
-                staged.size_bytes,
-                StagedReader(staged, self._namespace, self._cache).read,
-                condition,
-                attributes_of(staged.posix, staged.mtime_ns),
-                write_id,
-                lambda upload_id: staged.start_upload(upload_id, write_id, staged.path),
-            )
+            read = StagedReader(staged, self._namespace, self._cache).read
+            await self._sender.send_kept(staged, read, condition)
         except ConflictError as error:
             raise ConflictError(
                 f"{error}; save the file, or replace what is there: cachefs writes send "

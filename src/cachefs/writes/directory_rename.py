@@ -29,7 +29,7 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.origin.base import Origin
 from cachefs.origin.writable import WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef
-from cachefs.writes.sender import attributes_of
+from cachefs.writes.sending.sender import attributes_of
 
 _AT_A_TIME = 64
 _DELETED_TOGETHER = 1000

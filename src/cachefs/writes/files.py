@@ -5,8 +5,8 @@ A file of a writable mount is in one of these states:
 - clean: an object version, as on a read-only mount. It has no entry here.
 - unsent: it has changes that the origin does not have. They lie in the spool, which is their only
   copy. Its name is held (`namespace/own_names.py`), and the relay passes its FLUSH on.
-- sending: a close or fsync waits until the origin has the content. Writers wait, too, so that no
-  object is a mix of two contents.
+- sending: a close or fsync waits until the origin has the content. What is changed meanwhile makes
+  it unsent again (`sender.py` says why no object is a mix of two contents).
 - stored: the origin has the content. The cache is given the blocks from the spool; until then
   reads are served from the spool.
 
@@ -16,24 +16,26 @@ loop; the methods say where this matters.
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from enum import Enum, auto
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import CachefsError, ConflictError, ObjectChangedError
+from cachefs.errors import CachefsError, ConflictError, ObjectChangedError, SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
-from cachefs.origin.writable import new_write_id
-from cachefs.staging.extents import Source
+from cachefs.origin.writable import MOST_PUT_BYTES, Attributes
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
-from cachefs.writes.sender import Sender, attributes_of, condition_of
+from cachefs.writes.jobs import FileJobs
+from cachefs.writes.sending.ahead import PartsAhead
+from cachefs.writes.sending.sender import Describe, Sender, attributes_of
+from cachefs.writes.sending.to_cache import give_to_cache
+from cachefs.writes.written_file import State, WrittenFile, nameless
 
 _ROOM_S = 60.0
 """How long a write waits for room in the spool before it fails with ENOSPC."""
@@ -41,79 +43,10 @@ _ROOM_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class State(Enum):
-    """The state of a file that has an entry here."""
-
-    UNSENT, SENDING, STORED = auto(), auto(), auto()
-
-
 class Marks(Protocol):
     """The relay's table, as far as it is told of unsent changes."""
 
     def mark_unsent(self, ino: int, is_unsent: bool, /) -> None: ...
-
-
-class WrittenFile:
-    """One file with an entry; owned by `WrittenFiles`."""
-
-    def __init__(self, ino: int, staged: StagedFile, base: FileReader | None) -> None:
-        """`base` reads the version on which partial changes are based."""
-        self.ino = ino
-        self.staged = staged
-        self.base = base
-        self.state = State.UNSENT
-        self.meta: ObjectMeta | None = None
-        """The version that the origin has, while the state is STORED."""
-        self.is_exclusive = False
-        """The origin must not have an object of this name."""
-        self.is_named = True
-        self.is_shown_open = False
-        """It is sent before a close, too: a part has changed, or it was created for appending."""
-        self.writers: set[int] = set()
-        """The processes that have changed the file since it was sent last. The close of one of them
-        sends it. 0 stands for all processes."""
-        self.lock = trio.Lock()
-        """Held while the file is sent, renamed or removed."""
-        self.sent = trio.Event()
-        """Set when the present sending ends."""
-        self.absent_generation = 0
-        """The generation of which it is known that the origin does not have it."""
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether the origin may have the content because the result of a sending is not known."""
-        is_sent = self.staged.is_sealed and self.staged.upload is not None
-        is_known = self.staged.generation == self.absent_generation
-        return self.state is State.UNSENT and is_sent and not is_known
-
-    def may_be_published(self, is_at_origin: bool) -> bool:
-        """Return whether the content may be sent although no process closes the file. An empty one
-        may replace the object (`is_at_origin`): no close follows if a name was truncated."""
-        is_emptied = is_at_origin and not self.staged.size_bytes
-        return self.staged.is_sealed or self.is_shown_open or is_emptied
-
-    async def read(self, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes from `offset`. Raises `SpoolError` or the origin's error."""
-        found: list[bytes] = []
-        for piece in self.staged.pieces(offset, size):
-            if piece.source is Source.SPOOL:
-                found.append(await self.staged.read_spool(piece.offset, piece.length))
-            elif piece.source is Source.ZEROS:
-                found.append(bytes(piece.length))
-            else:
-                found.append(await self._read_base(piece.offset, piece.length))
-        return found[0] if len(found) == 1 else b"".join(found)
-
-    async def _read_base(self, offset: int, size: int) -> bytes:
-        assert self.base is not None
-        parts = []
-        while size > 0:
-            length = min(size, BLOCK_BYTES)
-            data = self.base.read_now(offset, length)
-            parts.append(bytes(await self.base.read(offset, length) if data is None else data))
-            offset += length
-            size -= length
-        return b"".join(parts)
 
 
 class WrittenFiles:
@@ -142,6 +75,19 @@ class WrittenFiles:
         self._files: dict[int, WrittenFile] = {}
         self._refused: set[int] = set()
         """Inodes that lost their name by a conflict. Nothing would send further changes of them."""
+        self._ahead = PartsAhead(sender, self._destination)
+        self._jobs = FileJobs()
+
+    async def run(self) -> None:
+        """Do what no process waits for. Never returns."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ahead.run)
+            nursery.start_soon(self._jobs.run)
+
+    async def finish(self) -> None:
+        """Do at the end of the mount what must not be left: drop uploads that nobody needs."""
+        await self._jobs.finish(self._give_to_cache)
+        await self._sender.abort_rest()
 
     def has(self, ino: int) -> bool:
         """Return whether the file's content is in the spool, at least in part."""
@@ -154,6 +100,10 @@ class WrittenFiles:
     def is_current(self, ino: int, object_id: bytes) -> bool:
         """Return whether the content of the inode is this object, and nothing else."""
         return ino not in self._files and self._readers.get(ino).ref.object_id == object_id
+
+    def sending(self) -> list[int]:
+        """Return the numbers in the spool of the files that are being sent."""
+        return [file.staged.number for file in self._files.values() if file.state is State.SENDING]
 
     def unsent(self) -> list[int]:
         """Return the inode numbers of all unsent files that have a name."""
@@ -183,10 +133,14 @@ class WrittenFiles:
             if not staged.is_attached:
                 continue
             inode = self._namespace.table.get(staged.ino)
-            if inode is None or inode.is_dir:
+            if not staged.path and (inode is None or not is_successor):
+                self._jobs.start(self._drop, nameless(staged))  # it was removed
+            elif inode is None or inode.is_dir:
                 staged.hold("its name is not known any more")
+                self._jobs.start(self._drop_upload, nameless(staged))
             elif not is_successor and not staged.is_sealed:
                 staged.hold("it was never closed")
+                self._jobs.start(self._drop_upload, nameless(staged))
                 self._changes.give_up(staged.ino)
             else:
                 self._restore_one(inode, staged)
@@ -199,10 +153,15 @@ class WrittenFiles:
         file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
         file.writers.add(0)  # the daemon before knew them
         file.is_shown_open = base is not None
+        file.knows_parts = False
+        if staged.base is None:
+            file.in_order_bytes = staged.size_bytes
         file.is_named = self._changes.is_named(inode.ino)
         self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
         if file.is_named:
             self._changes.hold(inode.ino)
+        elif staged.upload is not None:
+            self._jobs.start(self._drop_upload, file)
 
     def is_unsent(self, ino: int) -> bool:
         """Return whether the file has changes that the origin does not have."""
@@ -214,13 +173,14 @@ class WrittenFiles:
     def begin_new(self, inode: Inode, path: str, *, exclusive: bool, appends: bool) -> None:
         """Note a new, empty file. With `exclusive`, sending fails if the origin has one of this
         name. `appends`: it is opened for appending. Raises `SpoolError`."""
-        staged = self._stage(inode, path, None)
-        self._add(inode.ino, staged, None, appends).is_exclusive = exclusive
+        self._add(inode.ino, self._stage(inode, path, None, exclusive), None, appends)
 
-    def _stage(self, inode: Inode, path: str, base: ObjectMeta | None) -> StagedFile:
+    def _stage(
+        self, inode: Inode, path: str, base: ObjectMeta | None, is_exclusive: bool = False
+    ) -> StagedFile:
         """Begin a staged file with the inode's owner, group and mode; or none. Raises
         `SpoolError`."""
-        staged = self._spool.begin(inode.ino, path, base)
+        staged = self._spool.begin(inode.ino, path, base, is_exclusive=is_exclusive)
         try:
             staged.set_attributes(posix=inode.posix)
         except CachefsError:
@@ -231,31 +191,41 @@ class WrittenFiles:
     def note_writer(self, ino: int, process: int) -> None:
         """Note that the process (0: any) has changed the file, if it has unsent changes."""
         if self.is_unsent(ino):
-            self._files[ino].writers.add(process)
+            self._files[ino].note_writer(process)
 
     async def write(self, ino: int, offset: int, data: bytes, process: int) -> None:
         """Write all of `data` at `offset`, for a process (0: unknown). Raises `SpoolFullError`, or
         `ObjectChangedError` for an inode that is gone."""
+        file = self._files.get(ino)
+        if file is not None and file.is_scattered:
+            await self._spool.reserve(len(data) + 2 * BLOCK_BYTES, _ROOM_S)
+            await file.fill(offset, offset + len(data))
         await self._spool.reserve(len(data), _ROOM_S)
         file = await self._changeable(ino)
         file.staged.write(offset, data)
         self._note_change(file, process)
+        self._ahead.note_write(file, offset, offset + len(data))
 
     async def truncate(self, ino: int, size_bytes: int, process: int) -> None:
         """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
-        while True:
-            file = await self._changeable(ino, is_whole=size_bytes == 0)
-            async with file.lock:  # a large truncation takes several steps: none may be sent
-                if file.state is State.UNSENT and self._files.get(ino) is file:
-                    await file.staged.truncate(size_bytes)
-                    self._note_change(file, process)
-                    return
+        file = await self._changeable(ino, is_whole=size_bytes == 0)
+        await file.truncate(size_bytes)
+        self._note_change(file, process)
+        if size_bytes <= MOST_PUT_BYTES and file.has_open_upload:
+            self._jobs.start(self._drop_upload, file)
+
+    async def _drop_upload(self, file: WrittenFile) -> None:
+        """Drop the upload of a file that has become small or has lost its name."""
+        file.stop_ahead()
+        async with file.lock:
+            if not file.is_named or file.staged.size_bytes <= MOST_PUT_BYTES:
+                await self._sender.drop_upload(file.staged)
 
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
-        """Return the entry in the state UNSENT; make one for a clean file. There must be no await
-        between this and the change. With `is_whole`, the change replaces all bytes."""
+        """Return the entry of a file that may be changed; make one for a clean file. There must be
+        no await between this and the change. With `is_whole`, the change replaces all bytes."""
         while (file := self._files.get(ino)) is not None:
-            if file.state is State.SENDING:
+            if file.keeps_writers_out:
                 await file.sent.wait()
             elif file.is_in_doubt:
                 await self._end_doubt(file)
@@ -273,11 +243,10 @@ class WrittenFiles:
                 return
             upload, generation = file.staged.upload, file.staged.generation
             assert upload is not None
-            meta = await self._sender.written_by(upload.path, upload.write_id)
+            meta = await self._sender.earlier_result(file, upload.path)
             file.absent_generation = generation
-            if meta is not None and file.staged.generation == generation:
-                file.staged.begin_sending()
-                self._note_stored(file, meta)
+            if meta is not None:
+                file.state = self._note_sent(file, meta)
 
     def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
         if inode.is_dir or not inode.version or inode.ino in self._refused:
@@ -308,7 +277,7 @@ class WrittenFiles:
             self._marks.mark_unsent(file.ino, is_unsent)
 
     def _note_change(self, file: WrittenFile, process: int) -> None:
-        file.writers.add(process)
+        file.note_writer(process)
         staged = file.staged
         self._changes.note_content(file.ino, staged.size_bytes, staged.mtime_ns)
 
@@ -316,7 +285,14 @@ class WrittenFiles:
 
     async def read(self, ino: int, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset`, fewer only at the end of the file."""
-        return await self._files[ino].read(offset, size)
+        while True:
+            file = self._files[ino]
+            try:
+                return await file.read(offset, size)
+            except SpoolError:
+                # Another change has begun meanwhile, on top of what the origin has.
+                if self._files.get(ino) in (file, None):
+                    raise
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -334,7 +310,8 @@ class WrittenFiles:
             raise
 
     async def send(self, ino: int) -> None:
-        """Send a file's unsent changes to the origin. When this returns, the origin has them.
+        """Send a file's unsent changes to the origin. When this returns, the origin has all that
+        were made before the call.
 
         Raises `ConflictError` if the origin has another version than the one that was changed in
         part, or the origin's error. The bytes then stay in the spool.
@@ -345,9 +322,14 @@ class WrittenFiles:
         async with file.lock:
             if file.state is not State.UNSENT or not file.is_named:
                 return
-            file.state = State.SENDING
+            file.state, state = State.SENDING, State.UNSENT
             try:
-                self._note_stored(file, await self._send(file))
+                path, describe = self._destination(file)
+                meta = await self._sender.earlier_result(file, path)
+                if meta is not None:
+                    state = self._note_sent(file, meta)
+                if state is State.UNSENT:
+                    state = self._note_sent(file, await self._sender.send(file, path, describe))
             except (ConflictError, ObjectChangedError) as error:
                 self._note_conflict(file, error)
                 raise
@@ -355,44 +337,43 @@ class WrittenFiles:
                 file.staged.fail(str(error))
                 raise
             finally:
-                if file.state is State.SENDING:
-                    file.state = State.UNSENT
-                file.sent.set()
-                file.sent = trio.Event()
-        await self._give_to_cache(file)
+                file.end_sending(state)
+        if state is State.STORED:
+            self._jobs.start(self._give_to_cache, file)
 
-    async def _send(self, file: WrittenFile) -> ObjectMeta:
-        inode, staged = self._namespace.inode(file.ino), file.staged
-        path = self._namespace.table.path(inode)
-        earlier = staged.upload
-        if earlier is not None and earlier.upload_id:
-            await self._sender.abort(earlier.path, earlier.upload_id, earlier.write_id)
-        # A write whose answer was lost is recognised by its id, but only if it had this content.
-        is_same = earlier is not None and staged.is_sealed and earlier.path == path
-        write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
-        staged.seal()
-        staged.begin_sending()
-        # If it has succeeded, the version that the rest of the content comes from is gone.
-        if is_same and (done := await self._sender.written_by(path, write_id)) is not None:
-            return done
-        return await self._sender.send(
-            path,
-            staged.size_bytes,
-            file.read,
-            condition_of(staged.base, file.is_exclusive),
-            attributes_of(inode.posix, inode.mtime_ns),
-            write_id,
-            lambda upload_id: staged.start_upload(upload_id, write_id, path),
-        )
+    def _destination(self, file: WrittenFile) -> tuple[str, Describe]:
+        """Return the path and the attributes with which the file is sent."""
 
-    def _note_stored(self, file: WrittenFile, meta: ObjectMeta) -> None:
-        """Note that the origin has the content. Atomic."""
-        file.meta = meta
-        self._changes.note_stored(file.ino, meta)
-        file.state = State.STORED
-        file.writers.clear()
-        file.is_exclusive = False
-        self._mark(file, False)
+        def describe() -> Attributes:
+            inode = self._namespace.inode(file.ino)
+            return attributes_of(inode.posix, inode.mtime_ns)
+
+        return self._namespace.table.path(self._namespace.inode(file.ino)), describe
+
+    def _note_sent(self, file: WrittenFile, meta: ObjectMeta) -> State:
+        """Note that the origin has the content as of the sending. Return the file's new state.
+        Atomic."""
+        staged = file.staged
+        is_present = staged.generation == staged.sending_generation
+        if is_present:
+            self._changes.note_stored(file.ino, meta)
+            self._namespace.write_ahead()  # before the spool forgets it
+        else:
+            self._changes.note_older_stored(file.ino, meta)
+        try:
+            is_stored = staged.finish(meta)
+        except CachefsError:
+            self._changes.hold(file.ino)
+            raise
+        file.writers = set(file.late_writers)
+        if is_stored:
+            file.meta = meta
+            self._mark(file, False)
+            return State.STORED
+        if staged.base is not None:
+            before = self._namespace.ref_at(staged.path, staged.base)
+            file.base = self._readers.new(self._namespace.inode(file.ino), before)
+        return State.UNSENT
 
     def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
         """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
@@ -411,24 +392,17 @@ class WrittenFiles:
         self._changes.give_up(file.ino)
 
     def _end(self, file: WrittenFile) -> None:
-        """Remove a stored file from the spool. Atomic."""
-        assert file.meta is not None
+        """Remove the entry and the bytes of a stored file. Atomic."""
         del self._files[file.ino]
-        file.staged.finish(file.meta)
+        file.staged.discard()
 
     async def _give_to_cache(self, file: WrittenFile) -> None:
-        """Give a stored file's blocks to the cache, and end it in the spool, unless it changes."""
-        ref = self._namespace.object_ref(self._namespace.inode(file.ino))
-        for index in range(ref.block_count):
-            if not self._is_stored(file):
-                return
-            try:
-                data = await file.read(index * BLOCK_BYTES, ref.block_length(index))
-            except CachefsError:
-                break  # it was stored by an earlier daemon, and the version before is gone
-            if self._is_stored(file):
-                await self._cache.put_written(ref, index, data)
+        """Give the blocks of a stored file to the cache, and end its entry. Ends early if the file
+        changes. The bytes of a file that has lost its name stay for those who have it open."""
         if self._is_stored(file):
+            ref = self._namespace.object_ref(self._namespace.inode(file.ino))
+            await give_to_cache(file, ref, self._cache, lambda: self._is_stored(file))
+        if self._is_stored(file) and file.is_named:
             self._end(file)
 
     def _is_stored(self, file: WrittenFile) -> bool:
@@ -448,8 +422,7 @@ class WrittenFiles:
     def note_moved(self, old: str, new: str) -> None:
         """Note that a directory has the path `new` instead of `old`."""
         for ino in self.unsent_below(old):
-            file = self._files[ino]
-            self.note_path(ino, new + file.staged.path[len(old) :])
+            self._note_path(self._files[ino], new + self._files[ino].staged.path[len(old) :])
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -460,6 +433,7 @@ class WrittenFiles:
         if file is None:
             yield
             return
+        file.stop_ahead()
         async with file.lock:
             yield
 
@@ -473,13 +447,17 @@ class WrittenFiles:
         return True
 
     def note_path(self, ino: int, path: str) -> None:
-        """Note that the file has another name now."""
+        """Note that the file has another name now, which may have replaced a file."""
         file = self._files.get(ino)
         if file is not None:
-            file.staged.rename(path)
-            if file.base is not None:
-                ref = self._namespace.ref_at(path, file.base.ref.meta)
-                file.base = self._readers.new(self._namespace.inode(ino), ref)
+            self._note_path(file, path)
+            file.staged.set_exclusive(False)
+
+    def _note_path(self, file: WrittenFile, path: str) -> None:
+        file.staged.rename(path)
+        if file.base is not None:
+            before = self._namespace.ref_at(path, file.base.ref.meta)
+            file.base = self._readers.new(self._namespace.inode(file.ino), before)
 
     def note_unnamed(self, ino: int) -> None:
         """Note that the file has no name any more. Processes that have it open still use it; it is
@@ -489,11 +467,26 @@ class WrittenFiles:
             if file.state is not State.STORED:
                 self._mark(file, False)
             file.is_named = False
+            with suppress(SpoolError):  # it would only be shown as lost after a crash
+                file.staged.rename("")
+            if file.has_open_upload:
+                self._jobs.start(self._drop_upload, file)
 
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
         self._refused.discard(ino)
         file = self._files.get(ino)
-        if file is not None and not file.is_named:
-            del self._files[ino]
+        if file is None or file.is_named:
+            return
+        if file.state is State.STORED:
+            self._end(file)
+            return
+        del self._files[ino]
+        if file.staged.upload is None:
             file.staged.drop()
+        else:
+            self._jobs.start(self._drop, file)
+
+    async def _drop(self, file: WrittenFile) -> None:
+        await self._drop_upload(file)
+        file.staged.drop()

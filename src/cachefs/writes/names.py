@@ -34,7 +34,7 @@ from cachefs.types import ObjectMeta, ObjectRef, Posix
 from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.directory_rename import Copied, DirectoryRename
 from cachefs.writes.files import WrittenFiles
-from cachefs.writes.sender import attributes_of
+from cachefs.writes.sending.sender import attributes_of
 
 
 class Name(NamedTuple):

@@ -11,7 +11,8 @@ from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.units import format_bytes
 from cachefs.writes.background import BackgroundSends
-from cachefs.writes.files import State, WrittenFile, WrittenFiles
+from cachefs.writes.files import WrittenFiles
+from cachefs.writes.written_file import State, WrittenFile
 
 
 class UnsentState(Enum):
@@ -109,6 +110,10 @@ class UnsentFiles:
                 "unsent files in the spool: %d (%s) in %s; the next daemon goes on with them",
                 *(count, format_bytes(sum(counts.size_bytes.values())), self.spool.space.root),
             )
+
+    def sending(self) -> list[int]:
+        """Return the numbers of the files that are being sent."""
+        return self._files.sending()
 
     def entry_of(self, staged: StagedFile) -> WrittenFile | None:
         """Return the entry of the inode whose present content this is; None for a file that waits

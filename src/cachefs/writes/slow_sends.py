@@ -4,7 +4,6 @@ import logging
 
 import trio
 
-from cachefs.staging.file_state import FileState
 from cachefs.units import format_bytes, format_duration
 from cachefs.writes.report import UnsentFiles, UnsentState
 
@@ -33,11 +32,7 @@ class SlowSends:
 
     def _look(self, now: float) -> None:
         """Look once, in some 50 ns for each unsent file."""
-        sending = [
-            number
-            for number, staged in self._unsent.spool.files.items()
-            if staged.state is FileState.SENDING
-        ]
+        sending = self._unsent.sending()
         self._since = {number: self._since.get(number, now) for number in sending}
         slow = [number for number in sending if now - self._since[number] >= _SLOW_S]
         if slow and now >= self._silent_until:

@@ -103,6 +103,7 @@ class ResilientWriter(WritableOrigin):
         self._settings = settings
         self._call = call
         self.can_rename = inner.can_rename
+        self.checks_parts = inner.checks_parts
 
     @property
     def guarantees(self) -> Guarantees:

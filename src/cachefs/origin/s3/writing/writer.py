@@ -54,6 +54,8 @@ class S3Writer(WritableOrigin):
     """Writes below one prefix of one bucket. `checked_key` returns the key of a path. It owns
     `sender`; `lister` is the origin's."""
 
+    checks_parts = True
+
     def __init__(
         self,
         sender: Sender,

@@ -1,0 +1,51 @@
+"""Chooses the directory of the spool."""
+
+import logging
+from pathlib import Path
+
+from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.probe import is_in_memory
+from cachefs.errors import SpoolError
+from cachefs.format.paths import SpoolPaths, TierPaths
+from cachefs.format.spool_identity import decode_identity
+from cachefs.writes.leftover import read_spool
+
+log = logging.getLogger(__name__)
+
+
+def choose_spool(home: TierPaths, tiers: list[CacheDirectory], source: str) -> Path:
+    """Return the directory of the spool of a source: beside the names, or in the first cache
+    directory that is not in memory. A spool with unsent files of this source comes first,
+    wherever an earlier mount has left it. Blocks. Raises `OSError`."""
+    by_root = {place.root: place for place in (home, *(tier.paths for tier in tiers))}
+    places = list(by_root.values())
+    places.sort(key=lambda place: is_in_memory(place.root))  # the order stays otherwise
+    with_files = [place for place in places if _has_files(place.spool, source)]
+    chosen = [*with_files, *places][0]
+    for other in with_files[1:]:
+        log.warning(
+            "%s has unsent files, too, and this mount does not use them: "
+            "cachefs writes --cache-dir %s",
+            *(other.spool, other.root),
+        )
+    if is_in_memory(chosen.root):
+        log.warning(
+            "%s, with the only copy of what is not at the source yet, is in memory: a reboot loses "
+            "it; name a directory on a disk with --cache-dir",
+            chosen.spool,
+        )
+    return chosen.spool
+
+
+def _has_files(root: Path, source: str) -> bool:
+    """Return whether there is a spool of this source with files."""
+    try:
+        identity = decode_identity(SpoolPaths(root).identity.read_bytes(), str(root))
+    except (SpoolError, OSError):
+        return False
+    if identity.source != source:
+        return False
+    try:
+        return bool(read_spool(root).files)
+    except (SpoolError, OSError):
+        return True  # it can't be read now: opening it waits, or says why

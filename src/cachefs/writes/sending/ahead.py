@@ -1,0 +1,82 @@
+"""Sends the full parts of large files while they are still written, so that a close has little left
+to send.
+
+Only of files whose whole content is in the spool: new ones, and ones that were replaced as a whole.
+Only what was written in order counts as full. A part that changes later is sent again by the close.
+"""
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from cachefs.errors import CachefsError
+from cachefs.types import MOST_SIZE_BYTES
+from cachefs.writes.sending.sender import Describe, Sender, full_part_after
+from cachefs.writes.written_file import State, WrittenFile
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 30.0
+"""After a failure no part of the file is sent ahead for so long."""
+
+
+class PartsAhead:
+    """Sends full parts of the files of one mount. `run` runs for as long as the mount."""
+
+    def __init__(
+        self, sender: Sender, destination: Callable[[WrittenFile], tuple[str, Describe]]
+    ) -> None:
+        """`destination` returns the path and the attributes with which a file is sent."""
+        self._sender = sender
+        self._destination = destination
+        self._due: list[WrittenFile] = []
+        self._work = trio.lowlevel.ParkingLot()
+
+    def note_write(self, file: WrittenFile, offset: int, end: int) -> None:
+        """Note that [offset, end) was written."""
+        if offset <= file.in_order_bytes < end:
+            file.in_order_bytes = end
+            if end >= file.ahead_at_bytes and file.ahead is None and file.staged.base is None:
+                file.ahead_at_bytes = MOST_SIZE_BYTES
+                if self._sender.can_send_ahead:
+                    self._due.append(file)
+                    self._work.unpark_all()
+
+    async def run(self) -> None:
+        """Send what is noted. Never returns."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                while self._due:
+                    nursery.start_soon(self._send, self._due.pop())
+                await self._work.park()
+
+    async def _send(self, file: WrittenFile) -> None:
+        try:
+            with trio.CancelScope() as file.ahead:
+                is_done = False
+                while not is_done:
+                    is_done = await self._send_full_parts(file)
+                    await trio.sleep(0 if is_done else _AGAIN_S)
+        except Exception:
+            log.exception("bug while sending parts of %s", file.staged.path)
+        finally:
+            file.ahead = None
+            file.ahead_at_bytes = full_part_after(file.in_order_bytes)
+
+    async def _send_full_parts(self, file: WrittenFile) -> bool:
+        """Send all full parts. Return False if that must be tried again."""
+        sent_bytes = 0
+        while full_part_after(sent_bytes) <= file.in_order_bytes:
+            async with file.lock:
+                if file.state is not State.UNSENT or not file.is_named:
+                    return True
+                sent_bytes = file.in_order_bytes
+                path, describe = self._destination(file)
+                try:
+                    await self._sender.send_ahead(file, path, describe, sent_bytes)
+                except CachefsError as error:
+                    log.info("parts of %s are not sent yet: %s", path, error)
+                    return False
+            # A close that waits for the lock gets it now: it is passed on in order of arrival.
+        return True

@@ -1,0 +1,402 @@
+"""Sends the content of files to the origin: in one PUT, or as the parts of an upload.
+
+The bytes may change while they are sent. So the content that counts is the one at the moment when
+nothing is left to read: when the whole body of a PUT is in memory, or when the origin has every
+part. A part that changes while it is sent is broken off and sent again. So no object is ever a mix,
+and writers wait only after a sending has been overtaken `_FREE_TURNS` times.
+
+The upload and its parts are in the spool's journal, so the next daemon continues an upload. That
+needs a store that compares the tags of the parts when it completes an upload (`checks_parts`);
+elsewhere each sending begins anew.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import trio
+
+from cachefs.errors import (
+    CachefsError,
+    ConflictError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+)
+from cachefs.origin.writable import (
+    ABSENT,
+    MOST_PARTS,
+    MOST_PUT_BYTES,
+    Attributes,
+    Condition,
+    PartTag,
+    Upload,
+    WritableOrigin,
+    new_write_id,
+    part_bytes,
+)
+from cachefs.staging.extents import Source
+from cachefs.staging.file_state import UploadProgress
+from cachefs.staging.staged_file import StagedFile
+from cachefs.types import MOST_SIZE_BYTES, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.writes.sending.contents import LoopContent, PartChangedError, PartContent
+from cachefs.writes.written_file import WrittenFile
+
+_PARTS_AT_A_TIME = 4
+"""Of one file. Their bytes are read piece by piece from the spool file."""
+_BODIES_AT_A_TIME = 8
+"""Bodies of PUTs that are in memory, each of up to 16 MiB."""
+_SMALL_BYTES = 256 << 10
+"""Smaller bodies don't count."""
+_FREE_TURNS = 3
+_MOST_LOST = 2
+"""How many uploads may vanish at the origin before a sending fails."""
+_ABORT_S = 10.0
+
+
+class PartRange(NamedTuple):
+    """A part that an upload needs, and its place in the content."""
+
+    number: int
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind it."""
+        return self.offset + self.length
+
+
+ReadContent = Callable[[int, int], Awaitable[bytes]]
+"""Returns the bytes of a range of the content: offset and length, both inside the content."""
+Describe = Callable[[], Attributes]
+"""Returns the attributes of a file as they are now."""
+
+
+class Sender:
+    """Sends files to the writable origin of one mount. The caller holds the file's lock."""
+
+    def __init__(self, writer: WritableOrigin) -> None:
+        self._writer = writer
+        self._bodies = trio.CapacityLimiter(_BODIES_AT_A_TIME)
+        self._unaborted: list[UploadProgress] = []
+        """Uploads that could not be dropped yet."""
+
+    @property
+    def can_send_ahead(self) -> bool:
+        """Whether parts of a file may be sent while it is written."""
+        return self._writer.checks_parts
+
+    async def earlier_result(self, file: WrittenFile, path: str) -> ObjectMeta | None:
+        """Return the object at `path` if an earlier sending of the file has made it although it
+        failed, or its daemon was killed. `StagedFile.finish` says whether it has the present
+        content. Raises the origin's error."""
+        staged, known = file.staged, file.staged.upload
+        if known is None or known.path != path:
+            return None
+        if file.was_asked_for_present:
+            file.begin_sending()
+        elif not staged.sending_generation or (known.upload_id and not known.completing_generation):
+            return None
+        return await self._writer.written_by(path, known.write_id)
+
+    async def send(self, file: WrittenFile, path: str, describe: Describe) -> ObjectMeta:
+        """Write the object at `path`, and return its new version. It has the content that the file
+        had at some moment of this call; `StagedFile.finish` says whether that is the present one.
+
+        Raises `ConflictError` if the origin has another version than the one that was changed, or
+        the origin's error. An upload then stays open, except after a conflict or at an origin that
+        can't continue it."""
+        lost = 0
+        try:
+            for turn in itertools.count(1):
+                file.keeps_writers_out = turn > _FREE_TURNS
+                await file.rest()
+                is_small = file.staged.size_bytes <= MOST_PUT_BYTES
+                try:
+                    send = self._put if is_small else self._send_in_parts
+                    meta = await send(file, path, describe)
+                except _UploadLostError as error:
+                    lost += 1
+                    if lost > _MOST_LOST:
+                        raise OriginError(str(error)) from None
+                    continue
+                if meta is not None:
+                    return meta
+        except BaseException as error:
+            known = file.staged.upload
+            if known is not None and known.upload_id:
+                if isinstance(error, ConflictError | ObjectChangedError):
+                    await self.drop_upload(file.staged)
+                elif not self._writer.checks_parts:
+                    await self._abort(known)  # its id stays known, for the next try
+            raise
+        raise AssertionError("the loop has no end")
+
+    async def send_kept(
+        self,
+        staged: StagedFile,
+        read: ReadContent,
+        condition: Condition | None,
+    ) -> ObjectMeta:
+        """Write the object of a file that waits for a user, whose content does not change. Raises
+        `ConflictError` if the condition is false, or the origin's error."""
+        path, size_bytes, write_id = staged.path, staged.size_bytes, new_write_id()
+        attributes = attributes_of(staged.posix, staged.mtime_ns)
+        await self.drop_upload(staged)
+        if size_bytes <= MOST_PUT_BYTES:
+            body = await read(0, size_bytes) if size_bytes else b""
+            staged.start_upload("", write_id, path)
+            return await self._writer.put(path, body, condition, attributes, write_id)
+        upload = await self._writer.start_upload(path, attributes, write_id)
+        staged.start_upload(upload.upload_id, write_id, path)
+        try:
+            tags = []
+            for number, offset, length in _ranges(size_bytes):
+                content = LoopContent(read, offset, length)
+                tags.append(await self._writer.put_part(upload, number, offset, content))
+            return await self._writer.complete(upload, tags, condition, attributes)
+        except BaseException:
+            await self.drop_upload(staged)
+            raise
+
+    async def _put(self, file: WrittenFile, path: str, describe: Describe) -> ObjectMeta | None:
+        """Send the content in one PUT. Return None if it has changed while it was read."""
+        staged = file.staged
+        if staged.upload is not None and staged.upload.upload_id:
+            await self.drop_upload(staged)
+        generation, size_bytes = staged.generation, staged.size_bytes
+        async with self._bodies if size_bytes > _SMALL_BYTES else nullcontext():
+            body = await file.read(0, size_bytes)
+            if not file.is_still(generation):
+                return None
+            # A write whose answer was lost is recognised by its id, but only with this content.
+            earlier = staged.upload
+            is_same = earlier is not None and staged.is_sealed and earlier.path == path
+            write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
+            file.begin_sending()
+            staged.start_upload("", write_id, path)
+            return await self._writer.put(path, body, condition_of(staged), describe(), write_id)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    async def _send_in_parts(
+        self, file: WrittenFile, path: str, describe: Describe
+    ) -> ObjectMeta | None:
+        """Send the parts that the origin does not have, and complete the upload. Return None if a
+        part has changed meanwhile."""
+        staged = file.staged
+        staged.seal()
+        upload = await self._open_upload(file, path, describe)
+        try:
+            await self._send_parts(file, upload, missing_parts(staged))
+            if not file.is_at_rest or missing_parts(staged):
+                return None
+            # No await from here on until the request is sent: this is the content.
+            file.begin_sending()
+            staged.note_completing()
+            parts = _progress(staged).parts
+            tags = [
+                PartTag(each.number, each.length, parts[each.number].tag)
+                for each in _ranges(staged.size_bytes)
+            ]
+            return await self._writer.complete(upload, tags, condition_of(staged), describe())
+        except NotFoundError as error:
+            await self.drop_upload(staged)
+            raise _UploadLostError(str(error)) from None
+
+    async def send_ahead(
+        self, file: WrittenFile, path: str, describe: Describe, written_bytes: int
+    ) -> None:
+        """Send the full parts that lie before `written_bytes`, except those that were changed after
+        they were sent. Raises the origin's error."""
+        staged = file.staged
+        upload = await self._open_upload(file, path, describe)
+        changed = _progress(staged).changed
+        full = [
+            each
+            for each in missing_parts(staged)
+            if each.end <= written_bytes
+            and each.length == part_bytes(each.number)
+            and each.number not in changed
+        ]
+        await self._send_parts(file, upload, full)
+
+    async def _open_upload(self, file: WrittenFile, path: str, describe: Describe) -> Upload:
+        """Return the upload of the file. Begin one if there is none that can be continued."""
+        staged = file.staged
+        known = staged.upload
+        if known is not None and self._can_continue(known, staged, path):
+            upload = Upload(known.path, known.upload_id, known.write_id)
+            if file.knows_parts or await self._compare_parts(staged, upload):
+                file.knows_parts = True
+                return upload
+        await self.drop_upload(staged)
+        # A write whose answer was lost is recognised by its id, but only with this content.
+        is_same = known is not None and known.path == path
+        if known is not None and is_same and known.completing_generation == staged.generation:
+            write_id = known.write_id
+        else:
+            write_id = new_write_id()
+        upload = await self._writer.start_upload(path, describe(), write_id)
+        staged.start_upload(upload.upload_id, write_id, path)
+        file.knows_parts = True
+        return upload
+
+    def _can_continue(self, known: UploadProgress, staged: StagedFile, path: str) -> bool:
+        """Return whether an upload may get the present content. If the origin may have completed it
+        with another content already, its id would say that the present one is stored."""
+        return (
+            self._writer.checks_parts
+            and bool(known.upload_id)
+            and known.path == path
+            and known.completing_generation in (0, staged.generation)
+        )
+
+    async def _compare_parts(self, staged: StagedFile, upload: Upload) -> bool:
+        """Ask the origin which parts it has of an upload of an earlier daemon, and forget others.
+        Return whether the upload can be continued."""
+        try:
+            found = {part.number: part for part in await self._writer.parts(upload)}
+        except NotFoundError:
+            # Completed, perhaps: then the next request for it finds its object.
+            return _progress(staged).completing_generation > 0
+        known = _progress(staged).parts.values()
+        wrong = [
+            part.number
+            for part in known
+            if (tag := found.get(part.number)) is None
+            or (tag.size_bytes, tag.tag) != (part.length, part.tag)
+        ]
+        staged.forget_parts(tuple(wrong))
+        return True
+
+    async def _send_parts(
+        self, file: WrittenFile, upload: Upload, wanted: Sequence[PartRange]
+    ) -> None:
+        """Send parts, `_PARTS_AT_A_TIME` in parallel. One that changes meanwhile stays missing."""
+        waiting = iter(wanted)
+        failures: list[CachefsError] = []
+
+        async def send_some() -> None:
+            for each in waiting:
+                if each.end > file.staged.size_bytes:
+                    return  # it was truncated meanwhile
+                try:
+                    await self._send_part(file, upload, each)
+                except PartChangedError:
+                    continue
+                except CachefsError as error:
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(_PARTS_AT_A_TIME, len(wanted))):
+                nursery.start_soon(send_some)
+        if failures:
+            raise failures[0]
+
+    async def _send_part(self, file: WrittenFile, upload: Upload, wanted: PartRange) -> None:
+        staged, (number, offset, length) = file.staged, wanted
+        part = staged.begin_part(number, offset, length)
+        pieces = staged.pieces(offset, length)
+        base = staged.base
+        if base is not None and len(pieces) == 1 and pieces[0].source is Source.BASE:
+            copy = self._writer.copy_part
+            tag = await copy(upload, number, offset, upload.path, base, length)
+        else:
+            tag = await self._writer.put_part(upload, number, offset, PartContent(file, part))
+        staged.finish_part(part, tag.tag)
+
+    # -- dropping ----------------------------------------------------------------------------------
+
+    async def drop_upload(self, staged: StagedFile) -> None:
+        """Drop the file's upload and its parts. If the origin can't be asked, `abort_rest` tries it
+        again."""
+        known = staged.upload
+        if known is None:
+            return
+        if known.upload_id:
+            await self._abort(known)
+        if staged.upload is known:
+            staged.end_upload()
+
+    async def abort_rest(self) -> None:
+        """Try again to drop the uploads that could not be dropped."""
+        waiting, self._unaborted = self._unaborted, []
+        for known in waiting:
+            await self._abort(known)
+
+    async def abort(self, path: str, upload_id: str, write_id: str) -> None:
+        """Drop an upload in parts, as `drop_upload` does."""
+        await self._abort(UploadProgress(upload_id, write_id, path))
+
+    async def _abort(self, known: UploadProgress) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_S):
+            try:
+                await self._writer.abort(Upload(known.path, known.upload_id, known.write_id))
+                return
+            except OriginError:
+                pass
+        self._unaborted.append(known)
+
+
+class _UploadLostError(Exception):
+    """The origin does not have the upload any more."""
+
+
+def _progress(staged: StagedFile) -> UploadProgress:
+    assert staged.upload is not None
+    return staged.upload
+
+
+def _ranges(size_bytes: int) -> list[PartRange]:
+    """Return the parts of a content. Raises `OriginError` if it needs too many."""
+    ranges: list[PartRange] = []
+    offset = 0
+    while offset < size_bytes:
+        if len(ranges) == MOST_PARTS:
+            raise OriginError(f"an object can have at most {offset} bytes")
+        length = min(part_bytes(len(ranges) + 1), size_bytes - offset)
+        ranges.append(PartRange(len(ranges) + 1, offset, length))
+        offset += length
+    return ranges
+
+
+def missing_parts(staged: StagedFile) -> list[PartRange]:
+    """Return the parts of the present content that the origin does not have."""
+    parts = {} if staged.upload is None else staged.upload.parts
+    return [
+        each
+        for each in _ranges(staged.size_bytes)
+        if (part := parts.get(each.number)) is None or part[1:3] != each[1:]
+    ]
+
+
+def full_part_after(size_bytes: int) -> int:
+    """Return the size at which a content of `size_bytes` has one full part more."""
+    end = 0
+    for number in range(1, MOST_PARTS + 1):
+        end += part_bytes(number)
+        if end > size_bytes:
+            return end
+    return MOST_SIZE_BYTES
+
+
+def condition_of(staged: StagedFile) -> Condition | None:
+    """Return the condition under which the content of a file may be stored."""
+    if staged.base is not None:
+        return Condition(staged.base.version)
+    return ABSENT if staged.is_exclusive else None
+
+
+def attributes_of(posix: Posix, mtime_ns: int | None = None) -> Attributes:
+    """Return the attributes that travel with an object."""
+    uid, gid, mode = posix
+    return Attributes(
+        None if mode == UNKNOWN_MODE else mode,
+        None if uid == UNKNOWN_ID else uid,
+        None if gid == UNKNOWN_ID else gid,
+        mtime_ns,
+    )

@@ -1,0 +1,194 @@
+"""`WrittenFile`: one file whose content is in the spool."""
+
+from enum import Enum, auto
+
+import trio
+
+from cachefs.namespace.reader import FileReader
+from cachefs.origin.writable import MOST_PUT_BYTES
+from cachefs.staging.extents import Source
+from cachefs.staging.staged_file import StagedFile
+from cachefs.types import BLOCK_BYTES, ObjectMeta
+
+MOST_RANGES = 1 << 16
+"""Up to so many written ranges of a file are tracked one by one: 16 bytes of memory each."""
+
+
+class State(Enum):
+    """The state of a file that has an entry in `WrittenFiles`."""
+
+    UNSENT = auto()
+    SENDING = auto()
+    STORED = auto()
+
+
+class WrittenFile:
+    """One file with an entry; owned by `WrittenFiles`. Loop thread only."""
+
+    def __init__(self, ino: int, staged: StagedFile, base: FileReader | None) -> None:
+        """`base` reads the version on which partial changes are based."""
+        self.ino = ino
+        self.staged = staged
+        self.base = base
+        self.state = State.UNSENT
+        self.meta: ObjectMeta | None = None
+        """The version that the origin has, while the state is STORED."""
+        self.is_named = True
+        self.is_shown_open = False
+        """It is sent before a close, too: a part has changed, or it was created for appending."""
+        self.writers: set[int] = set()
+        """The processes that have changed the file since it was sent last. The close of one of them
+        sends it. 0 stands for all processes."""
+        self.late_writers: set[int] = set()
+        """Those of them that have changed it since the present sending took its content."""
+        self.lock = trio.Lock()
+        """Held while the file or a part is sent, and while it is renamed or removed."""
+        self.sent = trio.Event()
+        """Set when the present sending ends."""
+        self.keeps_writers_out = False
+        """Writers wait until the present sending ends, because it was overtaken several times."""
+        self.knows_parts = True
+        """Whether this daemon has seen which parts of the upload the origin has."""
+        self.in_order_bytes = 0
+        """The file was written without a gap up to here."""
+        self.ahead_at_bytes = MOST_PUT_BYTES + 1
+        """When it is written up to here, full parts are sent."""
+        self.ahead: trio.CancelScope | None = None
+        """Cancelling it ends the sending of full parts."""
+        self.absent_generation = 0
+        """The generation of which it is known that the origin does not have it."""
+        self._truncations = 0
+        self._rested = trio.Event()
+
+    @property
+    def has_open_upload(self) -> bool:
+        """Whether an upload in parts has begun and not ended."""
+        return self.staged.upload is not None and bool(self.staged.upload.upload_id)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the origin may have the content although no sending has succeeded: the answer was
+        lost, or the daemon that sent it was killed."""
+        return (
+            self.state is State.UNSENT
+            and self.staged.generation != self.absent_generation
+            and self.was_asked_for_present
+        )
+
+    @property
+    def was_asked_for_present(self) -> bool:
+        """Whether the origin was asked to store the present content, as a whole."""
+        staged, upload = self.staged, self.staged.upload
+        if upload is None or not staged.is_sealed:
+            return False
+        return not upload.upload_id or upload.completing_generation == staged.generation
+
+    def may_be_published(self, is_at_origin: bool) -> bool:
+        """Return whether the content may be sent although no process closes the file. An empty one
+        may replace the object (`is_at_origin`): no close follows if a name was truncated."""
+        is_emptied = is_at_origin and not self.staged.size_bytes
+        return self.staged.is_sealed or self.is_shown_open or is_emptied
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
+        `SpoolError` or the origin's error."""
+        found: list[bytes] = []
+        for piece in self.staged.pieces(offset, size):
+            if piece.source is Source.SPOOL:
+                found.append(await self.staged.read_spool(piece.offset, piece.length))
+            elif piece.source is Source.ZEROS:
+                found.append(bytes(piece.length))
+            else:
+                found.append(await self._read_base(piece.offset, piece.length))
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    async def _read_base(self, offset: int, size: int) -> bytes:
+        assert self.base is not None
+        parts = []
+        while size > 0:
+            length = min(size, BLOCK_BYTES)
+            data = self.base.read_now(offset, length)
+            parts.append(bytes(await self.base.read(offset, length) if data is None else data))
+            offset += length
+            size -= length
+        return b"".join(parts)
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether so many ranges were written that no block may get more: see `fill`."""
+        extents = self.staged.extents
+        return extents is not None and len(extents) > MOST_RANGES
+
+    async def fill(self, begin: int, end: int) -> None:
+        """Write the bytes of the base to the gaps of the blocks that have a byte of [begin, end).
+        Each of them then counts as one range, so memory and journal stay bounded. There must be
+        room in the spool for these blocks. Raises `SpoolError` or the origin's error."""
+        for start in range(begin - begin % BLOCK_BYTES, end, BLOCK_BYTES):
+            data = await self.read(start, BLOCK_BYTES)
+            # What is a piece of the base now was one before the await, with the same bytes.
+            for source, offset, length in self.staged.pieces(start, BLOCK_BYTES):
+                at = offset - start
+                if source is Source.BASE:
+                    self.staged.write(offset, data[at : at + length])
+                elif source is Source.ZEROS:
+                    self.staged.write(offset, bytes(length))
+
+    def note_writer(self, process: int) -> None:
+        """Note that the process (0: any) has changed the file."""
+        self.writers.add(process)
+        self.late_writers.add(process)
+
+    async def truncate(self, size_bytes: int) -> None:
+        """Set the size, in several steps if it is large: nothing in between is sent. The first step
+        is done before the first await."""
+        self._truncations += 1
+        try:
+            await self.staged.truncate(size_bytes)
+        finally:
+            self._truncations -= 1
+            self.in_order_bytes = min(self.in_order_bytes, size_bytes)
+            self._rested.set()
+            self._rested = trio.Event()
+
+    async def rest(self) -> None:
+        """Wait until no truncation is half done."""
+        while self._truncations:
+            await self._rested.wait()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no truncation is half done."""
+        return not self._truncations
+
+    def is_still(self, generation: int) -> bool:
+        """Return whether the content is that of the generation, and no truncation is half done."""
+        return not self._truncations and self.staged.generation == generation
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def begin_sending(self) -> None:
+        """Note that the present content is what is sent."""
+        self.staged.seal()
+        self.staged.begin_sending()
+        self.late_writers.clear()
+
+    def end_sending(self, state: State) -> None:
+        """Note that a sending ended with this state of the file, and wake those who wait."""
+        self.state = state
+        self.keeps_writers_out = False
+        self.sent.set()
+        self.sent = trio.Event()
+
+    def stop_ahead(self) -> None:
+        """Break off the sending of full parts. It gives the lock back soon."""
+        if self.ahead is not None:
+            self.ahead.cancel()
+
+
+def nameless(staged: StagedFile) -> WrittenFile:
+    """Return an entry for a staged file that no name refers to."""
+    file = WrittenFile(staged.ino, staged, None)
+    file.is_named = False
+    return file
