@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.client import ask
-from cachefs.metrics import METRICS
+from cachefs.metrics import METRICS, OF_WRITES
 from cachefs.mounts import socket_path
 from tests.mount.harness import DATA_PATH, MIB, Site, drop_pages, eventually
 from tests.mount.outage import SHORT_TTLS, TROUBLE
@@ -191,7 +191,7 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
         eventually(lambda: "cachefs_origin_breaker_open" in watch.moved())
         eventually(lambda: bool(os.listdir(root / "cold")) and "cachefs_stale" in watch.moved())
         proxy.clear()
-    everything = {metric.name for metric in METRICS}
+    everything = {metric.name for metric in METRICS} - OF_WRITES
     still = STILL | {name for name in everything if "_relay_" in name and DATA_PATH == "python"}
 
     def all_moved() -> bool:
@@ -202,6 +202,20 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
         eventually(all_moved, 10)  # moves between tiers may be under way
     assert everything - watch.moved() - still == set(), "these never moved"
     assert watch.values.keys() == everything
+
+
+def test_the_metrics_of_writes_move(site: Site) -> None:
+    site.expected_trouble = ("it stays in the spool",)
+    site.mount("--rw")
+    watch = Watch(site)
+    watch.look()
+    with (site.mountpoint / "file").open("wb") as stream:
+        stream.write(b"x" * 10_000)
+        stream.flush()
+        watch.look()
+    watch.look()
+    still = {"cachefs_spool_limit_bytes", "cachefs_origin_write_errors_total"}
+    assert OF_WRITES - watch.moved() == still
 
 
 def test_blocks_that_are_not_kept_are_counted(site: Site) -> None:
