@@ -267,3 +267,12 @@ def test_tiers_come_and_go(mounted: Site, tmp_path: Path) -> None:
     read_all(mounted)
     assert 0 < in_second <= counters(mounted)["missed"] - before["missed"]
     have_it_served(mounted)
+
+
+def test_a_write_is_one_message(site: Site) -> None:
+    site.mount("--rw", "--data-path", "relay")
+    before = counters(site)
+    with (site.mountpoint / "file").open("wb", buffering=0) as file:
+        for _ in range(400):
+            file.write(b"a little")
+    assert counters(site)["forwarded"] < before["forwarded"] + 600

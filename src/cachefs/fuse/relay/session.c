@@ -56,7 +56,9 @@ static void note_request(const struct fuse_in_header *in) {
  * A writable mount also clears FUSE_ATOMIC_O_TRUNC: without OPEN, the kernel would truncate its own
  * pages for O_TRUNC and tell nobody; now it sends SETATTR. It clears FUSE_AUTO_INVAL_DATA, because
  * only writes of this mount change the mtime of an inode. The size of a WRITE is limited, because a
- * request must fit into the buffer of the relay's socket, which only root can enlarge. */
+ * request must fit into the buffer of the relay's socket, which only root can enlarge.
+ * FUSE_HANDLE_KILLPRIV_V2 says that a write removes set-user-ID bits and capabilities: no file here
+ * has any. Without it, the kernel asks for "security.capability" before each write(2). */
 static void edit_init_reply(const struct iovec *parts, int count) {
     const struct fuse_out_header *out = parts[0].iov_base;
     if (init_unique == 0 || out->unique != init_unique) return;
@@ -66,6 +68,7 @@ static void edit_init_reply(const struct iovec *parts, int count) {
     init->flags |= FUSE_PARALLEL_DIROPS;
     if (!accepts_writes) return;
     init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA);
+    init->flags |= FUSE_HANDLE_KILLPRIV_V2;
     if (init->max_write > MOST_WRITE) init->max_write = MOST_WRITE;
 }
 
