@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.mount.harness import Site
 from tests.servers.s3_server import S3Server
 
-_UPLOAD = ".cachefs-upload-"
+_HIDDEN = ".cachefs-"
+"""Uploads and probes: no listing of a mount shows them."""
 _buckets = count(1)
 
 
@@ -20,7 +21,7 @@ class Store:
 
     def names(self) -> list[str]:
         """The paths of all files, sorted."""
-        return [name for name in self._all() if _UPLOAD not in name]
+        return [name for name in self._all() if _HIDDEN not in name]
 
     def _all(self) -> list[str]:
         files = self.site.files
@@ -65,7 +66,9 @@ class S3Store(Store):
             Bucket=self.bucket, Prefix="prefix/"
         ):
             found += [entry["Key"].removeprefix("prefix/") for entry in page.get("Contents", [])]
-        return sorted(name for name in found if name and not name.endswith("/"))
+        return sorted(
+            name for name in found if name and not name.endswith("/") and _HIDDEN not in name
+        )
 
     def read(self, name: str) -> bytes:
         client = self._server.client
