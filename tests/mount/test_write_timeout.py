@@ -42,6 +42,11 @@ def test_a_close_fails_after_the_write_timeout(
         assert raised.value.errno == errno.EIO
         assert time.monotonic() - began_s < LIMIT_S
         assert file.read_bytes() == b"kept"
+        with file.open("ab", buffering=0) as more:
+            began_s = time.monotonic()
+            more.write(b" and more")  # writes go on while the origin is away
+            assert time.monotonic() - began_s < LIMIT_S
+            proxy.clear()
     finally:
         proxy.clear()
         site.umount()
@@ -55,4 +60,4 @@ def test_a_close_fails_after_the_write_timeout(
         eventually(is_stored)
         site.umount()
     body = seaweedfs.client.get_object(Bucket=bucket, Key="prefix/file")["Body"]
-    assert body.read() == b"kept"
+    assert body.read() == b"kept and more"

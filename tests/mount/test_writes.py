@@ -282,6 +282,21 @@ def test_a_new_file_replaces_that_of_another_client_only_if_it_truncates(site: S
     assert (site.files / "whole").read_bytes() == b"ours"
 
 
+def test_a_file_whose_name_another_client_took_takes_no_changes(site: Site) -> None:
+    site.mount("--rw", "--attr-ttl", "0", "--entry-ttl", "0", "--list-ttl", "0")
+    file = site.mountpoint / "file"
+    file.write_bytes(b"ours")
+    stream = os.open(file, os.O_WRONLY)
+    (site.files / "new").write_bytes(b"theirs, longer")
+    (site.files / "new").rename(site.files / "file")
+    eventually(lambda: file.stat().st_size == 14)
+    with pytest.raises(OSError) as raised:
+        os.pwrite(stream, b"lost?", 0)
+    assert raised.value.errno == errno.ESTALE
+    os.close(stream)
+    assert file.read_bytes() == (site.files / "file").read_bytes() == b"theirs, longer"
+
+
 def test_names_that_cannot_be(rw: Site) -> None:
     with pytest.raises(OSError) as raised:
         (rw.mountpoint / ("x" * 256)).write_bytes(b"")

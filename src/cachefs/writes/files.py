@@ -10,14 +10,12 @@ A file of a writable mount is in one of these states:
 - stored: the origin has the content. The cache is given the blocks from the spool; until then
   reads are served from the spool.
 
-A change of a stored or clean file makes it unsent again. Code between two awaits is atomic on the
-loop; the methods say where this matters.
+Code between two awaits is atomic on the loop; the methods say where this matters.
 """
 
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 import trio
 
@@ -32,21 +30,17 @@ from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
 from cachefs.writes.jobs import FileJobs
+from cachefs.writes.processes import check_alive
 from cachefs.writes.sending.ahead import PartsAhead
 from cachefs.writes.sending.sender import Describe, Sender, attributes_of
 from cachefs.writes.sending.to_cache import give_to_cache
-from cachefs.writes.written_file import State, WrittenFile, nameless
+from cachefs.writes.written_file import Marks, State, WrittenFile, nameless
 
 _ROOM_S = 60.0
 """How long a write waits for room in the spool before it fails with ENOSPC."""
+_DOUBT_S = 5.0
 
 log = logging.getLogger(__name__)
-
-
-class Marks(Protocol):
-    """The relay's table, as far as it is told of unsent changes."""
-
-    def mark_unsent(self, ino: int, is_unsent: bool, /) -> None: ...
 
 
 class WrittenFiles:
@@ -73,8 +67,9 @@ class WrittenFiles:
         self._marks = marks
         self._withdraw = withdraw
         self._files: dict[int, WrittenFile] = {}
-        self._refused: set[int] = set()
-        """Inodes that lost their name by a conflict. Nothing would send further changes of them."""
+        self._removed: set[int] = set()
+        """Inodes without a name that this mount has removed or replaced itself: those who have them
+        open may go on. Nothing would send changes of others that have no name."""
         self._ahead = PartsAhead(sender, self._destination)
         self._jobs = FileJobs()
 
@@ -200,15 +195,19 @@ class WrittenFiles:
         if file is not None and file.is_scattered:
             await self._spool.reserve(len(data) + 2 * BLOCK_BYTES, _ROOM_S)
             await file.fill(offset, offset + len(data))
+        began_at = trio.current_time()
         await self._spool.reserve(len(data), _ROOM_S)
         file = await self._changeable(ino)
+        check_alive(process, began_at)
         file.staged.write(offset, data)
         self._note_change(file, process)
         self._ahead.note_write(file, offset, offset + len(data))
 
     async def truncate(self, ino: int, size_bytes: int, process: int) -> None:
         """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
+        began_at = trio.current_time()
         file = await self._changeable(ino, is_whole=size_bytes == 0)
+        check_alive(process, began_at)
         await file.truncate(size_bytes)
         self._note_change(file, process)
         if size_bytes <= MOST_PUT_BYTES and file.has_open_upload:
@@ -237,20 +236,25 @@ class WrittenFiles:
 
     async def _end_doubt(self, file: WrittenFile) -> None:
         """Find out whether a sending succeeded whose result is not known: then a change must be
-        based on what it has stored. Raises the origin's error."""
+        based on what it has stored."""
         async with file.lock:
             if not file.is_in_doubt or self._files.get(file.ino) is not file:
                 return
             upload, generation = file.staged.upload, file.staged.generation
             assert upload is not None
-            meta = await self._sender.earlier_result(file, upload.path)
+            meta = (
+                None  # writers don't wait for an origin that is away: the next sending asks again
+            )
+            with suppress(CachefsError), trio.move_on_after(_DOUBT_S):
+                meta = await self._sender.earlier_result(file, upload.path)
             file.absent_generation = generation
             if meta is not None:
                 file.state = self._note_sent(file, meta)
 
     def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
-        if inode.is_dir or not inode.version or inode.ino in self._refused:
-            raise ObjectChangedError(f"the unsent content of inode {inode.ino} is gone")
+        is_lost = not (inode.ino in self._removed or self._changes.is_named(inode.ino))
+        if inode.is_dir or not inode.version or is_lost:
+            raise ObjectChangedError(f"no name of the origin refers to inode {inode.ino} any more")
         ref = self._namespace.object_ref(inode)
         base = None if is_whole or not inode.size_bytes else ref.meta
         staged = self._stage(inode, ref.path, base)
@@ -357,6 +361,7 @@ class WrittenFiles:
         is_present = staged.generation == staged.sending_generation
         if is_present:
             self._changes.note_stored(file.ino, meta)
+            self._readers.drop(file.ino)  # it may be one of the version before
             self._namespace.write_ahead()  # before the spool forgets it
         else:
             self._changes.note_older_stored(file.ino, meta)
@@ -387,7 +392,6 @@ class WrittenFiles:
     def give_up(self, file: WrittenFile) -> None:
         """End the entry of a conflict, or of a file whose unsent changes a user has dropped."""
         del self._files[file.ino]
-        self._refused.add(file.ino)
         self._mark(file, False)
         self._changes.give_up(file.ino)
 
@@ -410,9 +414,15 @@ class WrittenFiles:
         return file.state is State.STORED and self._files.get(file.ino) is file
 
     async def send_changed(self, ino: int) -> None:
-        """Send the file if it is unsent and the origin has an older version of it."""
-        if self.is_unsent(ino) and self._namespace.inode(ino).version:
+        """Send the file if it is unsent and the origin has an older version of it, or may have."""
+        if self.is_unsent(ino) and (self._namespace.inode(ino).version or self.was_sent(ino)):
             await self.send(ino)
+
+    def was_sent(self, ino: int) -> bool:
+        """Return whether the origin was asked to store an unsent file: it may have it, even though
+        this is not known."""
+        file = self._files.get(ino)
+        return file is not None and file.staged.upload is not None
 
     def unsent_below(self, directory: str) -> list[int]:
         """Return the inode numbers of the unsent files below a directory."""
@@ -462,6 +472,7 @@ class WrittenFiles:
     def note_unnamed(self, ino: int) -> None:
         """Note that the file has no name any more. Processes that have it open still use it; it is
         never sent."""
+        self._removed.add(ino)
         file = self._files.get(ino)
         if file is not None:
             if file.state is not State.STORED:
@@ -474,7 +485,7 @@ class WrittenFiles:
 
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
-        self._refused.discard(ino)
+        self._removed.discard(ino)
         file = self._files.get(ino)
         if file is None or file.is_named:
             return

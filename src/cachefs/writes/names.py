@@ -161,7 +161,7 @@ class WrittenNames:
             self._files.note_unnamed(inode.ino)
 
     def _is_at_origin(self, ino: int) -> bool:
-        return bool(self._namespace.inode(ino).version)
+        return bool(self._namespace.inode(ino).version) or self._files.was_sent(ino)
 
     async def remove_directory(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. Asks the origin whether it is empty. Raises `NotEmptyError`,
@@ -260,7 +260,9 @@ class WrittenNames:
                 if is_unsent:
                     self._files.note_path(ino, new_path)
                 else:
-                    self._note_moved(ino, before, meta)
+                    # Another program may have changed a local file just before its rename.
+                    is_same = meta.version == before.meta.version or not self._writer.can_rename
+                    self._note_moved(ino, before, meta, has_blocks=is_same)
 
     async def _move_object(self, before: ObjectRef, new_path: str) -> ObjectMeta:
         """Give an object another path, and return its version there."""
@@ -277,12 +279,15 @@ class WrittenNames:
             raise ObjectChangedError(f"{path} has become a directory")
         return meta
 
-    def _note_moved(self, ino: int, before: ObjectRef, meta: ObjectMeta) -> None:
-        """Note the version that an inode has at its new path. Its cached blocks are copied in the
-        background. Atomic."""
+    def _note_moved(
+        self, ino: int, before: ObjectRef, meta: ObjectMeta, *, has_blocks: bool = True
+    ) -> None:
+        """Note the version that an inode has at its new path. The cached blocks of `before` are
+        copied in the background if they are its blocks, too (`has_blocks`). Atomic."""
         self._readers.drop(ino)
         inode = self._changes.note_stored(ino, meta)
-        self._copies.add(before, self._namespace.object_ref(inode))
+        if has_blocks:
+            self._copies.add(before, self._namespace.object_ref(inode))
 
     async def _move_directory(
         self, directory: Inode, old: Name, new: Name, has_target: bool, is_again: bool

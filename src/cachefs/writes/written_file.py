@@ -1,6 +1,7 @@
 """`WrittenFile`: one file whose content is in the spool."""
 
 from enum import Enum, auto
+from typing import Protocol
 
 import trio
 
@@ -12,6 +13,12 @@ from cachefs.types import BLOCK_BYTES, ObjectMeta
 
 MOST_RANGES = 1 << 16
 """Up to so many written ranges of a file are tracked one by one: 16 bytes of memory each."""
+
+
+class Marks(Protocol):
+    """The relay's table, as far as it is told of unsent changes."""
+
+    def mark_unsent(self, ino: int, is_unsent: bool, /) -> None: ...
 
 
 class State(Enum):
@@ -71,6 +78,7 @@ class WrittenFile:
         lost, or the daemon that sent it was killed."""
         return (
             self.state is State.UNSENT
+            and self.is_named
             and self.staged.generation != self.absent_generation
             and self.was_asked_for_present
         )
