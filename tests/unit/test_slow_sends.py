@@ -1,13 +1,11 @@
 """When the log says that a close takes long."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from cachefs.staging.file_state import FileState
 from cachefs.writes.report import UnsentFile, UnsentState
 from cachefs.writes.slow_sends import SlowSends
 
@@ -16,12 +14,14 @@ class FakeUnsent:
     """Two files, of which some are being sent."""
 
     def __init__(self) -> None:
-        files = {number: SimpleNamespace(state=FileState.OPEN) for number in (1, 2)}
-        self.spool = SimpleNamespace(files=files)
+        self.sent: dict[int, bool] = {}
         self.sent_bytes = 0
 
     def set(self, number: int, *, is_sent: bool) -> None:
-        self.spool.files[number].state = FileState.SENDING if is_sent else FileState.OPEN
+        self.sent[number] = is_sent
+
+    def sending(self) -> list[int]:
+        return [number for number, is_sent in self.sent.items() if is_sent]
 
     def get(self, number: int) -> UnsentFile:
         state = UnsentState.SENDING

@@ -102,11 +102,8 @@ class WrittenFiles:
 
     def unsent(self) -> list[int]:
         """Return the inode numbers of all unsent files that have a name."""
-        return [
-            ino
-            for ino, file in self._files.items()
-            if file.state is not State.STORED and file.is_named
-        ]
+        files = self._files.items()
+        return [ino for ino, file in files if file.state is not State.STORED and file.is_named]
 
     def generations_to_send(self) -> dict[int, int]:
         """Return, by inode number, the generations of the unsent files that may be sent although
@@ -242,9 +239,7 @@ class WrittenFiles:
                 return
             upload, generation = file.staged.upload, file.staged.generation
             assert upload is not None
-            meta = (
-                None  # writers don't wait for an origin that is away: the next sending asks again
-            )
+            meta = None  # if the origin is away, the next sending asks again
             with suppress(CachefsError), trio.move_on_after(_DOUBT_S):
                 meta = await self._sender.earlier_result(file, upload.path)
             file.absent_generation = generation
