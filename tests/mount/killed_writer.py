@@ -147,7 +147,7 @@ class Writer:
             with self.attempt(name):
                 fd = os.open(self.path(name), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
                 try:
-                    count = values_of(name, os.pread(fd, MIB, 0))[name]
+                    count = values_of(name, _read_all(fd))[name]
                     for _ in range(self._chance.randrange(2, 8)):
                         for _ in range(self._chance.randrange(1, 4)):
                             self.note("try", name, count + 1)
@@ -198,6 +198,14 @@ class Writer:
         with self.attempt(name):
             self.whole(name, self._chance.randrange(17 * MIB, 26 * MIB))
         time.sleep(0.2)
+
+
+def _read_all(fd: int) -> bytes:
+    """Read to the end: a read that meets an error half-way returns what was before it."""
+    found = b""
+    while piece := os.pread(fd, MIB, len(found)):
+        found += piece
+    return found
 
 
 def _has_ended() -> bool:
