@@ -13,7 +13,7 @@ from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
 from cachefs.daemon.spool_place import choose_spool
-from cachefs.daemon.writing import check_writable_later
+from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -98,9 +98,9 @@ class RunningMount:
             if parts.writers is not None:
                 self._sends, self._unsent = parts.writers.background, parts.state.unsent
                 control.start_soon(self._sends.run)
-                writer = opened.origin.writer
-                if self._is_successor and writer is not None:
-                    control.start_soon(check_writable_later, writer)
+                if (writer := opened.origin.writer) is not None:
+                    keep = take_over_guarantees if self._is_successor else keep_guarantees
+                    keep(base.db, writer)
             if self._unsent is not None:
                 control.start_soon(SlowSends(self._unsent).run)
             await self._serve_kernel(parts, on_ready)

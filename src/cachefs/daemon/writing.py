@@ -1,7 +1,7 @@
 """The objects of a writable mount: its spool, and what changes files and names."""
 
-import logging
 from array import array
+from dataclasses import fields
 
 import trio
 
@@ -10,13 +10,14 @@ from cachefs.cache.publisher import Publisher
 from cachefs.config import MountConfig
 from cachefs.control.routes.writes import Unsent
 from cachefs.daemon.relayed import Relayed
-from cachefs.errors import CachefsError, UsageError
+from cachefs.db.database import Database
+from cachefs.errors import UsageError
 from cachefs.fuse.writing import Writers
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
-from cachefs.origin.writable import WritableOrigin
+from cachefs.origin.writable import Guarantees, WritableOrigin
 from cachefs.staging.spool import Spool
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.block_copies import BlockCopies
@@ -27,9 +28,8 @@ from cachefs.writes.names import WrittenNames
 from cachefs.writes.report import UnsentFiles
 from cachefs.writes.sending.sender import Sender
 
-_CHECK_AGAIN_S = 60.0
-
-log = logging.getLogger(__name__)
+_GUARANTEES = b"guarantees"
+"""The row of the table "meta" of the namespace: names of fields of `Guarantees`."""
 
 
 def build_writers(
@@ -82,16 +82,21 @@ def build_writers(
     return Writers(files, names, background), unsent
 
 
-async def check_writable_later(writer: WritableOrigin) -> None:
-    """Find out which conditions the store checks, for a daemon that replaces another: readers don't
-    wait for this. Until then the writer relies on none, and compares versions itself."""
-    while True:
-        try:
-            await writer.check_writable()
-            return
-        except CachefsError as error:
-            log.debug("can't check what the origin guarantees: %s", error)
-            await trio.sleep(_CHECK_AGAIN_S)
+def keep_guarantees(db: Database, writer: WritableOrigin) -> None:
+    """Note what `check_writable` has found, for later daemons of this mount."""
+    known = (field.name for field in fields(Guarantees) if getattr(writer.guarantees, field.name))
+    db.put("meta", _GUARANTEES, " ".join(known).encode())
+
+
+def take_over_guarantees(db: Database, writer: WritableOrigin) -> None:
+    """Let the writer rely on what the first daemon of this mount has found. If that is not known,
+    it relies on no condition of the store, and compares versions itself."""
+    noted = db.get("meta", _GUARANTEES)
+    if noted is not None:
+        known = noted.decode(errors="replace").split()
+        writer.guarantees = Guarantees(
+            **{field.name: field.name in known for field in fields(Guarantees)}
+        )
 
 
 def _withdraw_nothing(ino: int, block_count: int) -> None:
