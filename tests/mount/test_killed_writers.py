@@ -12,12 +12,14 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -256,4 +258,86 @@ def test_a_kill_after_a_part_of_a_file_was_stored_and_before_this_is_recorded(
     assert mark.exists()
     wanted = bytes(10) + b"changed" + bytes(3) + b"changed" + bytes(5000 - 27)
     assert store.read("file") == (site.mountpoint / "file").read_bytes() == wanted
+    site.umount()
+
+
+OVERTAKEN_AND_KILLED = """
+from cachefs.fuse.relay import _relay  # before libfuse
+import os, pathlib, signal
+import trio
+from cachefs.writes import background
+from cachefs.writes.sending import sender
+
+background._QUIET_S = 1e9
+plain = sender.Sender.send
+
+async def send(self, file, path, *args, **kwargs):
+    meta = await plain(self, file, path, *args, **kwargs)
+    mark = pathlib.Path({mark!r})
+    if path == "file" and not mark.exists():
+        mark.touch()
+        generation = file.staged.generation
+        while file.staged.generation == generation:
+            await trio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return meta
+
+sender.Sender.send = send
+"""
+
+
+def test_a_kill_after_a_content_was_stored_that_a_writer_has_overtaken(
+    store: Store, tmp_path: Path
+) -> None:
+    """The next daemon finds that the origin has the older content, and bases the rest on it. Also
+    what a process reads meanwhile is the present content."""
+    site, mark = store.site, tmp_path / "mark"
+    site.expected_trouble += (" cachefs.supervisor.", " cachefs.cache.tier.slab_files: ")
+    (tmp_path / "sitecustomize.py").write_text(OVERTAKEN_AND_KILLED.format(mark=str(mark)))
+    site.environment["PYTHONPATH"] = str(tmp_path)
+    store.write("file", bytes(5000))
+    site.mount("--rw", "--data-path", "relay")
+    first, second = (os.open(site.mountpoint / "file", os.O_RDWR) for _ in range(2))
+    os.pwrite(first, b"changed", 10)
+    with ThreadPoolExecutor() as threads:
+        closed = threads.submit(os.close, first)
+        eventually(mark.exists)
+        os.pwrite(second, b"changed", 20)
+        assert os.pread(second, 4000, 1000) == bytes(4000)
+        closed.result(PATIENCE_S)
+    os.close(second)
+    wanted = bytes(10) + b"changed" + bytes(3) + b"changed" + bytes(5000 - 27)
+    assert store.read("file") == (site.mountpoint / "file").read_bytes() == wanted
+    site.umount()
+
+
+def test_reads_of_a_file_that_a_dead_daemon_has_stored(store: Store, tmp_path: Path) -> None:
+    """They come from what it has stored, although nothing sends the file before, and although no
+    cache has the version that was changed."""
+    site, mark = store.site, tmp_path / "mark"
+    site.expected_trouble += (" cachefs.supervisor.", " cachefs.cache.", "which a dead cachefs had")
+    (tmp_path / "sitecustomize.py").write_text(
+        KILLED_AFTER_SENDING.format(mark=str(mark)).replace(
+            "os.kill(", "os.kill(os.getppid(), signal.SIGKILL), os.kill("
+        )
+        + "from cachefs.writes import background\nbackground._QUIET_S = 1e9\n"
+    )
+    site.environment["PYTHONPATH"] = str(tmp_path)
+    store.write("file", bytes(5000))
+    site.mount("--rw", "--data-path", "relay")
+    descriptor = os.open(site.mountpoint / "file", os.O_RDWR)
+    os.pwrite(descriptor, b"changed", 10)
+    with pytest.raises(OSError) as raised:
+        os.fsync(descriptor)
+    assert raised.value.errno in GONE
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    eventually(lambda: not site.is_running())
+    for tier in site.cache.glob("**/slabs"):
+        shutil.rmtree(tier)
+        tier.mkdir()
+    site.mount("--rw", "--data-path", "relay")
+    wanted = bytes(10) + b"changed" + bytes(5000 - 17)
+    assert (site.mountpoint / "file").read_bytes() == wanted == store.read("file")
+    assert site.cli("writes", site.mountpoint).stdout == "nothing is unsent\n"
     site.umount()

@@ -300,6 +300,7 @@ class StagedFile(StagedContent):
         """Take over what a journal and the spool file say of the content (`recovery.py`)."""
         self._extents, self._stored_bytes = extents, stored_bytes
         self._spool_mtime_ns = spool_mtime_ns
+        self._least_bytes = self.base_bytes  # no greater than the least size since the upload began
         self._charge()
 
 

@@ -32,13 +32,13 @@ from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
 from cachefs.writes.jobs import FileJobs
 from cachefs.writes.processes import check_alive
 from cachefs.writes.sending.ahead import PartsAhead
+from cachefs.writes.sending.doubts import Doubts
 from cachefs.writes.sending.sender import Describe, Sender, attributes_of
 from cachefs.writes.sending.to_cache import give_to_cache
 from cachefs.writes.written_file import Marks, State, WrittenFile, nameless
 
 _ROOM_S = 60.0
 """How long a write waits for room in the spool before it fails with ENOSPC."""
-_DOUBT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class WrittenFiles:
         open may go on. Nothing would send changes of others that have no name."""
         self._ahead = PartsAhead(sender, self._destination)
         self._jobs = FileJobs()
+        self._doubts = Doubts(sender, self._is_entry, self._note_sent)
 
     async def run(self) -> None:
         """Do what no process waits for. Never returns."""
@@ -143,7 +144,7 @@ class WrittenFiles:
             before = self._namespace.ref_at(staged.path, staged.base)
             base = self._readers.new(inode, before)
         file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
-        file.writers.add(0)  # the daemon before knew them
+        file.note_writer(0)  # the daemon before knew them
         file.is_shown_open = base is not None
         file.knows_parts = False
         if staged.base is None:
@@ -224,27 +225,12 @@ class WrittenFiles:
             if file.keeps_writers_out:
                 await file.sent.wait()
             elif file.is_in_doubt:
-                await self._end_doubt(file)
+                await self._doubts.end(file)
             elif file.state is State.STORED:
                 self._end(file)
             else:
                 return file
         return self._begin_change(self._namespace.inode(ino), is_whole)
-
-    async def _end_doubt(self, file: WrittenFile) -> None:
-        """Find out whether a sending succeeded whose result is not known: then a change must be
-        based on what it has stored."""
-        async with file.lock:
-            if not file.is_in_doubt or self._files.get(file.ino) is not file:
-                return
-            upload, generation = file.staged.upload, file.staged.generation
-            assert upload is not None
-            meta = None  # if the origin is away, the next sending asks again
-            with suppress(CachefsError), trio.move_on_after(_DOUBT_S):
-                meta = await self._sender.earlier_result(file, upload.path)
-            file.absent_generation = generation
-            if meta is not None:
-                file.state = self._note_sent(file, meta)
 
     def _begin_change(self, inode: Inode, is_whole: bool) -> WrittenFile:
         is_lost = not (inode.ino in self._removed or self._changes.is_named(inode.ino))
@@ -283,15 +269,21 @@ class WrittenFiles:
     # -- reading -----------------------------------------------------------------------------------
 
     async def read(self, ino: int, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes from `offset`, fewer only at the end of the file."""
-        while True:
-            file = self._files[ino]
+        """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
+        `SpoolError` also if the entry has ended: then the cache reads the file."""
+        while (file := self._files.get(ino)) is not None:
             try:
                 return await file.read(offset, size)
             except SpoolError:
                 # Another change has begun meanwhile, on top of what the origin has.
                 if self._files.get(ino) in (file, None):
                     raise
+            except ObjectChangedError:
+                if not await self._doubts.has_replaced_base(file):
+                    raise
+                if self._is_stored(file) and file.is_named:
+                    self._end(file)
+        raise SpoolError(f"inode {ino} is no longer in the spool")
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -406,7 +398,11 @@ class WrittenFiles:
 
     def _is_stored(self, file: WrittenFile) -> bool:
         """Return whether this is still the entry of its inode, and the origin has its content."""
-        return file.state is State.STORED and self._files.get(file.ino) is file
+        return file.state is State.STORED and self._is_entry(file)
+
+    def _is_entry(self, file: WrittenFile) -> bool:
+        """Return whether this is still the entry of its inode."""
+        return self._files.get(file.ino) is file
 
     async def send_changed(self, ino: int) -> None:
         """Send the file if it is unsent and the origin has an older version of it, or may have."""

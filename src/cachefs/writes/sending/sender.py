@@ -92,12 +92,12 @@ class Sender:
         """Return the object at `path` if an earlier sending of the file has made it although it
         failed, or its daemon was killed. `StagedFile.finish` says whether it has the present
         content. Raises the origin's error."""
-        staged, known = file.staged, file.staged.upload
+        known = file.staged.upload
         if known is None or known.path != path:
             return None
         if file.was_asked_for_present:
             file.begin_sending()
-        elif not staged.sending_generation or (known.upload_id and not known.completing_generation):
+        elif known.upload_id and not known.completing_generation:
             return None
         return await self._writer.written_by(path, known.write_id)
 
