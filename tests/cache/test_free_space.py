@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cachefs.types import ObjectRef
 from tests.cache.harness import (
     MIB,
@@ -87,6 +89,7 @@ async def test_no_slab_is_taken_from_another_class(tmp_path: Path) -> None:
         assert evicted(cache) >= gone, "a refused guess does not stand in a reader's way"
 
 
+@pytest.mark.long
 async def test_a_block_that_a_reader_joins_is_stored_like_others(tmp_path: Path) -> None:
     origin = MemoryOrigin(delay_s=0.05)
     read, (guess,) = put_many(origin, 42, MIB), put_many(origin, 1, MIB, "guess")

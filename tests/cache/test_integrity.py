@@ -56,6 +56,7 @@ async def read_part(cache: BlockCache, ref: ObjectRef, offset: int, length: int)
     return bytes(await cache.read_block(ref, 0, offset, length) if now is None else now)
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("a block is not what was stored")
 async def test_the_scrubber_finds_it(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 40, 50_000)

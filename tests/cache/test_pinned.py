@@ -226,6 +226,7 @@ async def test_a_tier_shrinks_although_there_are_pinned_blocks_everywhere(
         assert origin.counters.gets == gets
 
 
+@pytest.mark.long
 async def test_other_sizes_find_room_although_there_are_pinned_blocks_everywhere(
     tmp_path: Path,
     origin: MemoryOrigin,

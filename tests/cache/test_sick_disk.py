@@ -34,7 +34,7 @@ from tests.cache.harness import (
 from tests.disk_limits import set_disk_limits
 from tests.memory_origin import MemoryOrigin
 
-pytestmark = pytest.mark.real_disk_limits
+pytestmark = [pytest.mark.real_disk_limits, pytest.mark.long]
 
 SICK = "the disk is (unstable|down)|can't store blocks|can't grow|read failed|does not answer"
 

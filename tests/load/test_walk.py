@@ -77,6 +77,7 @@ async def rig(
     tree.db.abandon()
 
 
+@pytest.mark.long
 async def test_a_listing_that_is_always_wrong_is_given_up(rig: Rig, origin: ScriptedOrigin) -> None:
     """The origin is up: only this answer is of no use."""
 
@@ -94,6 +95,7 @@ async def test_a_listing_that_is_always_wrong_is_given_up(rig: Rig, origin: Scri
     assert rig.progress.waiting_for is None
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("does not answer")
 @pytest.mark.expect_log("answers again")
 async def test_an_outage_is_waited_for(rig: Rig, origin: ScriptedOrigin) -> None:

@@ -165,6 +165,8 @@ def test_every_metric_moves_under_load(origin_site: Site, proxy: FaultProxy) -> 
         for _ in range(220):  # what a hedge goes by
             next(cold).read_bytes()
         proxy.limit(None, latency_s=0.8)
+        for _ in range(4):  # every other one is late, and while nobody else reads slots are free
+            next(cold).read_bytes()
         for _ in range(4):  # a queue is short, and a busy machine looks at it rarely
             with reading([next(cold) for _ in range(40)]) as readers:
                 readers.wait(300)

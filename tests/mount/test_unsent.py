@@ -103,6 +103,7 @@ def conflict(site: Site, *, cached: bool = True) -> dict[str, Any]:
         file.write_bytes(b"first version")
     if cached:
         file.read_bytes()
+        eventually(lambda: os.getxattr(file, "user.cachefs.cached") == b"100")
     stream = os.open(file, os.O_WRONLY)
     os.pwrite(stream, b"OURS!", 0)
     other.write_bytes(b"version of somebody else")

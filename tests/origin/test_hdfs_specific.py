@@ -249,6 +249,7 @@ async def test_nobody_listens(opened) -> None:
     assert origin.counters.errors == 1
 
 
+@pytest.mark.long
 async def test_a_namenode_that_says_nothing(silent_port, opened) -> None:
     origin = opened(f"hdfs://127.0.0.1:{silent_port}/x", IMPATIENT)
     for attempt in [origin.check, lambda: origin.stat("f"), lambda: list_all(origin)]:
@@ -379,6 +380,7 @@ async def test_webhdfs_knows_the_file_id(hdfs, root, opened) -> None:
         await origin.read("f", meta, 0, 5)
 
 
+@pytest.mark.long
 async def test_a_webhdfs_server_that_says_nothing(silent_port, opened) -> None:
     with pytest.raises(OriginUnavailableError):
         await opened(f"webhdfs://127.0.0.1:{silent_port}/x", IMPATIENT).check()

@@ -336,6 +336,7 @@ async def test_answers_are_read_as_they_come(fake, origin) -> None:
     assert fake.connections == 2
 
 
+@pytest.mark.long
 async def test_one_silence_costs_the_others_nothing(fake, monkeypatch) -> None:
     monkeypatch.setattr(direct_reader, "_LITTLE_S", SILENT_S)  # the server may be slow, too
     origin = opened_for(fake, idle_timeout_s=8)

@@ -242,6 +242,7 @@ async def test_an_endless_listing_costs_no_memory(server: ToldS3, origin: Origin
     assert server.sent_bytes < 3 * PAGE_BYTES
 
 
+@pytest.mark.long
 async def test_a_listing_that_trickles_holds_no_thread(server: ToldS3) -> None:
     origin = opened(server, total_timeout_s=2)
     server.answer = lambda asked: Answer(endless(b" ", 0.05))

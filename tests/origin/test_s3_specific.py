@@ -252,11 +252,13 @@ async def test_unknown_host() -> None:
     await fails("s3://b", OriginUnavailableError, options)
 
 
+@pytest.mark.long
 async def test_endpoint_that_never_answers(mute_endpoint) -> None:
     options = OriginOptions(endpoint=mute_endpoint, anonymous=True)
     await fails("s3://b", OriginUnavailableError, options)
 
 
+@pytest.mark.long
 async def test_no_credentials_anywhere(monkeypatch, mute_endpoint) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", mute_endpoint)

@@ -74,6 +74,7 @@ def through(server: ToldS3, **settings: float) -> ResilientOrigin:
     return ResilientOrigin(open_origin("s3://b", options), timeouts)
 
 
+@pytest.mark.long
 async def test_four_readers_share_a_slow_line(server: ToldS3) -> None:
     line = Line(4_000_000)
     server.answer = line.answer
@@ -105,6 +106,7 @@ async def test_what_has_come_before_a_line_breaks_is_not_asked_for_again(server:
     await origin.aclose()
 
 
+@pytest.mark.long
 async def test_a_line_that_hardly_moves_is_an_error(server: ToldS3) -> None:
     server.answer = Line(2000).answer
     origin = through(server, read_timeout_s=2.0, request_timeout_s=0.8)

@@ -106,6 +106,7 @@ def gets(reading: Reading) -> list[str]:
 # -- the behaviour -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_shuffled_epoch_is_fetched_ahead(reading: Reading, nursery: trio.Nursery) -> None:
     names = put(reading, 4, 150)
     epoch = await start(reading, nursery)
@@ -120,6 +121,7 @@ async def test_a_shuffled_epoch_is_fetched_ahead(reading: Reading, nursery: trio
     assert budget.read_bytes == epoch.read_bytes
 
 
+@pytest.mark.long
 async def test_a_list_of_a_few_files_costs_at_most_what_it_reads(
     reading: Reading, nursery: trio.Nursery
 ) -> None:

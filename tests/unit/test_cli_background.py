@@ -74,6 +74,7 @@ class Launch:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("body", "said"),
     [

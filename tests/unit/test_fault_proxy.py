@@ -147,6 +147,7 @@ def test_objects_only(proxy: FaultProxy) -> None:
     assert ask(proxy)[0] == 500
 
 
+@pytest.mark.long
 def test_a_limit(proxy: FaultProxy) -> None:
     before = proxy.counts().rejected
     proxy.limit(1, latency_s=3)

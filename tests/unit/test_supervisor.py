@@ -181,6 +181,7 @@ def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
     assert stage.daemons == 6
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("has given no sign of life for 2 s; it is ended")
 @pytest.mark.expect_log("was killed by SIGABRT; what is cached is served on")
 def test_a_daemon_that_hangs_is_aborted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +325,7 @@ def test_daemons_that_crash_as_soon_as_they_serve_give_the_mount_up(
     assert stage.daemons == restarts.MOST_FAILURES
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("the daemon .* was killed by SIGKILL")
 def test_daemons_that_others_kill_are_replaced_for_ever(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
