@@ -111,6 +111,7 @@ async def test_reads_in_threads_keep_their_descriptors(
         assert disk.calls["read"] >= len(refs) // 2
 
 
+@pytest.mark.long
 def test_a_hundred_tebibytes() -> None:
     """Slabs whose number, size and tables fit, and their sums."""
     slab_bytes = slab_bytes_for(100 * TIB)

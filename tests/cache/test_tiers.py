@@ -45,6 +45,7 @@ async def calm(cache: BlockCache) -> None:
     await until(lambda: cache.held_bytes == 0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("restless")
 async def test_blocks_go_down_before_they_are_dropped(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 400, 100_000)

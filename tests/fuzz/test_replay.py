@@ -24,6 +24,7 @@ def _unheard() -> None:
     logging.getLogger("cachefs").setLevel(logging.CRITICAL + 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_unheard")
 @pytest.mark.parametrize("name", TARGETS)
 def test_python(name: str) -> None:

@@ -102,6 +102,7 @@ async def test_a_directory_that_cant_be_listed_is_told_and_the_rest_counted(
     assert lines[1]["files"] >= 3
 
 
+@pytest.mark.long
 async def test_large_directories_come_in_batches(desk: Desk, origin: ScriptedOrigin) -> None:
     for number in range(1000):
         origin.put(f"wide/{number}", b"x")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -152,6 +153,7 @@ async def run_and_kill(root: Path, operations: list[tuple[Any, ...]], disk: Kill
         await spool.close()
 
 
+@pytest.mark.long
 @SETTINGS
 @given(st.lists(OPERATIONS, max_size=20), OPERATIONS, st.integers(0, 4), st.floats(0, 1))
 @example(WRITE_BEHIND_A_SHORT_PART, ("begin", False), 0, 0.0)

@@ -50,6 +50,7 @@ async def run_and_cut(root: Path, operations: list[tuple[Any, ...]], seed: int) 
     await spool.close()
 
 
+@pytest.mark.long
 @SETTINGS
 @given(
     st.lists(OPERATIONS, max_size=15),

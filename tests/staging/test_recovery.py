@@ -138,6 +138,7 @@ async def test_a_torn_record_ends_the_journal(tmp_path: Path) -> None:
         assert (await content_of(file, BASE))[:10] == b"first" + BASE[5:10]
 
 
+@pytest.mark.long
 @pytest.mark.expect_log("files are held")
 async def test_after_a_damaged_record_nothing_is_uploaded(tmp_path: Path) -> None:
     """Any flipped byte: what was staged then is held, and what began later is not."""
