@@ -62,7 +62,6 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     from bench.report import print_report, write
 
     limit_s = _QUICK_S if arguments.quick else _FULL_S
-    signal.alarm(limit_s + 60)  # the sandbox also cleans up after this signal
     began = time.monotonic()
     console = Console(highlight=False)
     description = machine.describe(directory)
@@ -70,10 +69,17 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:4.0f} s[/]  {text}", soft_wrap=True)
 
+    def on_alarm(number: int, frame: object) -> None:
+        console.print(f"bench: stopped, because it took more than {limit_s + 60} s")
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # the sandbox also cleans up after this signal
+
+    signal.signal(signal.SIGALRM, on_alarm)
+    signal.alarm(limit_s + 60)
     rows = []
     with rig.server(directory / "server") as server:
         scale = QUICK if arguments.quick else FULL
-        bench = Bench(directory, server, scale, say, server.store())
+        bench = Bench(directory, server, scale, say, server.store(), began + limit_s)
         for name, case in _cases(arguments.only):
             if time.monotonic() - began > limit_s * _LAST_START:
                 say(f"{name}: skipped, the time is over")

@@ -1,5 +1,6 @@
 """The context of every case: a server, directories, and the amount of work."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Bench:
     scale: Scale
     say: Callable[[str], None]
     store: Any = None
+    ends_at: float = math.inf
+    """When the time for the run is over, by `time.monotonic`."""
     _mounts: int = 0
     _made: dict[str, Any] = field(default_factory=dict)
 

@@ -26,8 +26,7 @@ WRITERS = 16
 CHECKPOINT_SHARE = 4
 """The checkpoint has this part of the bytes of the large file."""
 ROUNDS = 5
-LIMIT_S = 390.0
-"""For all rounds; there are fewer if the first ones show that there is no time for more."""
+_LEAST_ROUND_S = 60.0
 _PIECE_BYTES = 8 * MIB
 _FLOOR = "obstore"
 _FAILURES = (RuntimeError, OSError, TimeoutError)
@@ -115,10 +114,12 @@ def writes(bench: Bench) -> list[Row]:
 
 
 def _rounds(bench: Bench) -> Iterator[int]:
-    began = time.monotonic()
+    """Yield the numbers of rounds while the longest of them would end in time."""
+    longest_s, began = _LEAST_ROUND_S, time.monotonic()
     for turn in range(ROUNDS):
-        taken_s = time.monotonic() - began
-        if turn and taken_s * (turn + 1) / turn > LIMIT_S:
+        if turn:
+            longest_s, began = max(longest_s, time.monotonic() - began), time.monotonic()
+        if turn and time.monotonic() + longest_s > bench.ends_at:
             bench.say(f"writes: no time for round {turn + 1}")
             return
         bench.say(f"writes: round {turn + 1} of {ROUNDS}")
