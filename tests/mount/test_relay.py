@@ -276,3 +276,17 @@ def test_a_write_is_one_message(site: Site) -> None:
         for _ in range(400):
             file.write(b"a little")
     assert counters(site)["forwarded"] < before["forwarded"] + 600
+
+
+def test_requests_whose_answer_is_always_the_same_reach_no_daemon(site: Site) -> None:
+    """A new file costs a RELEASE at its close, and its first write a GETXATTR."""
+    site.mount("--rw", "--data-path", "relay")
+    (site.mountpoint / "first").write_bytes(b"a little")
+    before = counters(site)
+    file = os.open(site.mountpoint / "file", os.O_CREAT | os.O_WRONLY)
+    for _ in range(500):
+        with pytest.raises(OSError, match="not supported"):
+            os.getxattr(file, "security.capability")
+    os.close(file)
+    assert os.getxattr(site.mountpoint / "first", "user.cachefs.version")
+    assert counters(site)["forwarded"] < before["forwarded"] + 250

@@ -25,6 +25,7 @@ from cachefs.errors import (
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
+from cachefs.origin.s3.writing.loop_exchange import MOST_BYTES
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.origin.writable import ABSENT, Attributes, Condition, Guarantees, PartTag, Upload
 from cachefs.types import ObjectMeta
@@ -33,6 +34,7 @@ from tests.servers.told_s3 import Answer, Asked, ToldS3
 CREDENTIALS = ReadOnlyCredentials("AKID", "secret", "token")
 UPLOAD = Upload("a", "an id", "write")
 META = ObjectMeta(3, 0, '"one"')
+SENT_BY_THREAD = MOST_BYTES + 1
 
 
 @asynccontextmanager
@@ -280,15 +282,104 @@ async def test_a_store_that_knows_no_condition(monkeypatch) -> None:
         assert objects["/bucket/dir/a"].body == b"two"
 
 
-async def test_a_connection_that_the_server_has_closed_is_replaced(monkeypatch) -> None:
+@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+async def test_a_connection_that_the_server_has_closed_is_replaced(monkeypatch, size_bytes) -> None:
     def answer(_: Asked) -> Answer:
         return Answer(b"", 200, {"ETag": '"abc"'})
 
     async with told(monkeypatch, answer) as (_, writer):
-        await writer.put("a", b"one")
-        for connection in writer._sender._exchanges._idle:
-            connection.socket.shutdown(1)
-        await writer.put("a", b"two")
+        await writer.put("a", bytes(size_bytes))
+        sender = writer._sender
+        sockets = [each.socket for each in sender._exchanges._idle]
+        sockets += [each._socket for each in sender._loop._idle]
+        assert len(sockets) == 1
+        sockets[0].shutdown(1)
+        await writer.put("a", bytes(size_bytes))
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes, *, reads: bool = True) -> AsyncIterator[S3Writer]:
+    """A server that sends these bytes for one request and hangs up, perhaps without reading."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = listener.accept()
+                with accepted:
+                    if reads:
+                        accepted.recv(65536)
+                    accepted.sendall(answer)
+                    accepted.shutdown(socket.SHUT_WR)
+                    while accepted.recv(65536):  # a reset would drop the answer
+                        pass
+
+    origin = open_origin(
+        "s3://bucket/dir",
+        OriginOptions(f"http://127.0.0.1:{listener.getsockname()[1]}", anonymous=True),
+    )
+    assert isinstance(origin.writer, S3Writer)
+    origin.writer.guarantees = Guarantees()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, serve)
+        try:
+            yield origin.writer
+        finally:
+            await origin.aclose()
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+
+CHUNKED = b'HTTP/1.1 %s\r\nETag: "abc"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n'
+DENIED = b"<Error><Code>AccessDenied</Code></Error>"
+
+
+@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'HTTP/1.1 200 OK\r\nETag: "abc"\r\nContent-Length: 0\r\n\r\n',
+        b'HTTP/1.1 200 OK\r\nETag: "abc"\r\nContent-Length: 2\r\n\r\nok',
+        b'HTTP/1.1 200 OK\r\nETag: "abc"\r\n\r\nuntil the end',
+        b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nETag: "abc"\r\nContent-Length: 0\r\n\r\n',
+        CHUNKED % (b"200 OK", 2, b"ok"),
+    ],
+)
+async def test_all_forms_of_a_success_are_understood(answer: bytes, size_bytes: int) -> None:
+    async with answering(answer) as writer:
+        meta = await writer.put("a", bytes(size_bytes))
+    assert meta.size_bytes == size_bytes
+    assert "abc" in meta.version
+
+
+@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (CHUNKED % (b"500 Oh", len(DENIED), DENIED), OriginUnavailableError),
+        (CHUNKED % (b"403 No", len(DENIED), DENIED), AccessDeniedError),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", OriginBusyError),
+        (b"HTTP/1.1 403 No\r\nConnection: close\r\n\r\nno", AccessDeniedError),
+        (b'HTTP/1.1 200 OK\r\nETag: "abc"\r\nContent-Le', OriginUnavailableError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok", OriginUnavailableError),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", OriginUnavailableError),
+        (b"", OriginUnavailableError),
+    ],
+)
+async def test_no_other_answer_is_a_success(
+    answer: bytes, expected: type[OriginError], size_bytes: int
+) -> None:
+    async with answering(answer) as writer:
+        with pytest.raises(OriginError) as caught:
+            await writer.put("a", bytes(size_bytes), Condition('"one"'))
+    assert type(caught.value) is expected
+
+
+async def test_an_answer_before_the_body_is_read() -> None:
+    early = b"HTTP/1.1 403 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    async with answering(early, reads=False) as writer:
+        with pytest.raises(AccessDeniedError):
+            await writer.put("a", bytes(MOST_BYTES))
 
 
 async def test_a_cancelled_write_breaks_its_connection() -> None:

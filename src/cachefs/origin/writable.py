@@ -47,6 +47,8 @@ class Content(ABC):
     a try is repeated. A thread of a cancelled call may still read for a moment."""
 
     size_bytes: int
+    is_in_memory = False
+    """Whether `read` never blocks."""
 
     @abstractmethod
     def read(self, offset: int, length: int) -> Buffer:
@@ -56,6 +58,8 @@ class Content(ABC):
 
 class BufferContent(Content):
     """The bytes of a buffer. It must not change before the call that writes it has returned."""
+
+    is_in_memory = True
 
     def __init__(self, data: Buffer) -> None:
         self._data = memoryview(data).cast("B")

@@ -8,7 +8,8 @@ import trio
 from cachefs.errors import OriginError
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.fast_path.loop_reader import LoopReader, _Connection
+from cachefs.origin.s3.fast_path.loop_connection import LoopConnection
+from cachefs.origin.s3.fast_path.loop_reader import LoopReader
 from cachefs.origin.s3.fast_path.wire import Wanted
 
 BODY = b"x" * 1000
@@ -31,7 +32,7 @@ class _Reader(LoopReader):
     async def _renew_credentials(self) -> None:
         self._credentials_at = float("inf")
 
-    async def _opened(self) -> _Connection:
+    async def _opened(self) -> LoopConnection:
         with socket.create_server(("127.0.0.1", 0)) as server:
             mine = socket.create_connection(server.getsockname())
             peer, _ = server.accept()
@@ -39,7 +40,7 @@ class _Reader(LoopReader):
         peer.sendall(self.data)
         peer.shutdown(socket.SHUT_WR)
         self.peers.append(peer)
-        return _Connection(mine, None)
+        return LoopConnection(mine, None)
 
 
 async def _ask(data: bytes) -> None:

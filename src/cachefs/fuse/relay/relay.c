@@ -19,6 +19,14 @@
 #define SPIN_NS 100000ull      /* how long the leader polls before it sleeps; see `await_request` */
 #define QUICK_NS 500000ull     /* after a wait below this, the leader polls for the next request */
 
+/* Whether a GETXATTR asks for an attribute whose name does not begin with "user.". None exists. */
+static bool is_foreign_attribute(const struct fuse_in_header *in, size_t length) {
+    static const char user[] = "user.";
+    const char *name = (const char *)(in + 1) + sizeof(struct fuse_getxattr_in);
+    size_t before = sizeof *in + sizeof(struct fuse_getxattr_in);
+    return length >= before + sizeof user - 1 && memcmp(name, user, sizeof user - 1) != 0;
+}
+
 /* Answers the request in `worker->request`, or forwards it. */
 static void handle(struct worker *worker, size_t length) {
     struct relay *relay = worker->relay;
@@ -50,6 +58,16 @@ static void handle(struct worker *worker, size_t length) {
     case FUSE_FSYNC:
         if (length >= sizeof *in + sizeof(struct fuse_fsync_in))
             ((struct fuse_fsync_in *)(in + 1))->fh = in->nodeid;
+        break;
+    case FUSE_RELEASE:   /* of files that CREATE has opened; there is no state per open file */
+    case FUSE_RELEASEDIR:
+        reply(relay, in->unique, 0, NULL, 0);
+        return;
+    case FUSE_GETXATTR:  /* for "security.capability", once for each new file that is written */
+        if (is_foreign_attribute(in, length)) {
+            reply(relay, in->unique, -EOPNOTSUPP, NULL, 0);
+            return;
+        }
         break;
     case FUSE_IOCTL:     /* Python's open() sends it for every file: isatty() */
         reply(relay, in->unique, -ENOTTY, NULL, 0);

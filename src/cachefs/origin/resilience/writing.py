@@ -75,10 +75,11 @@ class _Writing(Transfer):
 
 
 class _WatchedContent(Content):
-    """Reports when a thread takes bytes to send. Created on the loop."""
+    """Reports when bytes are taken to be sent. Created on the loop."""
 
     def __init__(self, content: Content, on_progress: Callable[[], None]) -> None:
         self.size_bytes = content.size_bytes
+        self.is_in_memory = content.is_in_memory
         self._content = content
         self._on_progress = on_progress
         self._token = trio.lowlevel.current_trio_token()

@@ -68,6 +68,18 @@ class Request(NamedTuple):
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
+def head_of(request: Request, host: str) -> bytes:
+    """Return the head of a request on the wire. Raises `ValueError` for a header that is not
+    printable."""
+    lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {host}"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    if request.content.size_bytes or request.method in ("PUT", "POST"):
+        lines.append(f"content-length: {request.content.size_bytes}")
+    if not "".join(lines).isprintable():
+        raise ValueError("a header of the request is not printable")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
 class Exchange:
     """The connection that a request uses at present, so that the loop can break it. `_lock`
     protects both fields."""
@@ -240,13 +252,7 @@ class Exchanges:
         urllib3."""
         if self._proxied is not None:
             return self._send_to_proxy(self._proxied, request, exchange)
-        lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {self.host}"]
-        lines += [f"{name}: {value}" for name, value in request.headers.items()]
-        if request.content.size_bytes or request.method in ("PUT", "POST"):
-            lines.append(f"content-length: {request.content.size_bytes}")
-        if not "".join(lines).isprintable():
-            raise ValueError("a header of the request is not printable")
-        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+        head = head_of(request, self.host)
         connection = self._idle_connection()
         if connection is not None:
             try:

@@ -1,4 +1,5 @@
-"""Signs and sends one write in a worker thread, and converts its failure to an `OriginError`."""
+"""Signs and sends one write, a small one on the loop and others in worker threads, and converts its
+failure to an `OriginError`."""
 
 import stat
 import time
@@ -6,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
+
+from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -25,6 +28,7 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
+from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
 from cachefs.origin.writable import BufferContent, Content, WriteKind
 from cachefs.workers import Workers
 
@@ -96,6 +100,7 @@ class Sender:
         self._max_threads = options.max_threads
         self._workers: Workers | None = None
         self._exchanges = Exchanges(target, options, tls)
+        self._loop = LoopExchanges(target, provider, options, tls)
         self._path = urlsplit(target.base_url).path
 
     async def send(
@@ -113,10 +118,9 @@ class Sender:
         kind = _kind_of(method, query, headers or {})
         if kind is not None:
             self._counters.writes.count(kind)
-        exchange = Exchange()
-        work = partial(self._send, exchange, method, key, query, dict(headers or {}), content)
+        send = self._on_loop if self._loop.takes(method, query, content) else self._by_thread
         try:
-            answer = await self._in_thread(work, exchange.give_up)
+            answer = await send(method, key, query, dict(headers or {}), content)
         except (ConflictError, NotFoundError):
             raise
         except OriginError:
@@ -152,6 +156,35 @@ class Sender:
         finally:
             give_up()
 
+    async def _on_loop(
+        self, method: str, key: str, query: str, headers: dict[str, str], content: Content
+    ) -> Answer:
+        subject = self._subject(key)
+        try:
+            credentials = await self._loop.credentials()
+            request = self._request(credentials, method, key, query, headers, content)
+            answer = await self._loop.send(request)
+        except OriginError:
+            self._counters.errors += 1
+            raise
+        except Exception as error:  # its text is not shown: it may quote headers
+            self._counters.errors += 1
+            raise s3_errors.from_connection(self.target, subject, error, "written") from None
+        try:
+            return self._checked(subject, answer, credentials is not None)
+        except (ConflictError, NotFoundError):
+            raise
+        except OriginError:
+            self._counters.errors += 1
+            raise
+
+    async def _by_thread(
+        self, method: str, key: str, query: str, headers: dict[str, str], content: Content
+    ) -> Answer:
+        exchange = Exchange()
+        work = partial(self._send, exchange, method, key, query, headers, content)
+        return await self._in_thread(work, exchange.give_up)
+
     def _send(
         self,
         exchange: Exchange,
@@ -161,34 +194,54 @@ class Sender:
         headers: dict[str, str],
         content: Content,
     ) -> Answer:
-        subject = f"{self.target.scheme}://{self.target.bucket}/{key}"
+        subject = self._subject(key)
         credentials = self._provider.current()
-        path = self._path or "/"
-        if key:
-            path = f"{self._path}/{quote(key, safe='/-_.~')}"
         try:
-            if content.size_bytes and (credentials is None or query in _NEED_MD5):
-                headers["content-md5"] = messages.as_header(messages.md5_of(content))
-            if credentials is not None:
-                host, region = self._exchanges.host, self.target.region
-                sha256 = messages.sha256_of(content)
-                headers = sign(
-                    credentials, region, method, host, path, query, headers, sha256, time.time()
-                )
+            request = self._request(credentials, method, key, query, headers, content)
             exchange.check()
-            answer = self._exchanges.send(Request(method, path, query, headers, content), exchange)
+            answer = self._exchanges.send(request, exchange)
         except GivenUpError:
             raise s3_errors.unreachable(self.target, subject, "written") from None
         except OriginError:
             raise
         except Exception as error:  # its text is not shown: it may quote headers
             raise s3_errors.from_connection(self.target, subject, error, "written") from None
+        return self._checked(subject, answer, credentials is not None)
+
+    def _subject(self, key: str) -> str:
+        return f"{self.target.scheme}://{self.target.bucket}/{key}"
+
+    def _request(
+        self,
+        credentials: ReadOnlyCredentials | None,
+        method: str,
+        key: str,
+        query: str,
+        headers: dict[str, str],
+        content: Content,
+    ) -> Request:
+        """Return the signed request. Reads the content, which may block."""
+        path = self._path or "/"
+        if key:
+            path = f"{self._path}/{quote(key, safe='/-_.~')}"
+        if content.size_bytes and (credentials is None or query in _NEED_MD5):
+            headers["content-md5"] = messages.as_header(messages.md5_of(content))
+        if credentials is not None:
+            host, region = self._exchanges.host, self.target.region
+            sha256 = messages.sha256_of(content)
+            headers = sign(
+                credentials, region, method, host, path, query, headers, sha256, time.time()
+            )
+        return Request(method, path, query, headers, content)
+
+    def _checked(self, subject: str, answer: Answer, is_signed: bool) -> Answer:
+        """Return an answer that is a success. Raises `OriginError` for another."""
         status, body = answer.status, answer.body
         if 200 <= status < 300:
             if not messages.is_error(body):
                 return answer
             status = _STATUS_OF.get(s3_errors.error_code(body), 500)
-        raise self.failure(subject, status, answer.headers, body, credentials is not None)
+        raise self.failure(subject, status, answer.headers, body, is_signed)
 
     def failure_of_code(self, subject: str, code: str) -> OriginError:
         """Return the exception for an error that an answer with status 200 names."""
@@ -233,5 +286,6 @@ class Sender:
     def close(self) -> None:
         """Close idle connections, and end the threads after their requests."""
         self._exchanges.close()
+        self._loop.close()
         if self._workers is not None:
             self._workers.stop()

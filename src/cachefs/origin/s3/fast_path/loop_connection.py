@@ -1,0 +1,169 @@
+"""Connections of the event loop: they send and receive with non-blocking calls, also over TLS."""
+
+import socket
+import ssl
+import time
+
+import trio
+from botocore.credentials import ReadOnlyCredentials
+
+from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.fast_path import small_reader
+from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
+from cachefs.origin.s3.fast_path.tls import TlsConnector
+from cachefs.origin.s3.fast_path.wire import UnusualError, join_chunks
+
+_CREDENTIALS_S = 1.0
+"""A thread looks credentials up again if the last look-up is at least this old."""
+_CREDENTIAL_THREADS = 4
+"""The most threads for that. A command that provides credentials may hang and block its thread,
+even if the caller has given up."""
+_PIECE_BYTES = 256 << 10
+_IDLE = 64
+_RECORD_BYTES = 16 << 10
+"""The most bytes that a TLS record holds. OpenSSL may have received a record except its end."""
+CLOSED = (EOFError, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The errors of a connection that the server has closed."""
+
+
+class LoopConnection(Connection):
+    """A connection whose calls do not block; they wait on the loop."""
+
+    def __init__(self, opened: socket.socket, tls: TlsConnector | None) -> None:
+        super().__init__(opened, tls)
+        opened.setblocking(False)
+        self._waits_for_bytes = 1
+        self.has_answered = False
+        """A byte of the answer to the present request has arrived."""
+
+    async def send(self, request: bytes) -> None:
+        """Send the bytes. Raises `OSError`."""
+        self.is_idle = self.has_answered = False
+        left = memoryview(request)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await trio.lowlevel.wait_writable(self._socket)
+
+    async def head(self, begun: bytes, piece: memoryview) -> tuple[bytes, memoryview]:
+        """Return the head of an answer, without the empty line at its end, and the bytes after it
+        that have arrived. `begun` is its beginning. All connections share the buffer `piece`, so
+        its content is valid only until the next await. Raises `UnusualError` for a head that is
+        too long, `EOFError`, and errors of sockets."""
+        while (end := begun.find(b"\r\n\r\n")) < 0:
+            if len(begun) > len(piece):
+                raise UnusualError
+            await self._await_bytes(1)
+            count = self._receive(piece)
+            begun += piece[:count]
+            self.has_answered = True
+        return begun[:end], memoryview(begun)[end + 4 :]
+
+    async def body(self, size_bytes: int, begun: memoryview) -> bytearray:
+        """Read a body. `begun` is its beginning, which arrived together with the head. Raises as
+        `head`, and `UnusualError` if more bytes follow."""
+        data = bytearray(size_bytes)
+        filled = len(begun)
+        if filled > size_bytes:
+            raise UnusualError
+        data[:filled] = begun
+        rest = memoryview(data)
+        while filled < size_bytes:
+            count = self._receive(rest[filled:])
+            filled += count
+            if not count:
+                await self._await_bytes(size_bytes - filled)
+        return data
+
+    async def chunked_body(self, begun: bytes, piece: memoryview) -> tuple[bytes, bool]:
+        """Read a short body that comes in chunks. Return it and true, or of an unusual one what has
+        come and false. `begun` and `piece` are as in `head`."""
+        try:
+            while (body := join_chunks(begun)) is None:
+                await self._await_bytes(1)
+                count = self._receive(piece)
+                begun += piece[:count]
+        except UnusualError:
+            return begun, False
+        return body, True
+
+    def _receive(self, into: memoryview) -> int:
+        """Receive the bytes that are available and return their count, perhaps 0. Raises `EOFError`
+        if the server has closed the connection."""
+        try:
+            count = self._socket.recv_into(into)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if not count:
+            raise EOFError
+        return count
+
+    async def _await_bytes(self, count: int) -> None:
+        """Wait until `count` bytes are available or the server closes the connection. Over TLS,
+        wait for those of them that OpenSSL can't have received yet, at least for one."""
+        if self._tls is not None:
+            count = max(1, count - _RECORD_BYTES)
+        if count != self._waits_for_bytes:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._waits_for_bytes = count
+        await trio.lowlevel.wait_readable(self._socket)
+
+    def close(self) -> None:
+        """See `Connection.close`."""
+        trio.lowlevel.notify_closing(self._socket)
+        super().close()
+
+
+class LoopClient(SmallReader[LoopConnection]):
+    """The connections of the event loop to one bucket, and the credentials for their requests. Not
+    thread-safe: only the loop may use it."""
+
+    def __init__(
+        self,
+        target: S3Target,
+        provider: CredentialProvider,
+        options: OriginOptions,
+        tls: TlsConnector | None,
+    ) -> None:
+        super().__init__(target, provider, options, tls)
+        self._credentials: ReadOnlyCredentials | None = None
+        self._credentials_at = float("-inf")
+        self._credential_threads = trio.CapacityLimiter(_CREDENTIAL_THREADS)
+        self._piece = memoryview(bytearray(_PIECE_BYTES))
+
+    async def _current_credentials(self) -> ReadOnlyCredentials | None:
+        """Return credentials that are at most a second old. Raises `OriginError`."""
+        if time.monotonic() >= self._credentials_at + _CREDENTIALS_S:
+            await self._renew_credentials()
+        return self._credentials
+
+    async def _renew_credentials(self) -> None:
+        current = self._provider.current
+        self._credentials = await trio.to_thread.run_sync(
+            current, limiter=self._credential_threads, abandon_on_cancel=True
+        )
+        self._credentials_at = time.monotonic()
+
+    def _give_back(self, connection: LoopConnection) -> None:
+        now = time.monotonic()
+        if connection.is_idle and not self._closed and len(self._idle) < _IDLE:
+            connection.used_at = now
+            self._idle.append(connection)
+        else:
+            connection.close()
+        while self._idle and now - self._idle[0].used_at > small_reader.REUSED_S:
+            self._idle.popleft().close()
+
+    async def _opened(self) -> LoopConnection:
+        connect_s = self._options.connect_timeout_s
+        with trio.fail_after(connect_s):
+            if self._tls is not None:
+                return LoopConnection(await self._tls.connect_in_thread(connect_s), self._tls)
+            stream = await trio.open_tcp_stream(self._host, self._port)
+        # trio's own socket calls always yield to the loop, even if they need not wait.
+        opened = socket.socket(fileno=stream.socket.detach())
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return LoopConnection(opened, None)
