@@ -20,6 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,45 @@ def test_a_kill_after_a_part_of_a_file_was_stored_and_before_this_is_recorded(
     wanted = bytes(10) + b"changed" + bytes(3) + b"changed" + bytes(5000 - 27)
     assert store.read("file") == (site.mountpoint / "file").read_bytes() == wanted
     site.umount()
+
+
+KILLED_AFTER_START = """
+from cachefs.fuse.relay import _relay  # before libfuse
+import os, pathlib, signal
+from cachefs.origin.s3.writing import writer
+
+plain = writer.S3Writer.start_upload
+
+async def start_upload(self, path, *args, **kwargs):
+    upload = await plain(self, path, *args, **kwargs)
+    mark = pathlib.Path({mark!r})
+    if path == "file" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return upload
+
+writer.S3Writer.start_upload = start_upload
+"""
+
+
+def test_a_kill_after_an_upload_has_begun_and_before_its_id_is_known(
+    seaweedfs: SeaweedFS, tmp_path: Path
+) -> None:
+    """The next daemon finds it by its time, and drops it. Uploads of others stay."""
+    content = killed_writer.content("file", 1, 17 * killed_writer.MIB)
+    with s3_store(tmp_path, seaweedfs, "killed-at-start") as store:
+        site, mark = store.site, tmp_path / "mark"
+        site.expected_trouble += (" cachefs.supervisor.",)
+        (tmp_path / "sitecustomize.py").write_text(KILLED_AFTER_START.format(mark=str(mark)))
+        site.environment["PYTHONPATH"] = str(tmp_path)
+        begin = partial(seaweedfs.client.create_multipart_upload, Bucket=store.bucket)
+        begin(Key="prefix/file2")
+        site.mount("--rw", "--data-path", "relay")
+        (site.mountpoint / "file").write_bytes(content)
+        assert mark.exists()
+        assert store.read("file") == (site.mountpoint / "file").read_bytes() == content
+        assert store.uploads() == ["prefix/file2"]
+        site.umount()
 
 
 OVERTAKEN_AND_KILLED = """

@@ -209,6 +209,28 @@ async def test_a_refused_completion_leaves_the_upload(writer, origin) -> None:
     assert await content(origin, "a") == b"after"
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
+async def test_an_upload_whose_answer_was_lost_is_dropped(writer, origin) -> None:
+    lost = await writer.start_upload("dir/a")
+    other = await writer.start_upload("dir/ab")
+    await writer.abort_started(lost._replace(upload_id=""), 3600, 1800)  # it began later
+    assert await writer.parts(lost) == []
+    await writer.abort_started(lost._replace(upload_id=""), 5, 0)
+    with pytest.raises(NotFoundError):
+        await writer.parts(lost)
+    assert await writer.parts(other) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:], indirect=True)
+async def test_uploads_that_may_be_of_others_are_not_dropped(writer, origin) -> None:
+    with_a_part = await writer.start_upload("dir/a")
+    await writer.put_part(with_a_part, 1, 0, b"bytes")
+    await writer.abort_started(with_a_part._replace(upload_id=""), 5, 0)
+    first, second = [await writer.start_upload("dir/b") for _ in range(2)]
+    await writer.abort_started(first._replace(upload_id=""), 5, 0)
+    assert [len(await writer.parts(each)) for each in (with_a_part, first, second)] == [1, 0, 0]
+
+
 async def test_an_aborted_upload_is_gone(writer, origin) -> None:
     upload = await writer.start_upload("a")
     tag = await writer.put_part(upload, 1, 0, b"one")

@@ -40,6 +40,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    Starting,
     StateChanged,
     Synced,
     Truncate,
@@ -114,6 +115,7 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
     (Answered(0x102, 17), 18, 1, NUMBER + "11000000"),
     (Exclusive(0x102, 1), 19, 1, NUMBER + "01"),
     (Completing(0x102, 4), 20, 1, NUMBER + "0400000000000000"),
+    (Starting(0x102, 4, "w", "a"), 21, 0, NUMBER + "0400000000000000 0100 77 0100 61"),
 ]
 
 

@@ -188,6 +188,16 @@ class Completing(NamedTuple):
     generation: int
 
 
+class Starting(NamedTuple):
+    """The origin is asked to begin an upload in parts for the write `write_id`, at this time. It
+    may have done so until an `UploadStarted` follows. `at_ns` is 0 if no such upload is left."""
+
+    number: int
+    at_ns: int
+    write_id: str
+    path: str
+
+
 class Answered(NamedTuple):
     """A request of the kernel was answered with this errno (0: success)."""
 
@@ -216,6 +226,7 @@ Record: TypeAlias = (
     | Answered
     | Exclusive
     | Completing
+    | Starting
 )
 
 
@@ -422,6 +433,7 @@ _LAYOUTS = (
     _layout(Answered, 18, "QI"),
     _layout(Exclusive, 19, "QB"),
     _layout(Completing, 20, "QQ"),
+    _layout(Starting, 21, "QQ", "text", "text", flags=0),
 )
 _LAYOUT_OF = {layout.record: layout for layout in _LAYOUTS}
 _LAYOUT_OF_KIND = {layout.kind: layout for layout in _LAYOUTS}

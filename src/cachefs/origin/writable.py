@@ -315,6 +315,13 @@ class WritableOrigin(ABC):
         """Drop an upload and its parts. Succeeds if there is no such upload."""
 
     @abstractmethod
+    async def abort_started(self, upload: Upload, began_s: float, ended_s: float) -> None:
+        """Drop an upload without a part that `start_upload` has begun, if it has, although its
+        answer was lost. The id of `upload` is empty. `start_upload` was called `began_s` seconds
+        ago, and ended `ended_s` seconds ago at the latest. Drops nothing if several uploads may be
+        the one."""
+
+    @abstractmethod
     async def copy(
         self,
         path: str,

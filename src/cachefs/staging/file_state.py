@@ -40,6 +40,17 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
+class Start:
+    """A request to begin an upload in parts whose answer is not known. It was made between
+    `began_ns` and `ended_ns` (wall clock); 0 while it runs."""
+
+    path: str
+    write_id: str
+    began_ns: int
+    ended_ns: int = 0
+
+
+@dataclass(slots=True)
 class UploadProgress:
     """What of a file the origin has already, of one upload (`origin.writable.Upload`).
 

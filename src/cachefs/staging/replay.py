@@ -37,6 +37,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    Starting,
     StateChanged,
     Synced,
     Truncate,
@@ -46,7 +47,7 @@ from cachefs.format.spool_record import (
 )
 from cachefs.staging.answers import Answers
 from cachefs.staging.extents import Extents
-from cachefs.staging.file_state import FileState, Part, UploadProgress
+from cachefs.staging.file_state import FileState, Part, Start, UploadProgress
 from cachefs.types import NO_POSIX, ObjectMeta, Posix
 
 DAMAGED = "a part of the spool's journal is damaged, so changes may be missing"
@@ -74,6 +75,7 @@ class ReplayedFile:
     state: FileState = FileState.OPEN
     reason: str = ""
     is_exclusive: bool = False
+    start: Start | None = None
 
     def hold(self, reason: str) -> None:
         """Set the state HELD, if the file doesn't wait for a user already."""
@@ -215,6 +217,9 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             file.synced = record
         case UploadStarted():
             file.upload = UploadProgress(record.upload_id, record.write_id, record.path)
+            file.start = None
+        case Starting(_, at_ns, write_id, path):
+            file.start = Start(path, write_id, at_ns) if at_ns else None
         case Exclusive():
             file.is_exclusive = bool(record.is_exclusive)
         case PartDone() | PartsStale() | Completing() | UploadEnded():

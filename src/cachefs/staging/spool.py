@@ -118,7 +118,8 @@ class Spool:
         file.base_bytes = state.base_bytes
         file.posix, file.is_sealed, file.synced = state.posix, state.is_sealed, state.synced
         file.upload, file.state, file.reason = state.upload, state.state, state.reason
-        file.is_exclusive = state.is_exclusive
+        file.is_exclusive, file.start = state.is_exclusive, state.start
+        file.end_unanswered_start()
         attributes = state.attributes
         if attributes is not None and attributes.spool_mtime_ns == status.st_mtime_ns:
             file.mtime_ns = attributes.mtime_ns

@@ -1,6 +1,7 @@
 """One staged file: the local content of one inode while it differs from the origin."""
 
 import os
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +24,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    Starting,
     StateChanged,
     Synced,
     UploadEnded,
@@ -30,7 +32,7 @@ from cachefs.format.spool_record import (
 )
 from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.extents import Extents
-from cachefs.staging.file_state import FileState, Part, UploadProgress
+from cachefs.staging.file_state import FileState, Part, Start, UploadProgress
 from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 
@@ -51,6 +53,8 @@ class StagedFile(StagedContent):
         """Whether the name of the spool file survives a power cut."""
         self.is_exclusive = False
         """Whether it may be published only if the origin has nothing of its name."""
+        self.start: Start | None = None
+        """A request to begin an upload whose answer is not known."""
         self._sync_failed = False
 
     # -- attributes --------------------------------------------------------------------------------
@@ -132,13 +136,30 @@ class StagedFile(StagedContent):
 
     # -- uploads -----------------------------------------------------------------------------------
 
+    def note_starting(self, write_id: str, path: str) -> None:
+        """Record, before it happens, that the origin is asked to begin an upload in parts."""
+        began_ns = time.time_ns() if self.start is None else self.start.began_ns
+        self._record(Starting(self.number, began_ns, write_id, path))
+        self.start = Start(path, write_id, began_ns)
+
+    def end_unanswered_start(self) -> None:
+        """Note that nobody waits for the answer any more."""
+        if self.start is not None:
+            self.start.ended_ns = time.time_ns()
+
+    def forget_start(self) -> None:
+        """Record that the origin has no upload of an unanswered request."""
+        if self.start is not None:
+            self._record(Starting(self.number, 0, "", ""))
+            self.start = None
+
     def start_upload(self, upload_id: str, write_id: str, path: str) -> UploadProgress:
         """Record an upload before its first byte is sent. It replaces an earlier one.
 
         `upload_id` is "" if a single request sends the file. With `write_id` a later daemon finds
         out at the origin whether the upload succeeded. `path` is where it is published."""
         self._record(UploadStarted(self.number, upload_id, write_id, path))
-        self.upload = UploadProgress(upload_id, write_id, path)
+        self.upload, self.start = UploadProgress(upload_id, write_id, path), None
         return self.upload
 
     def begin_part(self, number: int, offset: int, length: int) -> Part:
@@ -292,6 +313,9 @@ class StagedFile(StagedContent):
             records += [PartDone(number, *part) for part in upload.parts.values()]
             if upload.completing_generation:
                 records.append(Completing(number, upload.completing_generation))
+        if self.start is not None:
+            start = self.start
+            records.append(Starting(number, start.began_ns, start.write_id, start.path))
         if self.state in _STORED_STATES:
             records.append(StateChanged(number, self.state.value, self.reason))
         return records

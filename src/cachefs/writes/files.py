@@ -153,7 +153,7 @@ class WrittenFiles:
         self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
         if file.is_named:
             self._changes.hold(inode.ino)
-        elif staged.upload is not None:
+        elif staged.upload is not None or file.has_open_upload:
             self._jobs.start(self._drop_upload, file)
 
     def is_unsent(self, ino: int) -> bool:
@@ -484,7 +484,7 @@ class WrittenFiles:
             self._end(file)
             return
         del self._files[ino]
-        if file.staged.upload is None:
+        if file.staged.upload is None and not file.has_open_upload:
             file.staged.drop()
         else:
             self._jobs.start(self._drop, file)

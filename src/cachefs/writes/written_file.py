@@ -69,8 +69,9 @@ class WrittenFile:
 
     @property
     def has_open_upload(self) -> bool:
-        """Whether an upload in parts has begun and not ended."""
-        return self.staged.upload is not None and bool(self.staged.upload.upload_id)
+        """Whether an upload in parts has begun, or may have, and not ended."""
+        upload = self.staged.upload
+        return self.staged.start is not None or (upload is not None and bool(upload.upload_id))
 
     @property
     def is_in_doubt(self) -> bool:

@@ -173,6 +173,9 @@ class LocalWriter(WritableOrigin):
         with contextlib.suppress(NotFoundError):
             await self._call(upload.path, partial(self._tree.abort, upload), "uploads")
 
+    async def abort_started(self, upload: Upload, began_s: float, ended_s: float) -> None:
+        """See `WritableOrigin.abort_started`. Does nothing: the id of an upload is not known."""
+
     async def copy(
         self,
         path: str,

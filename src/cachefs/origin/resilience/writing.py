@@ -192,6 +192,11 @@ class ResilientWriter(WritableOrigin):
         """See `WritableOrigin.abort`."""
         await self._ask(upload.path, partial(self._inner.abort, upload))
 
+    async def abort_started(self, upload: Upload, began_s: float, ended_s: float) -> None:
+        """See `WritableOrigin.abort_started`."""
+        abort = partial(self._inner.abort_started, upload, began_s, ended_s)
+        await self._ask(upload.path, abort)
+
     async def copy(
         self,
         path: str,

@@ -11,6 +11,8 @@ elsewhere each sending begins anew.
 """
 
 import itertools
+import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -22,7 +24,9 @@ from cachefs.errors import (
     ConflictError,
     NotFoundError,
     ObjectChangedError,
+    OriginBusyError,
     OriginError,
+    OriginUnavailableError,
 )
 from cachefs.origin.writable import (
     ABSENT,
@@ -37,11 +41,13 @@ from cachefs.origin.writable import (
     part_bytes,
 )
 from cachefs.staging.extents import Source
-from cachefs.staging.file_state import UploadProgress
+from cachefs.staging.file_state import Start, UploadProgress
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import MOST_SIZE_BYTES, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 from cachefs.writes.sending.contents import LoopContent, PartChangedError, PartContent
 from cachefs.writes.written_file import WrittenFile
+
+log = logging.getLogger(__name__)
 
 _PARTS_AT_A_TIME = 4
 """Of one file. Their bytes are read piece by piece from the spool file."""
@@ -149,8 +155,7 @@ class Sender:
             body = await read(0, size_bytes) if size_bytes else b""
             staged.start_upload("", write_id, path)
             return await self._writer.put(path, body, condition, attributes, write_id)
-        upload = await self._writer.start_upload(path, attributes, write_id)
-        staged.start_upload(upload.upload_id, write_id, path)
+        upload = await self._start(staged, path, attributes, write_id)
         try:
             tags = []
             for number, offset, length in _ranges(size_bytes):
@@ -164,7 +169,7 @@ class Sender:
     async def _put(self, file: WrittenFile, path: str, describe: Describe) -> ObjectMeta | None:
         """Send the content in one PUT. Return None if it has changed while it was read."""
         staged = file.staged
-        if staged.upload is not None and staged.upload.upload_id:
+        if file.has_open_upload:
             await self.drop_upload(staged)
         generation, size_bytes = staged.generation, staged.size_bytes
         async with self._bodies if size_bytes > _SMALL_BYTES else nullcontext():
@@ -239,9 +244,22 @@ class Sender:
             write_id = known.write_id
         else:
             write_id = new_write_id()
-        upload = await self._writer.start_upload(path, describe(), write_id)
-        staged.start_upload(upload.upload_id, write_id, path)
+        upload = await self._start(staged, path, describe(), write_id)
         file.knows_parts = True
+        return upload
+
+    async def _start(
+        self, staged: StagedFile, path: str, attributes: Attributes, write_id: str
+    ) -> Upload:
+        """Begin an upload. If the answer is lost, or this daemon is killed before it is recorded,
+        `drop_upload` looks for the upload at the origin."""
+        staged.note_starting(write_id, path)
+        try:
+            upload = await self._writer.start_upload(path, attributes, write_id)
+        except BaseException:
+            staged.end_unanswered_start()
+            raise
+        staged.start_upload(upload.upload_id, write_id, path)
         return upload
 
     def _can_continue(self, known: UploadProgress, staged: StagedFile, path: str) -> bool:
@@ -314,6 +332,8 @@ class Sender:
     async def drop_upload(self, staged: StagedFile) -> None:
         """Drop the file's upload and its parts. If the origin can't be asked, `abort_rest` tries it
         again."""
+        if staged.start is not None:
+            await self._abort_started(staged, staged.start)
         known = staged.upload
         if known is None:
             return
@@ -321,6 +341,23 @@ class Sender:
             await self._abort(known)
         if staged.upload is known:
             staged.end_upload()
+
+    async def _abort_started(self, staged: StagedFile, start: Start) -> None:
+        """Drop the upload of a start whose answer is not known. If the origin can't be asked now,
+        the next call tries it again."""
+        now_ns = time.time_ns()
+        ended_s = (now_ns - (start.ended_ns or now_ns)) / 1e9
+        began_s = max(ended_s, (now_ns - start.began_ns) / 1e9)
+        upload = Upload(start.path, "", start.write_id)
+        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_S):
+            try:
+                await self._writer.abort_started(upload, began_s, ended_s)
+            except (OriginUnavailableError, OriginBusyError):
+                return
+            except OriginError as error:
+                log.info("%s: an upload may be left at the source: %s", start.path, error)
+            if staged.start is start:
+                staged.forget_start()
 
     async def abort_rest(self) -> None:
         """Try again to drop the uploads that could not be dropped."""

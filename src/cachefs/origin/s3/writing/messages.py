@@ -6,6 +6,7 @@ import html
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ _KEPT = (
 _HASHED_BYTES = 1 << 20
 _E_TAG = re.compile(rb"<ETag>([^<]{1,1024})</ETag>")
 _UPLOAD_ID = re.compile(rb"<UploadId>([^<]{1,1024})</UploadId>")
+_UPLOAD = re.compile(rb"<Upload>(.*?)</Upload>", re.DOTALL)
+_INITIATED = re.compile(rb"<Initiated>\s*([0-9T:.Z-]{1,40})\s*</Initiated>")
 _PART = re.compile(rb"<Part>(.*?)</Part>", re.DOTALL)
 _NUMBER = re.compile(rb"<PartNumber>\s*([0-9]{1,5})\s*</PartNumber>")
 _SIZE = re.compile(rb"<Size>\s*([0-9]{1,19})\s*</Size>")
@@ -243,6 +246,31 @@ def parts_in(body: bytes) -> PartsPage:
         raise BadDataError("the list of the parts of an upload can't be understood")
     marker = _MARKER.search(body) if _TRUNCATED.search(body) else None
     return PartsPage(parts, marker[1].decode() if marker else None)
+
+
+def uploads_in(body: bytes, key: str) -> list[tuple[str, float]]:
+    """Return the id and the time of the beginning (seconds since 1970) of each upload of this key
+    in a page of ListMultipartUploads. Raises `BadDataError`."""
+    found = []
+    for row in _UPLOAD.findall(body):
+        name, upload_id, began = _KEY.search(row), _UPLOAD_ID.search(row), _INITIATED.search(row)
+        if name is None or upload_id is None or began is None:
+            raise BadDataError("the list of uploads can't be understood")
+        if html.unescape(name[1].decode("utf-8", "replace")) == key:
+            try:
+                began_at = datetime.fromisoformat(began[1].decode()).replace(tzinfo=UTC)
+            except ValueError:
+                raise BadDataError("the list of uploads can't be understood") from None
+            found.append((html.unescape(upload_id[1].decode()), began_at.timestamp()))
+    return found
+
+
+def seconds_of(date: str | None) -> float:
+    """Return the time of a Date header in seconds since 1970. Raises `BadDataError`."""
+    now_ns = _time_ns(date)
+    if not now_ns:
+        raise BadDataError("the answer of the store has no date")
+    return now_ns / 1e9
 
 
 def keys_in(listing: bytes) -> set[str]:
