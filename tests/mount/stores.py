@@ -47,9 +47,8 @@ class Store:
         (self.site.files / name).unlink()
 
     def uploads(self) -> list[str]:
-        """The uploads in parts that are open. In a directory, a killed daemon may leave hidden
-        files (ORIGINS.md), which `names` leaves out."""
-        return []
+        """The uploads that are open: in a directory the hidden files, which `names` leaves out."""
+        return [name for name in self._all() if _HIDDEN in name]
 
 
 class S3Store(Store):
@@ -95,8 +94,10 @@ class S3Store(Store):
 def local_store(root: Path) -> Iterator[Store]:
     """A site of a local directory, and what it has."""
     site = Site(root)
-    yield Store(site)
-    site.tear_down()
+    try:
+        yield Store(site)
+    finally:
+        site.tear_down()
 
 
 @contextmanager
@@ -111,5 +112,7 @@ def s3_store(
     if endpoint is not None:
         site.environment["AWS_ENDPOINT_URL"] = endpoint
     site.expected_trouble = ("an empty directory is shown until there is",)
-    yield S3Store(site, server, bucket)
-    site.tear_down()
+    try:
+        yield S3Store(site, server, bucket)
+    finally:
+        site.tear_down()

@@ -301,6 +301,58 @@ def test_a_kill_after_an_upload_has_begun_and_before_its_id_is_known(
         site.umount()
 
 
+KILLED_WITH_A_HIDDEN_FILE = """
+from cachefs.fuse.relay import _relay  # before libfuse
+import os, pathlib, signal
+from cachefs.origin.fsspec import local_files
+
+plain = local_files.{step}
+
+def step(*args, **kwargs):
+    mark = pathlib.Path({mark!r})
+    if not {is_after} and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = plain(*args, **kwargs)
+    if {is_after} and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+local_files.{step} = step
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "is_after", "size_bytes"),
+    [
+        pytest.param("LocalFiles._publish", False, 20_000, id="put"),
+        pytest.param("LocalFiles._publish", True, 20_000, id="put-done"),
+        pytest.param("LocalFiles.start", True, 17 * killed_writer.MIB, id="start"),
+        pytest.param("LocalFiles._publish", False, 17 * killed_writer.MIB, id="complete"),
+        pytest.param("LocalFiles._publish", True, 17 * killed_writer.MIB, id="complete-done"),
+    ],
+)
+def test_the_next_daemon_removes_the_hidden_file_of_a_killed_one(
+    tmp_path: Path, step: str, is_after: bool, size_bytes: int
+) -> None:
+    content = killed_writer.content("file", 1, size_bytes)
+    with local_store(tmp_path) as store:
+        site, mark = store.site, tmp_path / "mark"
+        site.expected_trouble += (" cachefs.supervisor.",)
+        site.mount("--rw", "--data-path", "relay")
+        site.umount()  # what it has tried at the source is not tried again
+        code = KILLED_WITH_A_HIDDEN_FILE.format(mark=str(mark), step=step, is_after=is_after)
+        (tmp_path / "sitecustomize.py").write_text(code)
+        site.environment["PYTHONPATH"] = str(tmp_path)
+        site.mount("--rw", "--data-path", "relay")
+        (site.mountpoint / "file").write_bytes(content)
+        assert mark.exists()
+        assert store.read("file") == (site.mountpoint / "file").read_bytes() == content
+        assert store.uploads() == []
+        site.umount()
+
+
 OVERTAKEN_AND_KILLED = """
 from cachefs.fuse.relay import _relay  # before libfuse
 import os, pathlib, signal

@@ -31,6 +31,29 @@ def writer(origin: Origin) -> WritableOrigin:
     return origin.writer
 
 
+async def test_what_a_killed_write_has_left_is_removed_and_nothing_else(
+    writer: WritableOrigin, tmp_path: Path
+) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "other").write_bytes(b"kept")
+    upload = await writer.start_upload("dir/file", write_id="a write")
+    again = await writer.start_upload("dir/file", write_id="a write")
+    kept = await writer.start_upload("dir/file", write_id="another")
+    await writer.put_part(upload, 1, 0, b"part")
+    hidden = ".cachefs-upload-" + upload.upload_id
+    assert upload.upload_id[:16] == again.upload_id[:16] != kept.upload_id[:16]
+    planted = tmp_path / "dir" / (hidden[:-16] + 16 * "0")
+    planted.symlink_to(tmp_path / "other")
+    (tmp_path / "dir" / (hidden[:-16] + 16 * "1")).mkdir()
+    (tmp_path / "dir" / f"{hidden}.name").write_bytes(b"kept")
+    await writer.remove_rest("dir/file", "a write")
+    await writer.remove_rest("nowhere/file", "a write")
+    assert sorted(entry.name for entry in (tmp_path / "dir").iterdir()) == sorted(
+        [f"{hidden}.name", hidden[:-16] + 16 * "1", ".cachefs-upload-" + kept.upload_id]
+    )
+    assert (tmp_path / "other").read_bytes() == b"kept"
+
+
 @pytest.mark.root
 async def test_only_links_of_root_and_of_the_daemon_are_followed(
     writer: WritableOrigin, tmp_path: Path

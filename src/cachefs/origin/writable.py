@@ -201,6 +201,11 @@ def new_write_id() -> str:
     return f"{_PROCESS}{next(_writes):08x}"
 
 
+def is_of_this_process(write_id: str) -> bool:
+    """Return whether this process has made the id."""
+    return write_id.startswith(_PROCESS)
+
+
 class WritableOrigin(ABC):
     """Writes to an origin. All methods run on the trio loop and never block it. They raise only
     `OriginError` and its subclasses: `ConflictError` if the condition is false,
@@ -220,6 +225,9 @@ class WritableOrigin(ABC):
 
     can_rename = False
     """`rename` works; otherwise it must be done with `copy` and `delete`."""
+
+    leaves_rest = False
+    """A killed process may leave something beside the path: see `remove_rest`."""
 
     def can_have(self, path: str) -> bool:
         """Whether the origin can have an object of this path."""
@@ -320,6 +328,11 @@ class WritableOrigin(ABC):
         answer was lost. The id of `upload` is empty. `start_upload` was called `began_s` seconds
         ago, and ended `ended_s` seconds ago at the latest. Drops nothing if several uploads may be
         the one."""
+
+    async def remove_rest(self, path: str, write_id: str) -> None:
+        """Remove what a write of a process that was killed has left beside `path`, if
+        `leaves_rest`. Parts of uploads are none of it."""
+        raise OriginError(f"nothing is left beside {path}")
 
     @abstractmethod
     async def copy(

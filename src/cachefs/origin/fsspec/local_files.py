@@ -8,6 +8,7 @@ daemon of root change files of others.
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -32,7 +33,7 @@ from cachefs.origin.fsspec.local_steps import (
     new_file,
     write_content,
 )
-from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, upload_name
+from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, is_hidden, upload_name
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag, Upload
 from cachefs.types import ObjectMeta
 
@@ -201,6 +202,17 @@ class LocalFiles:
         task.check()
         with self._parent(upload.path) as (place, _):
             _drop_upload(place, upload)
+
+    def remove_rest(self, path: str, write_id: str, task: Task) -> None:
+        """Remove the hidden files of one write. They are not opened, and new ones get other names,
+        so it does not matter who has made files of such names."""
+        digits = hidden_digits(write_id)
+        with self._parent(path) as (place, _):
+            task.check()
+            for name in os.listdir(place):
+                if is_hidden(name) and name.startswith(upload_name(digits)):
+                    with contextlib.suppress(OSError):  # a directory, or sticky and of another user
+                        os.unlink(name, dir_fd=place)
 
     def copy(
         self, path: str, meta: ObjectMeta, upload: Upload, condition: Condition | None, task: Task
@@ -378,6 +390,12 @@ class LocalFiles:
             raise Refused(ConflictError, "is the root of the source")
         with self._opened(above) as place:
             yield place, name
+
+
+def hidden_digits(write_id: str) -> str:
+    """Return the 16 hexadecimal digits with which the ids of the uploads of one write begin. The
+    other 16 are random, so nobody can make a file of such a name before."""
+    return hashlib.sha256(write_id.encode()).hexdigest()[:16]
 
 
 def _lstat(place: int, name: str) -> os.stat_result | None:

@@ -28,7 +28,7 @@ from cachefs.errors import (
     OriginUnavailableError,
     reason_of,
 )
-from cachefs.origin.fsspec.local_files import Describe, LocalFiles
+from cachefs.origin.fsspec.local_files import Describe, LocalFiles, hidden_digits
 from cachefs.origin.fsspec.local_steps import Refused, Task
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, is_hidden
 from cachefs.origin.names import is_name
@@ -59,6 +59,7 @@ class LocalWriter(WritableOrigin):
     of a file from its `info`."""
 
     can_rename = True
+    leaves_rest = True
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class LocalWriter(WritableOrigin):
         write_id: str | None = None,
     ) -> ObjectMeta:
         """See `WritableOrigin.put`."""
-        upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
+        upload = _new_upload(path, write_id)
         content = content_of(body)
         put = partial(self._tree.put, upload, content, condition, attributes)
         meta = await self._call(path, put, "puts")
@@ -127,7 +128,7 @@ class LocalWriter(WritableOrigin):
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
     ) -> Upload:
         """See `WritableOrigin.start_upload`."""
-        upload = Upload(path, secrets.token_hex(16), write_id or new_write_id())
+        upload = _new_upload(path, write_id)
         await self._call(path, partial(self._tree.start, upload), "uploads")
         return upload
 
@@ -174,7 +175,13 @@ class LocalWriter(WritableOrigin):
             await self._call(upload.path, partial(self._tree.abort, upload), "uploads")
 
     async def abort_started(self, upload: Upload, began_s: float, ended_s: float) -> None:
-        """See `WritableOrigin.abort_started`. Does nothing: the id of an upload is not known."""
+        """See `WritableOrigin.abort_started`. The write id decides, not the time."""
+        await self.remove_rest(upload.path, upload.write_id)
+
+    async def remove_rest(self, path: str, write_id: str) -> None:
+        """See `WritableOrigin.remove_rest`."""
+        with contextlib.suppress(NotFoundError, NotADirError):
+            await self._call(path, partial(self._tree.remove_rest, path, write_id))
 
     async def copy(
         self,
@@ -186,7 +193,7 @@ class LocalWriter(WritableOrigin):
     ) -> ObjectMeta:
         """See `WritableOrigin.copy`."""
         _check(self._subject, path)
-        upload = Upload(target, secrets.token_hex(16), write_id or new_write_id())
+        upload = _new_upload(target, write_id)
         copy = partial(self._tree.copy, path, meta, upload, condition)
         return await self._call(target, copy, "copies")
 
@@ -241,6 +248,11 @@ class LocalWriter(WritableOrigin):
             raise refused.kind(f"{self._subject(path)} {refused}") from None
         finally:
             task.given_up = True
+
+
+def _new_upload(path: str, write_id: str | None) -> Upload:
+    known = write_id or new_write_id()
+    return Upload(path, hidden_digits(known) + secrets.token_hex(8), known)
 
 
 def _check(subject: Callable[[str], str], path: str) -> None:

@@ -105,6 +105,7 @@ class ResilientWriter(WritableOrigin):
         self._call = call
         self.can_rename = inner.can_rename
         self.checks_parts = inner.checks_parts
+        self.leaves_rest = inner.leaves_rest
 
     @property
     def guarantees(self) -> Guarantees:
@@ -196,6 +197,10 @@ class ResilientWriter(WritableOrigin):
         """See `WritableOrigin.abort_started`."""
         abort = partial(self._inner.abort_started, upload, began_s, ended_s)
         await self._ask(upload.path, abort)
+
+    async def remove_rest(self, path: str, write_id: str) -> None:
+        """See `WritableOrigin.remove_rest`."""
+        await self._ask(path, partial(self._inner.remove_rest, path, write_id))
 
     async def copy(
         self,

@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import trio
@@ -37,6 +37,7 @@ from cachefs.origin.writable import (
     PartTag,
     Upload,
     WritableOrigin,
+    is_of_this_process,
     new_write_id,
     part_bytes,
 )
@@ -99,6 +100,8 @@ class Sender:
         failed, or its daemon was killed. `StagedFile.finish` says whether it has the present
         content. Raises the origin's error."""
         known = file.staged.upload
+        if known is not None:
+            await self._remove_rest(known)
         if known is None or known.path != path:
             return None
         if file.was_asked_for_present:
@@ -339,8 +342,16 @@ class Sender:
             return
         if known.upload_id:
             await self._abort(known)
+        else:
+            with suppress(OriginError):
+                await self._remove_rest(known)
         if staged.upload is known:
             staged.end_upload()
+
+    async def _remove_rest(self, known: UploadProgress) -> None:
+        """Remove what a killed daemon has left of a sending. Raises the origin's error."""
+        if self._writer.leaves_rest and not is_of_this_process(known.write_id):
+            await self._writer.remove_rest(known.path, known.write_id)
 
     async def _abort_started(self, staged: StagedFile, start: Start) -> None:
         """Drop the upload of a start whose answer is not known. If the origin can't be asked now,
