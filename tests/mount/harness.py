@@ -127,7 +127,7 @@ class Site:
         directory = self.files.parent / "customized"
         directory.mkdir()
         (directory / "sitecustomize.py").write_text(code)
-        self.environment = {"PYTHONPATH": str(directory)}
+        self.environment = self.environment | {"PYTHONPATH": str(directory)}
 
     def umount(self) -> None:
         done = self._run("umount", self.mountpoint)

@@ -122,6 +122,26 @@ async def test_everything_is_there_after_a_clean_end(tmp_path: Path) -> None:
         assert all(file.is_synced for file in spool.files.values())
 
 
+async def test_the_expected_versions_are_there_after_each_start(tmp_path: Path) -> None:
+    """Those of the beginning, of a renamed file, and of one that was sent and changed meanwhile."""
+    async with a_spool(tmp_path) as spool:
+        spool.begin(1, "new", None)
+        spool.begin(2, "replaced", None, expected_version="v1")
+        spool.begin(3, "part", meta_of(b"base"))
+        spool.begin(4, "renamed", meta_of(b"base")).expect("v2")
+        spool.begin(5, "renamed away", None, expected_version="v1").expect("")
+        for ino, base in ((6, None), (7, meta_of(b"base"))):
+            sent = spool.begin(ino, f"sent {ino}", base)
+            sent.begin_sending()
+            sent.write(0, b"more")
+            assert not sent.finish(meta_of(b"sent", "v3"))
+            assert sent.expected_version == "v3"
+    for _ in range(2):  # the first start writes the journal anew
+        async with a_spool(tmp_path) as spool:
+            found = {file.ino: file.expected_version for file in spool.files.values()}
+            assert found == {1: None, 2: "v1", 3: "v1", 4: "v2", 5: "", 6: "v3", 7: "v3"}
+
+
 async def test_a_torn_record_ends_the_journal(tmp_path: Path) -> None:
     async with a_spool(tmp_path) as spool:
         file = spool.begin(1, "a", meta_of(BASE))

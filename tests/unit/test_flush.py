@@ -37,7 +37,7 @@ class FakeMount:
     def generations_to_send(self) -> dict[int, int]:
         return {number: 1 for number in self.paths if number not in self.open}
 
-    async def send(self, ino: int) -> None:
+    async def send(self, ino: int, *, is_close: bool) -> None:
         self.tried.append(ino)
         await trio.sleep(1)
         if ino in self.errors:

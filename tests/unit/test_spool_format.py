@@ -32,6 +32,7 @@ from cachefs.format.spool_record import (
     Done,
     Dropped,
     Exclusive,
+    Expected,
     Extent,
     PartDone,
     PartsStale,
@@ -116,6 +117,7 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
     (Exclusive(0x102, 1), 19, 1, NUMBER + "01"),
     (Completing(0x102, 4), 20, 1, NUMBER + "0400000000000000"),
     (Starting(0x102, 4, "w", "a"), 21, 0, NUMBER + "0400000000000000 0100 77 0100 61"),
+    (Expected(0x102, "v1"), 22, 1, NUMBER + "0200 7631"),
 ]
 
 

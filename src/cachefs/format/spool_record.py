@@ -198,6 +198,14 @@ class Starting(NamedTuple):
     path: str
 
 
+class Expected(NamedTuple):
+    """The version that the origin had of the name when the change began, "" for none. Of a file
+    that has a base it is the base's until such a record."""
+
+    number: int
+    version: str
+
+
 class Answered(NamedTuple):
     """A request of the kernel was answered with this errno (0: success)."""
 
@@ -227,6 +235,7 @@ Record: TypeAlias = (
     | Exclusive
     | Completing
     | Starting
+    | Expected
 )
 
 
@@ -434,6 +443,7 @@ _LAYOUTS = (
     _layout(Exclusive, 19, "QB"),
     _layout(Completing, 20, "QQ"),
     _layout(Starting, 21, "QQ", "text", "text", flags=0),
+    _layout(Expected, 22, "Q", "text"),
 )
 _LAYOUT_OF = {layout.record: layout for layout in _LAYOUTS}
 _LAYOUT_OF_KIND = {layout.kind: layout for layout in _LAYOUTS}

@@ -185,7 +185,9 @@ class WritingOperations(Operations):
     @translated
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Send a file with unsent changes to the origin, also those of other processes."""
-        await self._files.send(fh & INO_MASK)
+        file = self._files.entry(fh & INO_MASK)
+        if file is not None:
+            await self._files.send(file.ino, is_close=file.is_close_of(request_process()))
         self._namespace.write_ahead()
 
     # -- attributes ----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from cachefs.format.spool_record import (
     Done,
     Dropped,
     Exclusive,
+    Expected,
     Extent,
     PartDone,
     PartsStale,
@@ -76,6 +77,7 @@ class ReplayedFile:
     reason: str = ""
     is_exclusive: bool = False
     start: Start | None = None
+    expected_version: str | None = None
 
     def hold(self, reason: str) -> None:
         """Set the state HELD, if the file doesn't wait for a user already."""
@@ -195,6 +197,7 @@ def _begun(record: Begin) -> ReplayedFile:
         record.base,
         record.base_bytes,
         Extents() if record.tracks_extents else None,
+        expected_version=None if record.base is None else record.base.version,
     )
 
 
@@ -222,10 +225,12 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             file.start = Start(path, write_id, at_ns) if at_ns else None
         case Exclusive():
             file.is_exclusive = bool(record.is_exclusive)
+        case Expected():
+            file.expected_version = record.version
         case PartDone() | PartsStale() | Completing() | UploadEnded():
             _apply_to_upload(file, record)
         case Rebased():
-            file.upload = None
+            file.upload, file.expected_version = None, record.meta.version
             if file.extents is not None:
                 file.base, file.base_bytes = record.meta, record.base_bytes
         case StateChanged():

@@ -10,7 +10,7 @@ import trio
 
 from cachefs.errors import SpoolError
 from cachefs.format.spool_frame import JournalHeader, seed_of
-from cachefs.format.spool_record import Answered, Begin, Exclusive, Record
+from cachefs.format.spool_record import Answered, Begin, Exclusive, Expected, Record
 from cachefs.staging.compaction import compact
 from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.directory import SpoolDirectory
@@ -118,7 +118,8 @@ class Spool:
         file.base_bytes = state.base_bytes
         file.posix, file.is_sealed, file.synced = state.posix, state.is_sealed, state.synced
         file.upload, file.state, file.reason = state.upload, state.state, state.reason
-        file.is_exclusive, file.start = state.is_exclusive, state.start
+        file.is_exclusive, file.expected_version = state.is_exclusive, state.expected_version
+        file.start = state.start
         file.end_unanswered_start()
         attributes = state.attributes
         if attributes is not None and attributes.spool_mtime_ns == status.st_mtime_ns:
@@ -156,12 +157,14 @@ class Spool:
         answering: int | None = None,
         *,
         is_exclusive: bool = False,
+        expected_version: str | None = None,
     ) -> StagedFile:
         """Begin to stage the content of an inode that is clean, or new.
 
         `base` is the version that a change of part of a file is based on; None for a new file, and
         for one that is replaced as a whole. With `is_exclusive` it may be published only if the
-        origin has nothing of its name. Raises `SpoolFullError` or `SpoolError`."""
+        origin has nothing of its name. `expected_version` is the version that the origin has of
+        the name, "" for none. Raises `SpoolFullError` or `SpoolError`."""
         if self.file_of(ino) is not None:
             raise SpoolError(f"{path}: inode {ino} is staged already")
         number = self._next_number
@@ -170,6 +173,8 @@ class Spool:
         tracks = int(base is not None)
         record = Begin(number, ino, 1, size_bytes, size_bytes, tracks, path, base)
         more: tuple[Record, ...] = () if answering is None else (Answered(answering, 0),)
+        if base is None and expected_version:
+            more = (Expected(number, expected_version), *more)
         if is_exclusive:
             more = (Exclusive(number, 1), *more)
         with spool_errors(path):
@@ -183,6 +188,8 @@ class Spool:
         file = StagedFile(self._parts, number, ino, path, base)
         file.note_begun(mtime_ns)
         file.is_exclusive = is_exclusive
+        if base is None:
+            file.expected_version = expected_version
         self._files[number] = self._of_ino[ino] = file
         return file
 

@@ -17,6 +17,7 @@ from cachefs.format.spool_record import (
     Done,
     Dropped,
     Exclusive,
+    Expected,
     PartDone,
     PartsStale,
     Ranges,
@@ -55,6 +56,9 @@ class StagedFile(StagedContent):
         """Whether it may be published only if the origin has nothing of its name."""
         self.start: Start | None = None
         """A request to begin an upload whose answer is not known."""
+        self.expected_version: str | None = None if base is None else base.version
+        """The version that the origin had of the name when the change began, "" if it had none.
+        None if that is not known."""
         self._sync_failed = False
 
     # -- attributes --------------------------------------------------------------------------------
@@ -85,6 +89,12 @@ class StagedFile(StagedContent):
         if is_exclusive != self.is_exclusive and self.state is not FileState.ENDED:
             self._record(Exclusive(self.number, int(is_exclusive)))
             self.is_exclusive = is_exclusive
+
+    def expect(self, version: str) -> None:
+        """Say which version the origin has of the name now; "" for none."""
+        if version != self.expected_version and self.state is not FileState.ENDED:
+            self._record(Expected(self.number, version))
+            self.expected_version = version
 
     def _send_again(self) -> None:
         """Make the upload that is under way one of an older state of the file."""
@@ -223,7 +233,7 @@ class StagedFile(StagedContent):
         base_bytes = min(self._least_bytes, meta.size_bytes)
         rebased = Rebased(self.number, self.sending_generation, base_bytes, meta)
         self._record(rebased, Exclusive(self.number, 0))
-        self.upload, self.is_exclusive = None, False
+        self.upload, self.is_exclusive, self.expected_version = None, False, meta.version
         if self._extents is not None:
             self._base, self.base_bytes = meta, base_bytes
         return False
@@ -307,6 +317,9 @@ class StagedFile(StagedContent):
             records.append(self.synced)
         if self.is_exclusive:
             records.append(Exclusive(number, 1))
+        expected = self.expected_version
+        if expected is not None and (self._base is None or expected != self._base.version):
+            records.append(Expected(number, expected))
         if self.upload is not None:
             upload = self.upload
             records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))

@@ -64,7 +64,7 @@ class BackgroundSends:
 
     async def _send(self, ino: int) -> None:
         try:
-            await self._files.send(ino)
+            await self._files.send(ino, is_close=False)
         except CachefsError:
             pass  # the file keeps the reason, and is tried again
         except Exception:
@@ -108,7 +108,7 @@ class BackgroundSends:
             if self.leaves_rest:
                 return
             try:
-                await self._files.send(ino)
+                await self._files.send(ino, is_close=False)
             except CachefsError as error:
                 log.warning("%s; it stays in the spool for the next mount", error)
         await self._files.finish()

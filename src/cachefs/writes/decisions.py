@@ -5,7 +5,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import ConflictError, NotFoundError, SpoolError
 from cachefs.namespace.namespace import Namespace
-from cachefs.origin.writable import ABSENT, Condition
+from cachefs.origin.writable import Condition
 from cachefs.staging.staged_file import StagedFile
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.kept import StagedReader
@@ -79,7 +79,7 @@ class Decisions:
         staged = self._unsent.spool.files[number]
         entry = self._unsent.entry_of(staged)
         if entry is not None:
-            await self._files.send(entry.ino)
+            await self._files.send(entry.ino, is_close=overwrite)
             return found
         if number in self._busy:
             raise SpoolError(f"{found.path} is being sent already")
@@ -99,7 +99,7 @@ class Decisions:
             )
         condition = None
         if not overwrite:
-            condition = ABSENT if staged.base is None else Condition(staged.base.version)
+            condition = Condition(staged.expected_version or None)
         try:
             read = StagedReader(staged, self._namespace, self._cache).read
             await self._sender.send_kept(staged, read, condition)

@@ -16,6 +16,7 @@ Code between two awaits is atomic on the loop; the methods say where this matter
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -25,7 +26,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
-from cachefs.origin.writable import MOST_PUT_BYTES, Attributes
+from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
@@ -33,9 +34,9 @@ from cachefs.writes.jobs import FileJobs
 from cachefs.writes.processes import check_alive
 from cachefs.writes.sending.ahead import PartsAhead
 from cachefs.writes.sending.doubts import Doubts
-from cachefs.writes.sending.sender import Describe, Sender, attributes_of
+from cachefs.writes.sending.sender import Sender, destination_of
 from cachefs.writes.sending.to_cache import give_to_cache
-from cachefs.writes.written_file import Marks, State, WrittenFile, nameless
+from cachefs.writes.written_file import Marks, State, WrittenFile, nameless, restored
 
 _ROOM_S = 60.0
 """How long a write waits for room in the spool before it fails with ENOSPC."""
@@ -70,7 +71,7 @@ class WrittenFiles:
         self._removed: set[int] = set()
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
-        self._ahead = PartsAhead(sender, self._destination)
+        self._ahead = PartsAhead(sender, partial(destination_of, namespace))
         self._jobs = FileJobs()
         self._doubts = Doubts(sender, self._is_entry, self._note_sent)
 
@@ -143,12 +144,7 @@ class WrittenFiles:
         if staged.base is not None:
             before = self._namespace.ref_at(staged.path, staged.base)
             base = self._readers.new(inode, before)
-        file = self._files[inode.ino] = WrittenFile(inode.ino, staged, base)
-        file.note_writer(0)  # the daemon before knew them
-        file.is_shown_open = base is not None
-        file.knows_parts = False
-        if staged.base is None:
-            file.in_order_bytes = staged.size_bytes
+        file = self._files[inode.ino] = restored(inode, staged, base)
         file.is_named = self._changes.is_named(inode.ino)
         self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
         if file.is_named:
@@ -173,7 +169,9 @@ class WrittenFiles:
     ) -> StagedFile:
         """Begin a staged file with the inode's owner, group and mode; or none. Raises
         `SpoolError`."""
-        staged = self._spool.begin(inode.ino, path, base, is_exclusive=is_exclusive)
+        staged = self._spool.begin(
+            *(inode.ino, path, base), is_exclusive=is_exclusive, expected_version=inode.version
+        )
         try:
             staged.set_attributes(posix=inode.posix)
         except CachefsError:
@@ -295,14 +293,14 @@ class WrittenFiles:
         if file is None or (process and not file.writers & {process, 0}):
             return
         try:
-            await self.send(ino)
+            await self.send(ino, is_close=file.is_close_of(process))
         except CachefsError:
             file.writers -= {process, 0}  # it knows; the closes of other writers try again
             raise
 
-    async def send(self, ino: int) -> None:
+    async def send(self, ino: int, *, is_close: bool) -> None:
         """Send a file's unsent changes to the origin. When this returns, the origin has all that
-        were made before the call.
+        were made before the call. Only with `is_close` it replaces a version of others.
 
         Raises `ConflictError` if the origin has another version than the one that was changed in
         part, or the origin's error. The bytes then stay in the spool.
@@ -310,19 +308,29 @@ class WrittenFiles:
         file = self._files.get(ino)
         if file is None:
             return
+        with file.closing(is_close):
+            await self._send(file)
+
+    async def _send(self, file: WrittenFile) -> None:
         async with file.lock:
             if file.state is not State.UNSENT or not file.is_named:
                 return
+            if self._files.get(file.ino) is not file:
+                raise ConflictError(file.staged.reason)
+            condition = file.condition
             file.state, state = State.SENDING, State.UNSENT
             try:
-                path, describe = self._destination(file)
+                path, describe = destination_of(self._namespace, file)
                 meta = await self._sender.earlier_result(file, path)
                 if meta is not None:
                     state = self._note_sent(file, meta)
                 if state is State.UNSENT:
                     state = self._note_sent(file, await self._sender.send(file, path, describe))
             except (ConflictError, ObjectChangedError) as error:
-                self._note_conflict(file, error)
+                if condition is not None and file.condition is None:
+                    file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
+                else:
+                    self._note_conflict(file, error)
                 raise
             except CachefsError as error:
                 file.staged.fail(str(error))
@@ -331,15 +339,6 @@ class WrittenFiles:
                 file.end_sending(state)
         if state is State.STORED:
             self._jobs.start(self._give_to_cache, file)
-
-    def _destination(self, file: WrittenFile) -> tuple[str, Describe]:
-        """Return the path and the attributes with which the file is sent."""
-
-        def describe() -> Attributes:
-            inode = self._namespace.inode(file.ino)
-            return attributes_of(inode.posix, inode.mtime_ns)
-
-        return self._namespace.table.path(self._namespace.inode(file.ino)), describe
 
     def _note_sent(self, file: WrittenFile, meta: ObjectMeta) -> State:
         """Note that the origin has the content as of the sending. Return the file's new state.
@@ -407,7 +406,7 @@ class WrittenFiles:
     async def send_changed(self, ino: int) -> None:
         """Send the file if it is unsent and the origin has an older version of it, or may have."""
         if self.is_unsent(ino) and (self._namespace.inode(ino).version or self.was_sent(ino)):
-            await self.send(ino)
+            await self.send(ino, is_close=False)
 
     def was_sent(self, ino: int) -> bool:
         """Return whether the origin was asked to store an unsent file: it may have it, even though
@@ -447,12 +446,14 @@ class WrittenFiles:
         file.staged.set_attributes(mtime_ns, posix)
         return True
 
-    def note_path(self, ino: int, path: str) -> None:
-        """Note that the file has another name now, which may have replaced a file."""
+    def note_path(self, ino: int, path: str, version: str) -> None:
+        """Note that the file has another name now, which may have replaced a file. `version` is the
+        one that the origin has of that name; "" for none."""
         file = self._files.get(ino)
         if file is not None:
             self._note_path(file, path)
             file.staged.set_exclusive(False)
+            file.staged.expect(version)
 
     def _note_path(self, file: WrittenFile, path: str) -> None:
         file.staged.rename(path)

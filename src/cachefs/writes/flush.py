@@ -42,10 +42,13 @@ class Flushes:
         self._nursery = nursery
         self._turns = trio.CapacityLimiter(_AT_A_TIME)
 
-    async def flush(self, below: str) -> AsyncGenerator[FlushProgress | FlushFailure, None]:
+    async def flush(
+        self, below: str, *, is_close: bool = True
+    ) -> AsyncGenerator[FlushProgress | FlushFailure, None]:
         """Send what is unsent at or below a path now ("" is everything). Yield each failure, and
-        the progress until the end; the last value is a progress without files left."""
-        flush = _Flush(self._files, self._turns)
+        the progress until the end; the last value is a progress without files left. `is_close`: it
+        replaces other versions as a close does."""
+        flush = _Flush(self._files, self._turns, is_close)
         for failure in flush.begin(self._unsent, below, self._nursery):
             yield failure
         while True:
@@ -61,8 +64,9 @@ class Flushes:
 class _Flush:
     """One flush."""
 
-    def __init__(self, files: WrittenFiles, turns: trio.CapacityLimiter) -> None:
+    def __init__(self, files: WrittenFiles, turns: trio.CapacityLimiter, is_close: bool) -> None:
         self._files = files
+        self._is_close = is_close
         self._turns = turns
         self.left: dict[int, int] = {}
         """Sizes in bytes of the files that are left, by number."""
@@ -103,7 +107,7 @@ class _Flush:
         try:
             async with self._turns:
                 self._sending.add(file.number)
-                await self._files.send(ino)
+                await self._files.send(ino, is_close=self._is_close)
             self._sent_files += 1
             self._sent_bytes += file.size_bytes
         except CachefsError as error:

@@ -245,7 +245,8 @@ class WrittenNames:
             new_path = self._path(*new)
             inode = self._namespace.inode(ino)
             if not inode.version:
-                self._files.note_path(ino, new_path)
+                version = "" if target is None else self._namespace.inode(replaced_ino).version
+                self._files.note_path(ino, new_path, version)
                 self._changes.move(ino, *new, is_held=True)
                 self._files.note_unnamed(replaced_ino)
             else:
@@ -258,7 +259,7 @@ class WrittenNames:
                 self._changes.move(ino, *new, is_held=is_unsent)
                 self._files.note_unnamed(replaced_ino)
                 if is_unsent:
-                    self._files.note_path(ino, new_path)
+                    self._files.note_path(ino, new_path, meta.version)
                 else:
                     # Another program may have changed a local file just before its rename.
                     is_same = meta.version == before.meta.version or not self._writer.can_rename
@@ -322,6 +323,8 @@ class WrittenNames:
             for ino, before, _, meta in copied:
                 if not self._files.is_unsent(ino):
                     self._note_moved(ino, before, meta)
+                elif (file := self._files.entry(ino)) is not None:
+                    file.staged.expect(meta.version)
 
     # -- attributes ------------------------------------------------------------------------------
 

@@ -1,12 +1,15 @@
 """`WrittenFile`: one file whose content is in the spool."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Protocol
 
 import trio
 
+from cachefs.format.inode_record import Inode
 from cachefs.namespace.reader import FileReader
-from cachefs.origin.writable import MOST_PUT_BYTES
+from cachefs.origin.writable import ABSENT, MOST_PUT_BYTES, Condition
 from cachefs.staging.extents import Source
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta
@@ -64,6 +67,8 @@ class WrittenFile:
         """Cancelling it ends the sending of full parts."""
         self.absent_generation = 0
         """The generation of which it is known that the origin does not have it."""
+        self.closes = 0
+        """How many closes and fsyncs send the file now, or wait until they can."""
         self._truncations = 0
         self._rested = trio.Event()
 
@@ -177,6 +182,31 @@ class WrittenFile:
 
     # -- sending -----------------------------------------------------------------------------------
 
+    @contextmanager
+    def closing(self, is_close: bool) -> Iterator[None]:
+        """Let the sendings in this context replace what is there, if `is_close`."""
+        self.closes += is_close
+        try:
+            yield
+        finally:
+            self.closes -= is_close
+
+    def is_close_of(self, process: int) -> bool:
+        """Return whether the close or fsync of this process (0: unknown) counts as one of the
+        content. Otherwise it only repeats the sending of what was closed before."""
+        return process in self.writers or not self.staged.is_sealed
+
+    @property
+    def condition(self) -> Condition | None:
+        """The condition under which the present content may be stored. The close of a file that was
+        written as a whole replaces what is there. A later repetition must not."""
+        staged = self.staged
+        if staged.base is None and staged.is_exclusive:
+            return ABSENT
+        if staged.base is None and self.closes:
+            return None
+        return Condition(staged.expected_version or None)
+
     def begin_sending(self) -> None:
         """Note that the present content is what is sent."""
         self.staged.seal()
@@ -194,6 +224,19 @@ class WrittenFile:
         """Break off the sending of full parts. It gives the lock back soon."""
         if self.ahead is not None:
             self.ahead.cancel()
+
+
+def restored(inode: Inode, staged: StagedFile, base: FileReader | None) -> WrittenFile:
+    """Return an entry for a staged file that an earlier daemon has left."""
+    if staged.expected_version is None:
+        staged.expected_version = inode.version
+    file = WrittenFile(inode.ino, staged, base)
+    file.note_writer(0)  # the daemon before knew them
+    file.is_shown_open = base is not None
+    file.knows_parts = False
+    if staged.base is None:
+        file.in_order_bytes = staged.size_bytes
+    return file
 
 
 def nameless(staged: StagedFile) -> WrittenFile:

@@ -44,7 +44,9 @@ class LastSends:
                 self._leave(True)
 
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        lines = stream(socket_path(self._place), api.WRITES_FLUSH, {"paths": [""]})
+        lines = stream(
+            socket_path(self._place), api.WRITES_FLUSH, {"paths": [""], "replace": False}
+        )
         with closing(lines):
             for line in lines:
                 if "failure" not in line:

@@ -102,16 +102,20 @@ class WritesRoutes:
     async def flush(self, arguments: dict[str, Any]) -> Lines:
         """Send what is unsent at or below the `paths`, and yield the progress: lines with
         `sent_files`, `sent_bytes`, `left_files` and `left_bytes`, and a `failure` for each file
-        that was not sent. The sends go on if the client disconnects."""
+        that was not sent. The sends go on if the client disconnects. With `replace` (the default),
+        they replace other versions as a close does."""
         paths = arguments.get("paths")
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise UsageError("paths must be a list of texts")
+        is_close = arguments.get("replace", True)
+        if not isinstance(is_close, bool):
+            raise UsageError("replace must be true or false")
         for number, path in enumerate(paths):
             below = _normal(path)
             if self._unsent is None:
                 yield dict.fromkeys(_PROGRESS, 0)
                 continue
-            async with aclosing(self._unsent.flushes.flush(below)) as news:
+            async with aclosing(self._unsent.flushes.flush(below, is_close=is_close)) as news:
                 async for what in news:
                     if isinstance(what, FlushFailure):
                         rest = what.path[len(below) :].strip("/")

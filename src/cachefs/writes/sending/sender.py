@@ -28,8 +28,8 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
+from cachefs.namespace.namespace import Namespace
 from cachefs.origin.writable import (
-    ABSENT,
     MOST_PARTS,
     MOST_PUT_BYTES,
     Attributes,
@@ -107,7 +107,7 @@ class Sender:
         if file.was_asked_for_present:
             file.begin_sending()
         elif known.upload_id and not known.completing_generation:
-            return None
+            return None  # it was not asked for
         return await self._writer.written_by(path, known.write_id)
 
     async def send(self, file: WrittenFile, path: str, describe: Describe) -> ObjectMeta:
@@ -185,7 +185,7 @@ class Sender:
             write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
             file.begin_sending()
             staged.start_upload("", write_id, path)
-            return await self._writer.put(path, body, condition_of(staged), describe(), write_id)
+            return await self._writer.put(path, body, file.condition, describe(), write_id)
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class Sender:
                 PartTag(each.number, each.length, parts[each.number].tag)
                 for each in _ranges(staged.size_bytes)
             ]
-            return await self._writer.complete(upload, tags, condition_of(staged), describe())
+            return await self._writer.complete(upload, tags, file.condition, describe())
         except NotFoundError as error:
             await self.drop_upload(staged)
             raise _UploadLostError(str(error)) from None
@@ -432,11 +432,14 @@ def full_part_after(size_bytes: int) -> int:
     return MOST_SIZE_BYTES
 
 
-def condition_of(staged: StagedFile) -> Condition | None:
-    """Return the condition under which the content of a file may be stored."""
-    if staged.base is not None:
-        return Condition(staged.base.version)
-    return ABSENT if staged.is_exclusive else None
+def destination_of(namespace: Namespace, file: WrittenFile) -> tuple[str, Describe]:
+    """Return the path and the attributes with which a file is sent."""
+
+    def describe() -> Attributes:
+        inode = namespace.inode(file.ino)
+        return attributes_of(inode.posix, inode.mtime_ns)
+
+    return namespace.table.path(namespace.inode(file.ino)), describe
 
 
 def attributes_of(posix: Posix, mtime_ns: int | None = None) -> Attributes:
