@@ -109,7 +109,7 @@ class Site:
 
     def let_daemons_stand_still(self) -> None:
         """Before `mount`: a daemon that the test stops is not replaced for that."""
-        self._customize(
+        self.customize(
             "from cachefs.supervisor import hang_detection as s\n"
             "s.STOPPED_LOOKS = s.STILL_LOOKS = 1 << 30\n"
         )
@@ -117,13 +117,14 @@ class Site:
     def let_only_closes_send(self) -> None:
         """Before `mount`: no file is sent because nobody has changed it for a while. On a busy
         machine this while passes between any two steps of a test."""
-        self._customize(
+        self.customize(
             "from cachefs.fuse.relay import _relay  # before libfuse\n"
             "from cachefs.writes import background\n"
             "background._QUIET_S = 1e9\n"
         )
 
-    def _customize(self, code: str) -> None:
+    def customize(self, code: str) -> None:
+        """Before `mount`: what daemons and supervisors run first."""
         directory = self.files.parent / "customized"
         directory.mkdir()
         (directory / "sitecustomize.py").write_text(code)
@@ -240,3 +241,11 @@ def drop_pages(path: Path) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+
+
+def kill_daemon(site: Site) -> None:
+    """And wait for the next."""
+    (daemon,) = children_of(site.pid())
+    os.kill(daemon, signal.SIGKILL)
+    logged = site.log.read_text().count(" serves on, after ")
+    eventually(lambda: site.log.read_text().count(" serves on, after ") > logged)

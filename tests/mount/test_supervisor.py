@@ -26,6 +26,7 @@ from tests.mount.harness import (
     drop_pages,
     eventually,
     is_running,
+    kill_daemon,
     standing_still,
 )
 
@@ -122,14 +123,6 @@ def serving(site: Site, but_not: int | None = None) -> int:
 
     eventually(look)
     return found[0]
-
-
-def kill_daemon(site: Site) -> None:
-    """And wait for the next."""
-    (daemon,) = children_of(site.pid())
-    os.kill(daemon, signal.SIGKILL)
-    logged = site.log.read_text().count(" serves on, after ")
-    eventually(lambda: site.log.read_text().count(" serves on, after ") > logged)
 
 
 def test_twenty_kills_under_eight_readers(relayed: Site, content: dict[str, bytes]) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from cachefs.types import Buffer
 
+_PIECE_BYTES = 128 << 10
+"""The most bytes of one pwrite. ext4 takes one page of up to 2 MiB for a longer one. Where the host
+of a virtual machine takes back what is free, such a page costs .7 ms per MiB, small ones .1."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -33,7 +36,7 @@ class SpoolDisk:
         """Write all of `data` at `offset`. After an `OSError` a part of it may be written."""
         view = memoryview(data).cast("B")
         while view:
-            written = os.pwrite(fd, view, offset)
+            written = os.pwrite(fd, view[:_PIECE_BYTES], offset)
             view, offset = view[written:], offset + written
 
     def truncate(self, fd: int, size_bytes: int) -> None:

@@ -1,7 +1,9 @@
 """The mount, /dev/fuse and the relay, which stay while daemons are replaced."""
 
+import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,19 @@ memory."""
 _THREADS = 8
 """Threads of the relay. All but one may wait for disks."""
 
+_SO_SNDBUFFORCE = 32
+"""See socket(7). Python does not name it."""
+_BUFFER_BYTES = 2 << 20
+"""Linux doubles it. Packets count with their overhead."""
+
 _logger = logging.getLogger(__name__)
+
+
+def _enlarge_buffer(end: socket.socket) -> None:
+    """Let a socket hold a WRITE of 1 MiB, if this process may do so. The daemon looks at the size
+    (`fuse/relay/session.c`)."""
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
 
 
 class RelayedMount:
@@ -55,6 +69,8 @@ class RelayedMount:
             self._watch(self._relay.ended_fd)
         ours, its = pair()
         with ours, its:
+            for end in (ours, its):
+                _enlarge_buffer(end)
             self._relay.attach(ours.fileno())
             if is_first:
                 self._relay.start()  # not earlier: a daemon must answer the kernel's INIT

@@ -21,11 +21,15 @@
 #define HAS_RESEND_HIGH (1u << (39 - 32))
 
 #define NOTICE_BYTES 2048      /* a name has at most 1,024 */
+/* The longest packet: the kernel needs contiguous memory for most of it. A request with 128 KiB of
+ * data is one packet. */
+#define PACKET_BYTES (132u << 10)
 
-/* A request or notice in a list. Allocated by `message_of`. */
+/* A request or notice in a list. Allocated by `message_of`. The daemon has got the first `sent`
+ * bytes of it. */
 struct message {
     struct message *next;
-    size_t length;
+    size_t length, sent;
     char bytes[];
 };
 
@@ -52,6 +56,7 @@ static struct message *message_of(const void *bytes, size_t length) {
     if (message == NULL) abort(); /* a lost request would block its process for ever */
     message->next = NULL;
     message->length = length;
+    message->sent = 0;
     memcpy(message->bytes, bytes, length);
     return message;
 }
@@ -72,10 +77,40 @@ static struct message *pop(struct message_list *list) {
     return message;
 }
 
-/* Appends a copy of a request to the queue. The caller must hold `lock`. */
-static void enqueue(struct relay *relay, const void *bytes, size_t length) {
-    append(&relay->queue, message_of(bytes, length));
+/* Appends a copy of a request to the queue. The daemon has got the first `sent` bytes of it. The
+ * caller must hold `lock`. */
+static void enqueue(struct relay *relay, const void *bytes, size_t length, size_t sent) {
+    struct message *message = message_of(bytes, length);
+    message->sent = sent;
+    append(&relay->queue, message);
     pthread_cond_signal(&relay->has_queue);
+}
+
+/* Returns how long the packets of a socket may be. A packet must fit into its buffer, which only
+ * root can enlarge beyond a limit. */
+static size_t packet_bytes_of(int fd) {
+    int buffer_bytes = 0;
+    socklen_t size = sizeof buffer_bytes;
+    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, &size) < 0) return PACKET_BYTES;
+    size_t half = (size_t)buffer_bytes / 2;
+    return half < PACKET_BYTES ? half : PACKET_BYTES; /* Linux gives a buffer at least 4,608 bytes */
+}
+
+/* Sends a request from `*sent` on, in packets, without waiting, and advances `*sent`. Returns 0, or
+ * the errno of the packet that could not be sent. The caller must hold `lock`, so the packets of
+ * one request follow one another. */
+static int send_packets(struct relay *relay, const char *bytes, size_t length, size_t *sent) {
+    while (*sent < length) {
+        size_t left = length - *sent;
+        ssize_t done = send(relay->requests_fd, bytes + *sent,
+                            left < relay->packet_bytes ? left : relay->packet_bytes,
+                            MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (done >= 0)
+            *sent += (size_t)done;
+        else if (errno != EINTR)
+            return errno;
+    }
+    return 0;
 }
 
 /* Receives a notice from the daemon without waiting; NULL if there is none. The caller must hold
@@ -99,6 +134,7 @@ static void lose_daemon(struct relay *relay) {
     relay->requests_fd = -1;
     /* No daemon has received the queued requests. The kernel sends them again if it can. */
     while (relay->can_resend && relay->queue.first != NULL) free(pop(&relay->queue));
+    if (relay->queue.first != NULL) relay->queue.first->sent = 0; /* the next daemon gets all of it */
 }
 
 void forward(struct relay *relay, const void *bytes, size_t length) {
@@ -108,19 +144,17 @@ void forward(struct relay *relay, const void *bytes, size_t length) {
     pthread_mutex_lock(&relay->lock);
     if (!relay->can_resend) relay->uniques[relay->unique_count++ % UNIQUES] = in->unique;
     if (relay->requests_fd >= 0 && relay->queue.first == NULL) {
-        ssize_t sent;
-        do
-            sent = send(relay->requests_fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
-        while (sent < 0 && errno == EINTR);
-        if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS))
-            enqueue(relay, bytes, length);
-        else if (sent < 0)
+        size_t sent = 0;
+        int error = send_packets(relay, bytes, length, &sent);
+        if (error == EAGAIN || error == ENOBUFS)
+            enqueue(relay, bytes, length, sent);
+        else if (error != 0)
             lose_daemon(relay);
     } else if (relay->requests_fd >= 0 || !relay->can_resend) {
-        enqueue(relay, bytes, length);
+        enqueue(relay, bytes, length, 0);
     }
     if (relay->requests_fd < 0 && !relay->can_resend && relay->queue.first == NULL)
-        enqueue(relay, bytes, length); /* the send above found the daemon gone */
+        enqueue(relay, bytes, length, 0); /* the send above found the daemon gone */
     pthread_mutex_unlock(&relay->lock);
 }
 
@@ -133,17 +167,16 @@ void *send_queue(void *argument) {
             continue;
         }
         struct message *message = relay->queue.first;
-        ssize_t sent = send(relay->requests_fd, message->bytes, message->length,
-                            MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (sent >= 0) {
+        int error = send_packets(relay, message->bytes, message->length, &message->sent);
+        if (error == 0) {
             free(pop(&relay->queue));
-        } else if (errno == EAGAIN || errno == ENOBUFS) {
+        } else if (error == EAGAIN || error == ENOBUFS) {
             /* Short wait without the lock, because the socket may be replaced meanwhile. */
             struct pollfd room = {relay->requests_fd, POLLOUT, 0};
             pthread_mutex_unlock(&relay->lock);
             poll(&room, 1, 10);
             pthread_mutex_lock(&relay->lock);
-        } else if (errno != EINTR) {
+        } else {
             lose_daemon(relay);
         }
     }
@@ -207,6 +240,7 @@ int relay_attach(struct relay *relay, int requests_fd) {
         free(init);
     }
     if (error == 0) relay->requests_fd = fd;
+    relay->packet_bytes = packet_bytes_of(fd);
     relay->says_nothing = false;
     pthread_cond_signal(&relay->has_queue);
     pthread_cond_signal(&relay->has_daemon);

@@ -2,7 +2,7 @@
  *
  * They answer READs of cached blocks from the slab files (table.h says where blocks lie), and a few
  * requests that have a fixed answer or none. All other requests go to the daemon over a SEQPACKET
- * socket. The daemon writes its replies directly to /dev/fuse. The daemon may die, and a new one
+ * socket, a long one (WRITE) in several packets that follow one another. The daemon writes its replies directly to /dev/fuse. The daemon may die, and a new one
  * may take its place. The kernel then sends the requests again that the old one had not answered
  * (FUSE_NOTIFY_RESEND, Linux 6.9).
  *

@@ -69,6 +69,7 @@ struct relay {
     pthread_mutex_t lock;           /* protects all fields below */
     pthread_cond_t has_queue;
     int requests_fd;                /* owned; -1: no daemon */
+    size_t packet_bytes;            /* the most bytes of one packet; the socket takes two */
     bool can_resend, pretends_not;  /* the kernel's ability; `relay_pretend_no_resend` was called */
     struct message *init;           /* the kernel's INIT; owned */
     struct message_list queue;      /* requests that the socket had no room for */

@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <linux/fuse.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,7 +32,17 @@
 #include <unistd.h>
 
 #define MOST_TRIES 64 /* requests taken for one that reaches libfuse */
-#define MOST_WRITE (128u << 10) /* bytes of a WRITE */
+#define MOST_REQUEST_BYTES ((1u << 20) + 65536)
+#define REST_MS 2 /* how long to wait at once for the other packets of a request */
+/* The most bytes of a WRITE, and how large the buffer of the relay's socket must be for the longest.
+ * The default buffer takes two packets; for more of them, the relay's queue would copy the request
+ * once more. */
+#define MOST_WRITE_BYTES (1u << 20)
+#define SMALL_WRITE_BYTES (256u << 10)
+#define BUFFER_BYTES (2 << 20)
+/* How long the process of a thread is remembered. The kernel gives the number of a thread that ended
+ * out again after all other numbers, of which there are at least 32,768. */
+#define PROCESS_NS 20000000ull
 #define RESENT (1ull << 63) /* the kernel sets this bit of `unique` when it sends a request again */
 #define RESENT_PID (1u << 30)
 
@@ -42,6 +53,9 @@ static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
 static bool accepts_writes;
 static uint32_t request_pid; /* the thread that sent the request which was read last */
+static uint32_t most_write_bytes = MOST_WRITE_BYTES;
+static char *begun;        /* the first packets of a request whose others have not arrived */
+static size_t begun_bytes; /* in `begun` */
 
 static void note_request(const struct fuse_in_header *in) {
     request_pid = in->pid;
@@ -55,8 +69,8 @@ static void note_request(const struct fuse_in_header *in) {
  *
  * A writable mount also clears FUSE_ATOMIC_O_TRUNC: without OPEN, the kernel would truncate its own
  * pages for O_TRUNC and tell nobody; now it sends SETATTR. It clears FUSE_AUTO_INVAL_DATA, because
- * only writes of this mount change the mtime of an inode. The size of a WRITE is limited, because a
- * request must fit into the buffer of the relay's socket, which only root can enlarge.
+ * only writes of this mount change the mtime of an inode. The size of a WRITE is limited if the
+ * buffer of the relay's socket is small.
  * FUSE_HANDLE_KILLPRIV_V2 says that a write removes set-user-ID bits and capabilities: no file here
  * has any. Without it, the kernel asks for "security.capability" before each write(2). */
 static void edit_init_reply(const struct iovec *parts, int count) {
@@ -69,7 +83,7 @@ static void edit_init_reply(const struct iovec *parts, int count) {
     if (!accepts_writes) return;
     init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA);
     init->flags |= FUSE_HANDLE_KILLPRIV_V2;
-    if (init->max_write > MOST_WRITE) init->max_write = MOST_WRITE;
+    if (init->max_write > most_write_bytes) init->max_write = most_write_bytes;
 }
 
 /* Tells the handler that the kernel sends this request again: the daemon before may have done it
@@ -89,6 +103,35 @@ static void tell_of_resend(struct fuse_in_header *in) {
     }
 }
 
+/* Receives all packets of a request. Returns its length in bytes; -1 with EINTR if there is none
+ * yet, and with ENODEV at the end. The relay sends the packets of a request one after the other. If
+ * some are late, because the socket is full, what has come is kept in `begun`. */
+static ssize_t receive_request(int fd, char *buffer, size_t length) {
+    const struct fuse_in_header *in = (struct fuse_in_header *)buffer;
+    size_t got = begun_bytes;
+    memcpy(buffer, begun, got);
+    begun_bytes = 0;
+    while (got < sizeof *in || got < in->len) {
+        struct pollfd rest = {fd, POLLIN, 0};
+        ssize_t more = recv(fd, buffer + got, length - got, MSG_DONTWAIT);
+        if (more > 0) {
+            got += (size_t)more;
+        } else if (more == 0 || (errno != EAGAIN && errno != EINTR)) {
+            errno = ENODEV; /* the relay is gone, or the mount has ended */
+            return -1;
+        } else if (got == 0) {
+            errno = EINTR;
+            return -1;
+        } else if (errno == EAGAIN && poll(&rest, 1, REST_MS) == 0) {
+            memcpy(begun, buffer, got);
+            begun_bytes = got;
+            errno = EINTR;
+            return -1;
+        }
+    }
+    return (ssize_t)got;
+}
+
 /* libfuse's read function behind a relay. Copies a request into `buffer`, either a deferred one
  * that is due or a new one. Returns its length in bytes; -1 with EINTR if there is none. EAGAIN
  * would end the caller's loop; after EINTR the caller waits for the next request. */
@@ -97,12 +140,8 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     for (int tries = 0; tries < MOST_TRIES; tries++) {
         ssize_t got = (ssize_t)reads_take(buffer);
         if (got > 0) return got;
-        got = recv(fd, buffer, length, MSG_DONTWAIT);
-        if (got <= 0) {
-            /* ENODEV ends the session: the relay is gone, or the mount has ended. */
-            errno = got < 0 && (errno == EAGAIN || errno == EINTR) ? EINTR : ENODEV;
-            return -1;
-        }
+        got = receive_request(fd, buffer, length);
+        if (got < 0) return -1; /* ENODEV ends the session */
         note_request(buffer);
         tell_of_resend(buffer);
         if (reads_admit(buffer, (size_t)got)) return got;
@@ -243,14 +282,20 @@ void session_connect(int requests_fd, int device, bool takes_notices) {
     device_fd = device;
     notices_fd = takes_notices ? requests_fd : -1;
     connected = false;
+    if (begun == NULL && (begun = malloc(MOST_REQUEST_BYTES)) == NULL) abort();
+    begun_bytes = 0;
+    int buffer_bytes = 0; /* the other end has the same */
+    socklen_t size = sizeof buffer_bytes;
+    getsockopt(requests_fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, &size);
+    most_write_bytes = buffer_bytes >= BUFFER_BYTES ? MOST_WRITE_BYTES : SMALL_WRITE_BYTES;
 }
 
 void session_accept_writes(void) { accepts_writes = true; }
 
-uint32_t session_request_process(void) {
+/* Returns the process of a thread; 0 if it is not known. */
+static uint32_t process_of(uint32_t pid) {
     char path[32], text[512], *found;
-    uint32_t process = 0, pid = request_pid & ~RESENT_PID;
-    if (pid == 0) return 0;
+    uint32_t process = 0;
     int fd = (int)syscall(SYS_pidfd_open, pid, 0); /* fails for all threads but the first one */
     if (fd >= 0) {
         close(fd);
@@ -265,6 +310,22 @@ uint32_t session_request_process(void) {
     found = strstr(text, "\nTgid:");
     if (found != NULL) process = (uint32_t)strtoul(found + 6, NULL, 10);
     return process;
+}
+
+uint32_t session_request_process(void) {
+    static uint32_t known_pid, known_process;
+    static uint64_t known_ns;
+    uint32_t pid = request_pid & ~RESENT_PID;
+    struct timespec at;
+    if (pid == 0) return 0;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    uint64_t now_ns = (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
+    if (pid != known_pid || known_process == 0 || now_ns > known_ns + PROCESS_NS) {
+        known_process = process_of(pid);
+        known_pid = pid;
+        known_ns = now_ns;
+    }
+    return known_process;
 }
 
 bool session_is_connected(void) { return connected; }
