@@ -24,6 +24,8 @@ from cachefs.types import ObjectMeta
 
 log = logging.getLogger(__name__)
 
+_GATHER_S = 0.05
+"""How long ended files wait for others, because each removal by a thread costs two wake-ups."""
 _SYNCED_TOGETHER = 64
 """How many files one call of a worker thread syncs at the end."""
 
@@ -235,6 +237,7 @@ class Spool:
         while True:
             if not self._ended and not self._journal_is_large:
                 await self._work.park()
+                await trio.sleep(_GATHER_S)
             await self._remove_ended()
             if self._journal_is_large:
                 self._journal_is_large = False
