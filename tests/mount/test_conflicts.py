@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,4 +79,27 @@ def test_a_partial_change_of_a_version_that_is_gone(store: Store) -> None:
     until_known(site.mountpoint / "file", b"theirs")
     (site.mountpoint / "file").write_bytes(b"ours again")
     assert store.read("file") == b"ours again"
+    site.umount()
+
+
+@pytest.mark.parametrize("call", [os.close, os.fsync])
+def test_a_conflict_that_no_close_waited_for_is_told_to_the_next_one(
+    store: Store, call: Callable[[int], None]
+) -> None:
+    site = store.site
+    site.expected_trouble += ("its bytes stay in the spool",)
+    store.write("file", b"first")
+    site.let_only_closes_send()
+    site.mount("--rw")
+    path = site.mountpoint / "file"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, b" and ours")
+    store.write("file", b"theirs")
+    site.cli("flush", site.mountpoint, code=1)
+    subprocess.run(["true"], check=True, stdout=descriptor)  # this close is not told
+    is_stale(call, descriptor)
+    if call is os.fsync:
+        os.close(descriptor)  # it has been told
+    until_known(path, b"theirs")
+    assert path.read_bytes() == b"theirs"
     site.umount()

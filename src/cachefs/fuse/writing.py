@@ -179,15 +179,19 @@ class WritingOperations(Operations):
     async def flush(self, fh: int) -> None:
         """Send a file to the origin if the process that closes it has changed it. Every close waits
         for this."""
-        await self._files.close(fh & INO_MASK, request_process())
+        ino, process = fh & INO_MASK, request_process()
+        with self._files.untold.telling(ino, process):
+            await self._files.close(ino, process)
         self._namespace.write_ahead()
 
     @translated
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Send a file with unsent changes to the origin, also those of other processes."""
-        file = self._files.entry(fh & INO_MASK)
-        if file is not None:
-            await self._files.send(file.ino, is_close=file.is_close_of(request_process()))
+        ino, process = fh & INO_MASK, request_process()
+        with self._files.untold.telling(ino, process):
+            file = self._files.entry(ino)
+            if file is not None:
+                await self._files.send(ino, is_close=file.is_close_of(process))
         self._namespace.write_ahead()
 
     # -- attributes ----------------------------------------------------------------------------

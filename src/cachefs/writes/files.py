@@ -31,7 +31,7 @@ from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
 from cachefs.writes.jobs import FileJobs
-from cachefs.writes.processes import check_alive
+from cachefs.writes.processes import Untold, check_alive
 from cachefs.writes.sending.ahead import PartsAhead
 from cachefs.writes.sending.doubts import Doubts
 from cachefs.writes.sending.sender import Sender, destination_of
@@ -71,6 +71,7 @@ class WrittenFiles:
         self._removed: set[int] = set()
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
+        self.untold = Untold(marks)
         self._ahead = PartsAhead(sender, partial(destination_of, namespace))
         self._jobs = FileJobs()
         self._doubts = Doubts(sender, self._is_entry, self._note_sent)
@@ -373,6 +374,7 @@ class WrittenFiles:
             "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
         )
         file.staged.conflict(str(error))
+        self.untold.add(file.ino, file.writers, str(error))
         self.give_up(file)
 
     def give_up(self, file: WrittenFile) -> None:
@@ -478,6 +480,7 @@ class WrittenFiles:
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
         self._removed.discard(ino)
+        self.untold.forget(ino)
         file = self._files.get(ino)
         if file is None or file.is_named:
             return
