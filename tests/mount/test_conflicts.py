@@ -103,3 +103,32 @@ def test_a_conflict_that_no_close_waited_for_is_told_to_the_next_one(
     until_known(path, b"theirs")
     assert path.read_bytes() == b"theirs"
     site.umount()
+
+
+def test_an_append_to_an_empty_file(store: Store) -> None:
+    """Two machines append to a file that `touch` has made: none replaces the other's bytes."""
+    site = store.site
+    site.expected_trouble += ("its bytes stay in the spool",)
+    for name in ("file", "free", "replaced"):
+        store.write(name, b"")
+    site.mount("--rw")
+    for name in ("file", "free", "replaced"):
+        descriptor = os.open(site.mountpoint / name, os.O_WRONLY | os.O_APPEND)
+        os.write(descriptor, b"ours")
+        if name == "replaced":  # a shell's ">", while another process appends
+            os.truncate(site.mountpoint / name, 0)
+            os.write(descriptor, b"whole")
+        if name != "free":
+            store.write(name, b"theirs")
+        if name == "file":
+            is_stale(os.close, descriptor)
+        else:
+            os.close(descriptor)
+    until_known(site.mountpoint / "file", b"theirs")
+    assert store.read("file") == b"theirs"
+    assert store.read("free") == b"ours"
+    assert store.read("replaced") == b"whole"
+    with open(site.mountpoint / "free", "ab") as stream:
+        stream.write(b" and more")
+    assert store.read("free") == b"ours and more"
+    site.umount()

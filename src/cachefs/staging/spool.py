@@ -164,9 +164,9 @@ class Spool:
         """Begin to stage the content of an inode that is clean, or new.
 
         `base` is the version that a change of part of a file is based on; None for a new file, and
-        for one that is replaced as a whole. With `is_exclusive` it may be published only if the
-        origin has nothing of its name. `expected_version` is the version that the origin has of
-        the name, "" for none. Raises `SpoolFullError` or `SpoolError`."""
+        for one that is replaced as a whole. `expected_version` is the version that the origin has
+        of the name, "" for none. With `is_exclusive` the file may be published only if the origin
+        has that one. Raises `SpoolFullError` or `SpoolError`."""
         if self.file_of(ino) is not None:
             raise SpoolError(f"{path}: inode {ino} is staged already")
         number = self._next_number

@@ -53,7 +53,8 @@ class StagedFile(StagedContent):
         self.name_is_synced = False
         """Whether the name of the spool file survives a power cut."""
         self.is_exclusive = False
-        """Whether it may be published only if the origin has nothing of its name."""
+        """Whether it may be published only if the origin has the expected version, or nothing if
+        none is expected. For a file that has a base, this is always so."""
         self.start: Start | None = None
         """A request to begin an upload whose answer is not known."""
         self.expected_version: str | None = None if base is None else base.version
@@ -85,7 +86,7 @@ class StagedFile(StagedContent):
         self._send_again()
 
     def set_exclusive(self, is_exclusive: bool) -> None:
-        """Say whether it may be published only if the origin has nothing of its name."""
+        """Say whether it may be published only if the origin has the expected version."""
         if is_exclusive != self.is_exclusive and self.state is not FileState.ENDED:
             self._record(Exclusive(self.number, int(is_exclusive)))
             self.is_exclusive = is_exclusive
@@ -232,8 +233,8 @@ class StagedFile(StagedContent):
             return True
         base_bytes = min(self._least_bytes, meta.size_bytes)
         rebased = Rebased(self.number, self.sending_generation, base_bytes, meta)
-        self._record(rebased, Exclusive(self.number, 0))
-        self.upload, self.is_exclusive, self.expected_version = None, False, meta.version
+        self._record(rebased)
+        self.upload, self.expected_version = None, meta.version
         if self._extents is not None:
             self._base, self.base_bytes = meta, base_bytes
         return False

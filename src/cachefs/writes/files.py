@@ -237,7 +237,8 @@ class WrittenFiles:
             raise ObjectChangedError(f"no name of the origin refers to inode {inode.ino} any more")
         ref = self._namespace.object_ref(inode)
         base = None if is_whole or not inode.size_bytes else ref.meta
-        staged = self._stage(inode, ref.path, base)
+        # A part of an empty file has no base, but depends on its version, too.
+        staged = self._stage(inode, ref.path, base, not (is_whole or inode.size_bytes))
         reader = None if base is None else self._readers.new(inode, ref)
         # From here on nobody gets the old version's bytes as those of this inode.
         self._withdraw(inode.ino, ref.block_count)

@@ -9,7 +9,7 @@ import trio
 
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.reader import FileReader
-from cachefs.origin.writable import ABSENT, MOST_PUT_BYTES, Condition
+from cachefs.origin.writable import MOST_PUT_BYTES, Condition
 from cachefs.staging.extents import Source
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta
@@ -159,6 +159,8 @@ class WrittenFile:
         is done before the first await."""
         self._truncations += 1
         try:
+            if size_bytes == 0 and self.staged.expected_version:
+                self.staged.set_exclusive(False)  # from now on it is replaced as a whole
             await self.staged.truncate(size_bytes)
         finally:
             self._truncations -= 1
@@ -201,9 +203,7 @@ class WrittenFile:
         """The condition under which the present content may be stored. The close of a file that was
         written as a whole replaces what is there. A later repetition must not."""
         staged = self.staged
-        if staged.base is None and staged.is_exclusive:
-            return ABSENT
-        if staged.base is None and self.closes:
+        if staged.base is None and self.closes and not staged.is_exclusive:
             return None
         return Condition(staged.expected_version or None)
 
