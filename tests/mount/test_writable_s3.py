@@ -218,3 +218,30 @@ def test_attributes_survive_a_remount_and_listings(rw: Site, bucket: Bucket) -> 
         stream.write(b"2")
     file.chmod(0o600)
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("then", ["unlink", "rename"])
+def test_an_object_that_a_new_file_has_replaced_does_not_return(
+    rw: Site, bucket: Bucket, then: str
+) -> None:
+    """The new file is renamed over it before the first close, so the store still has the object."""
+    bucket.put("file", b"old")
+    rw.let_only_closes_send()
+    rw.mount("--rw")
+    new, file, other = (rw.mountpoint / name for name in ("new", "file", "other"))
+    descriptor = os.open(new, os.O_CREAT | os.O_WRONLY)
+    os.write(descriptor, b"new")
+    new.rename(file)
+    assert bucket.files() == ["file"]
+    if then == "unlink":
+        file.unlink()
+        assert bucket.files() == []
+        os.close(descriptor)
+    else:
+        file.rename(other)
+        assert bucket.files() == []
+        os.close(descriptor)
+        assert other.read_bytes() == b"new"
+    rw.cli("refresh", rw.mountpoint)
+    left = ["other"] if then == "rename" else []
+    assert os.listdir(rw.mountpoint) == bucket.files() == left

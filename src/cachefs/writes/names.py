@@ -161,7 +161,16 @@ class WrittenNames:
             self._files.note_unnamed(inode.ino)
 
     def _is_at_origin(self, ino: int) -> bool:
-        return bool(self._namespace.inode(ino).version) or self._files.was_sent(ino)
+        known = bool(self._namespace.inode(ino).version) or self._files.was_sent(ino)
+        return known or self._hides_object(ino)
+
+    def _hides_object(self, ino: int) -> bool:
+        """Return whether this is a new file that was renamed over another one here, while the
+        origin still has that one."""
+        file = self._files.entry(ino)
+        if file is None or self._namespace.inode(ino).version:
+            return False
+        return bool(file.staged.expected_version)
 
     async def remove_directory(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. Asks the origin whether it is empty. Raises `NotEmptyError`,
@@ -245,6 +254,9 @@ class WrittenNames:
             new_path = self._path(*new)
             inode = self._namespace.inode(ino)
             if not inode.version:
+                if self._hides_object(ino):
+                    await self._keep_directory(*old)
+                    await self._writer.delete(self._path(*old))
                 version = "" if target is None else self._namespace.inode(replaced_ino).version
                 self._files.note_path(ino, new_path, version)
                 self._changes.move(ino, *new, is_held=True)
