@@ -33,7 +33,7 @@ test: lint ## all checks and all tests
 
 test-python-path: bootstrap ## the tests of mounts again, without the relay
 	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
-		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py repeated_sends.py)
+		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py)
 
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)

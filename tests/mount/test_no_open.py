@@ -61,11 +61,12 @@ class Messages:
         lines = self._log.read_text().splitlines()
         return Counter(line.split()[2] for line in lines)
 
-    def least_of(self, act: Callable[[], object]) -> Counter[str]:
-        """Of a few times: somebody else on this machine may have the page cache dropped."""
+    def least_of(self, act: Callable[[], object], enough: int = 0) -> Counter[str]:
+        """Repeat `act` while it sends more than `enough`, as others on this machine may have the
+        page cache dropped. Return the fewest messages."""
         least = self.of(act)
-        for _ in range(4):
-            if least.total() > 3:
+        for _ in range(9):
+            if least.total() > enough:
                 least = min(least, self.of(act), key=Counter.total)
         return least
 
@@ -199,7 +200,7 @@ def test_a_warm_tree_costs_no_message(five: Site, messages: Messages) -> None:
     assert all(str(output).count("\n") == 165 for output in outputs)
     assert messages.least_of(read_all) == {}
     outputs.clear()
-    sent = messages.least_of(lambda: outputs.append(run("ls", "-lR", five.mountpoint)))
+    sent = messages.least_of(lambda: outputs.append(run("ls", "-lR", five.mountpoint)), 3)
     assert sent.keys() <= {"getxattr"}, "once per process: are there labels, are there lists"
     assert sent.total() <= 3
     assert outputs == [first] * len(outputs)

@@ -150,8 +150,8 @@ def build(
     """Return everything else. Fetches ahead of readers run in `nursery`. A writable mount has a
     `spool`.
 
-    Behind the relay, the rows that `namespace` has written must be committed before this call
-    (`Namespace.outlive`).
+    Behind the relay, and for a writable mount, the rows that `namespace` has written must be
+    committed before this call (`Namespace.keep_log`).
     """
     config, origin, link = opened.config, opened.origin, opened.link
     relayed, cache, limits = base.relayed, base.cache, base.limits

@@ -53,6 +53,8 @@ def build_writers(
     if writer is None:
         raise UsageError(f"{origin.url} can't be written by cachefs yet; leave out --rw")
     changes = OwnChanges(namespace)
+    if relayed is None:  # the relay's path keeps it for read-only mounts, too
+        namespace.keep_log()
     table = None if relayed is None else relayed.table
     sender = Sender(writer)
     files = WrittenFiles(

@@ -155,9 +155,14 @@ class Namespace:
 
     def outlive(self) -> None:
         """Prepare for a kernel that outlives this process (the relay path) and caches whole
-        directories. From now on the next process gets all changes made before a `write_ahead`. Call
-        this when the rows from the start are committed."""
+        directories. Does also what `keep_log` does."""
         self.validators.are_shown = True
+        self.keep_log()
+
+    def keep_log(self) -> None:
+        """From now on the next process gets all changes made before a `write_ahead`. A writable
+        mount needs it, too: the spool's files refer to inodes. Call this when the rows from the
+        start are committed."""
         self._db.begin_write_ahead_log()
 
     def write_ahead(self) -> None:
