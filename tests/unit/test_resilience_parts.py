@@ -12,6 +12,7 @@ from cachefs.origin.resilience.bandwidth import TokenBucket
 from cachefs.origin.resilience.breaker import Breaker
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
+from cachefs.origin.resilience.reading import Reading
 from cachefs.origin.retry_after import parse_retry_after
 
 MIB = 1 << 20
@@ -143,6 +144,17 @@ def test_a_fixed_capacity_is_used_almost_fully_with_few_refusals() -> None:
 
 
 # Bandwidth
+
+
+@pytest.mark.parametrize(("is_whole", "deadline"), [(False, 110.0), (True, 90.0)])
+async def test_bytes_postpone_a_deadline_as_far_as_they_are_kept(
+    is_whole: bool, deadline: float
+) -> None:
+    """A whole object must arrive in one request: the next try moves the same bytes again."""
+    reading = Reading(1000, is_whole, lambda _: None)
+    assert reading.postponed(80.0, 40.0, 60.0) == 80.0, "no byte has moved"
+    reading.moved_at = 50.0
+    assert reading.postponed(80.0, 40.0, 60.0) == deadline
 
 
 def test_a_bucket_is_even() -> None:

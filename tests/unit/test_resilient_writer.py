@@ -123,6 +123,26 @@ async def test_silence_ends_a_write(autojump_clock: MockClock) -> None:
     assert len(store.writer.write_ids) >= 3
 
 
+async def test_a_write_ends_whose_bytes_are_taken_each_time(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store takes the body, and then fails or loses the answer."""
+    monkeypatch.setattr(writing, "_TELL_EVERY_S", -1.0)  # real time stands still here
+    store = Store()
+
+    async def take_and_fail(content: Content) -> None:
+        await trio.sleep(0.1)
+        content.read(0, content.size_bytes)
+        await trio.sleep(0.1)
+        raise DOWN
+
+    store.writer.on_put = take_and_fail
+    began_at = trio.current_time()
+    with trio.fail_after(600), pytest.raises(OriginUnavailableError):
+        await writer_of(resilient(store)).put("a", b"data")
+    assert 50 < trio.current_time() - began_at < 90
+
+
 async def test_bytes_that_are_sent_postpone_the_deadlines(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,9 @@ _LEAST_BYTES = 256 << 10
 
 
 class Transfer:
-    """A call whose bytes move for a while, over all its tries. `moved_at` is when bytes last moved;
-    it postpones the deadline of the call. `verb` is for messages: it can't be `verb`.
-    `outlasts_outages`: the call waits while the breaker is open, until its deadline."""
+    """A call whose bytes move for a while, over all its tries. `moved_at` is when bytes last moved.
+    `verb` is for messages: it can't be `verb`. `outlasts_outages`: the call waits while the breaker
+    is open, until its deadline."""
 
     verb = "read"
     outlasts_outages = False
@@ -22,6 +22,12 @@ class Transfer:
         self.moved_at = float("-inf")
         self.scope: trio.CancelScope | None = None
         """The cancel scope of the request in flight."""
+
+    def postponed(self, deadline: float, began_at: float, deadline_s: float) -> float:
+        """Return the deadline of the call after a failed try that began at `began_at`. Time in
+        which bytes moved does not count. But each try moves the same bytes again, so a call whose
+        tries all fail half-way must end, too."""
+        return deadline + max(0.0, self.moved_at - began_at)
 
 
 class Reading(Transfer):
@@ -40,6 +46,13 @@ class Reading(Transfer):
         self.kept_bytes = 0
 
         self._most_bytes = length
+
+    def postponed(self, deadline: float, began_at: float, deadline_s: float) -> float:
+        """See `Transfer.postponed`. Bytes that are kept are not requested again, so the deadline
+        begins anew."""
+        if self._keeps:
+            return max(deadline, self.moved_at + deadline_s)
+        return super().postponed(deadline, began_at, deadline_s)
 
     @property
     def left_bytes(self) -> int:

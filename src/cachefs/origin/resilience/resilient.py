@@ -269,7 +269,7 @@ class ResilientOrigin(WrappingOrigin):
                 except (OriginUnavailableError, BadDataError) as error:
                     failure = error
                 if reading is not None:
-                    deadline = max(deadline, reading.moved_at + deadline_s)
+                    deadline = reading.postponed(deadline, now, deadline_s)
                 tries += 1
                 if once or isinstance(failure, UntrustedOriginError):
                     raise failure
