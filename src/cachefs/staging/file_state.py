@@ -66,13 +66,20 @@ class UploadProgress:
     """No part has a byte from here on."""
     changed: set[int] = field(default_factory=set)
     """Numbers of parts whose content changed after they were read."""
-    completing_generation: int = 0
-    """The generation that the origin was asked to complete, and may have; 0 before."""
+    asked_generation: int = 0
+    """The generation that the origin was asked to store as a whole, and may have; 0 before. A
+    smaller number than the generation of those bytes if only the attributes have changed since."""
 
     @property
     def sent_bytes(self) -> int:
         """How many bytes of the content the origin has."""
         return sum(part.length for part in self.parts.values())
+
+    def note_other_attributes(self, generation: int) -> None:
+        """Note that attributes or path have changed since the origin was asked, if it was asked to
+        store this generation."""
+        if self.asked_generation == generation:
+            self.asked_generation -= 1
 
     def begin(self, part: Part) -> None:
         """Note that a part is read and sent from now on."""

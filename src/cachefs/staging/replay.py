@@ -207,8 +207,12 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             _apply_to_content(file, record)
         case Attributes():
             file.attributes, file.posix = record, record.posix
+            if file.upload is not None:
+                file.upload.note_other_attributes(file.generation)
         case Renamed():
             file.path = record.path
+            if file.upload is not None:
+                file.upload.note_other_attributes(file.generation)
         case Changed():
             file.generation = max(file.generation, record.generation)
             file.is_sealed, file.synced = False, None
@@ -221,6 +225,8 @@ def _apply(file: ReplayedFile, record: Record) -> None:
         case UploadStarted():
             file.upload = UploadProgress(record.upload_id, record.write_id, record.path)
             file.start = None
+            if not record.upload_id and file.is_sealed:
+                file.upload.asked_generation = file.generation
         case Starting(_, at_ns, write_id, path):
             file.start = Start(path, write_id, at_ns) if at_ns else None
         case Exclusive():
@@ -280,6 +286,6 @@ def _apply_to_upload(
                 upload.changed.add(number)
         case Completing():
             file.generation = max(file.generation, record.generation)
-            upload.completing_generation = record.generation
+            upload.asked_generation = record.generation
         case UploadEnded():
             file.upload = None

@@ -100,6 +100,8 @@ class StagedFile(StagedContent):
     def _send_again(self) -> None:
         """Make the upload that is under way one of an older state of the file."""
         self.sending_generation = 0
+        if self.upload is not None:
+            self.upload.note_other_attributes(self.generation)
         if self.state is FileState.SENDING:
             self.state = FileState.OPEN
 
@@ -171,6 +173,8 @@ class StagedFile(StagedContent):
         out at the origin whether the upload succeeded. `path` is where it is published."""
         self._record(UploadStarted(self.number, upload_id, write_id, path))
         self.upload, self.start = UploadProgress(upload_id, write_id, path), None
+        if not upload_id:
+            self.upload.asked_generation = self.generation
         return self.upload
 
     def begin_part(self, number: int, offset: int, length: int) -> Part:
@@ -202,7 +206,7 @@ class StagedFile(StagedContent):
     def note_completing(self) -> None:
         """Record, before it happens, that the origin is asked to complete the upload with the
         present content."""
-        self._running_upload().completing_generation = self.generation
+        self._running_upload().asked_generation = self.generation
         self._record(Completing(self.number, self.generation))
 
     def end_upload(self) -> None:
@@ -325,8 +329,8 @@ class StagedFile(StagedContent):
             upload = self.upload
             records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))
             records += [PartDone(number, *part) for part in upload.parts.values()]
-            if upload.completing_generation:
-                records.append(Completing(number, upload.completing_generation))
+            if upload.asked_generation or not upload.upload_id:
+                records.append(Completing(number, upload.asked_generation))
         if self.start is not None:
             start = self.start
             records.append(Starting(number, start.began_ns, start.write_id, start.path))

@@ -322,6 +322,8 @@ class WrittenFiles:
             condition = file.condition
             file.state, state = State.SENDING, State.UNSENT
             try:
+                if file.closes:
+                    file.staged.seal()  # whatever fails from here on, it is sent again
                 path, describe = destination_of(self._namespace, file)
                 meta = await self._sender.earlier_result(file, path)
                 if meta is not None:

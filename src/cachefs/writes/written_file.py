@@ -92,10 +92,8 @@ class WrittenFile:
     @property
     def was_asked_for_present(self) -> bool:
         """Whether the origin was asked to store the present content, as a whole."""
-        staged, upload = self.staged, self.staged.upload
-        if upload is None or not staged.is_sealed:
-            return False
-        return not upload.upload_id or upload.completing_generation == staged.generation
+        upload = self.staged.upload
+        return upload is not None and upload.asked_generation == self.staged.generation
 
     def may_be_published(self, is_at_origin: bool) -> bool:
         """Return whether the content may be sent although no process closes the file. An empty one

@@ -106,7 +106,7 @@ class Sender:
             return None
         if file.was_asked_for_present:
             file.begin_sending()
-        elif known.upload_id and not known.completing_generation:
+        elif known.upload_id and not known.asked_generation:
             return None  # it was not asked for
         return await self._writer.written_by(path, known.write_id)
 
@@ -181,7 +181,7 @@ class Sender:
                 return None
             # A write whose answer was lost is recognised by its id, but only with this content.
             earlier = staged.upload
-            is_same = earlier is not None and staged.is_sealed and earlier.path == path
+            is_same = file.was_asked_for_present and earlier is not None and earlier.path == path
             write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
             file.begin_sending()
             staged.start_upload("", write_id, path)
@@ -243,7 +243,7 @@ class Sender:
         await self.drop_upload(staged)
         # A write whose answer was lost is recognised by its id, but only with this content.
         is_same = known is not None and known.path == path
-        if known is not None and is_same and known.completing_generation == staged.generation:
+        if known is not None and is_same and known.asked_generation == staged.generation:
             write_id = known.write_id
         else:
             write_id = new_write_id()
@@ -272,7 +272,7 @@ class Sender:
             self._writer.checks_parts
             and bool(known.upload_id)
             and known.path == path
-            and known.completing_generation in (0, staged.generation)
+            and known.asked_generation in (0, staged.generation)
         )
 
     async def _compare_parts(self, staged: StagedFile, upload: Upload) -> bool:
@@ -282,7 +282,7 @@ class Sender:
             found = {part.number: part for part in await self._writer.parts(upload)}
         except NotFoundError:
             # Completed, perhaps: then the next request for it finds its object.
-            return _progress(staged).completing_generation > 0
+            return _progress(staged).asked_generation > 0
         known = _progress(staged).parts.values()
         wrong = [
             part.number
