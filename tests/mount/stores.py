@@ -69,6 +69,14 @@ class S3Store(Store):
             name for name in found if name and not name.endswith("/") and _HIDDEN not in name
         )
 
+    def metadata(self, name: str) -> dict[str, str]:
+        """The user metadata of one object."""
+        client = self._server.client
+        found: dict[str, str] = client.head_object(Bucket=self.bucket, Key=f"prefix/{name}")[
+            "Metadata"
+        ]
+        return found
+
     def read(self, name: str) -> bytes:
         client = self._server.client
         try:

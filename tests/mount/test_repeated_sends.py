@@ -179,5 +179,6 @@ def test_an_own_send_whose_answer_was_lost_is_no_conflict(
         proxy.clear()
         eventually(lambda: not unsent(site))
         assert store.read("old") == store.read("attributes") == b"ours"
+        assert int(store.metadata("attributes")["mode"]) & 0o777 == 0o600
         assert store.read("changed") == b"changed"
         site.umount()
