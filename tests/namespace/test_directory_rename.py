@@ -8,7 +8,7 @@ import trio
 from cachefs.errors import NotEmptyError, NotFoundError, OriginError, TooManyError
 from cachefs.origin.writable import NO_ATTRIBUTES, Attributes
 from cachefs.types import ObjectMeta
-from cachefs.writes.directory_rename import Copied, DirectoryRename
+from cachefs.writes.naming.directory_rename import Copied, DirectoryRename
 from tests.namespace.harness import ScriptedOrigin, Tree
 
 

@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from cachefs.errors import ConflictError, OriginUnavailableError
-from cachefs.writes.flush import Flushes, FlushFailure, FlushProgress, is_below
-from cachefs.writes.report import UnsentFile, UnsentState
+from cachefs.writes.unsent.flush import Flushes, FlushFailure, FlushProgress, is_below
+from cachefs.writes.unsent.report import UnsentFile, UnsentState
 
 
 class FakeMount:

@@ -32,7 +32,7 @@ from cachefs.namespace.namespace import Ttls
 from cachefs.namespace.outage import StaleState
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import DataPath, DataPathName, Medium
-from cachefs.writes.report import UnsentCounts, UnsentState
+from cachefs.writes.unsent.report import UnsentCounts, UnsentState
 from tests.memory_origin import MemoryOrigin
 
 DOCS = Path(__file__).parents[2] / "docs"

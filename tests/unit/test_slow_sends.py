@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cachefs.writes.report import UnsentFile, UnsentState
-from cachefs.writes.slow_sends import SlowSends
+from cachefs.writes.unsent.report import UnsentFile, UnsentState
+from cachefs.writes.unsent.slow_sends import SlowSends
 
 
 class FakeUnsent:

@@ -16,7 +16,7 @@ from cachefs.cache.counters import TierStatus
 from cachefs.control.mount_state import MountState
 from cachefs.metrics import BOUNDS_S, METRICS, OF_WRITES, Metric
 from cachefs.origin.writable import WriteCounters
-from cachefs.writes.report import UnsentFiles, UnsentState
+from cachefs.writes.unsent.report import UnsentFiles, UnsentState
 
 _USERS = 200
 """The first users have their own series, up to this number. All others share the series "other"."""

@@ -25,7 +25,7 @@ from cachefs.metrics import BOUNDS_S, Requests
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.types import DataPath
-from cachefs.writes.report import KEPT, UnsentFiles, UnsentState
+from cachefs.writes.unsent.report import KEPT, UnsentFiles, UnsentState
 
 
 class MountState:

@@ -7,7 +7,7 @@ from cachefs.cache.counters import TierStatus
 from cachefs.origin.resilience import OriginState
 from cachefs.origin.writable import WriteCounters
 from cachefs.types import DataPath
-from cachefs.writes.report import UnsentFiles, UnsentState
+from cachefs.writes.unsent.report import UnsentFiles, UnsentState
 
 
 class CacheStatus(TypedDict):
@@ -70,8 +70,8 @@ class OriginStatus(TypedDict):
 
 
 class WritesStatus(TypedDict):
-    """What was written to a mount: the unsent files by state (`writes.report.UnsentState`), the
-    spool, and the requests of writes sent to the origin since the start
+    """What was written to a mount: the unsent files by state
+    (`writes.unsent.report.UnsentState`), the spool, and the requests of writes sent to the origin since the start
     (`origin.writable.WriteCounters`)."""
 
     unsent_files: int

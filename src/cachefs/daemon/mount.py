@@ -23,8 +23,8 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
 from cachefs.writes.background import BackgroundSends
-from cachefs.writes.report import UnsentFiles
-from cachefs.writes.slow_sends import SlowSends
+from cachefs.writes.unsent.report import UnsentFiles
+from cachefs.writes.unsent.slow_sends import SlowSends
 
 log = logging.getLogger(__name__)
 

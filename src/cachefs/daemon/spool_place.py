@@ -8,7 +8,7 @@ from cachefs.cache_dir.probe import is_in_memory
 from cachefs.errors import SpoolError
 from cachefs.format.paths import SpoolPaths, TierPaths
 from cachefs.format.spool_identity import decode_identity
-from cachefs.writes.leftover import read_spool
+from cachefs.writes.unsent.leftover import read_spool
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from cachefs.origin.writable import Guarantees, WritableOrigin
 from cachefs.staging.spool import Spool
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.block_copies import BlockCopies
-from cachefs.writes.decisions import Decisions
 from cachefs.writes.files import WrittenFiles
-from cachefs.writes.flush import Flushes
-from cachefs.writes.names import WrittenNames
-from cachefs.writes.report import UnsentFiles
+from cachefs.writes.naming.names import WrittenNames
 from cachefs.writes.sending.sender import Sender
+from cachefs.writes.unsent.decisions import Decisions
+from cachefs.writes.unsent.flush import Flushes
+from cachefs.writes.unsent.report import UnsentFiles
 
 _GUARANTEES = b"guarantees"
 """The row of the table "meta" of the namespace: names of fields of `Guarantees`."""

@@ -373,9 +373,8 @@ class WrittenFiles:
     def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
         """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
         in the spool, and the name shows the origin's version from now on. Atomic."""
-        log.warning(
-            "%s was not stored, and its bytes stay in the spool: %s", file.staged.path, error
-        )
+        path = file.staged.path
+        log.warning("%s was not stored, and its bytes stay in the spool: %s", path, error)
         file.staged.conflict(str(error))
         self.untold.add(file.ino, file.writers, str(error))
         self.give_up(file)

@@ -12,7 +12,7 @@ from cachefs.errors import CachefsError, SpoolError, UsageError
 from cachefs.format.paths import TierPaths
 from cachefs.mounts import locate, socket_path
 from cachefs.staging.file_state import FileState
-from cachefs.writes.leftover import LeftFile, read_spool, spool_exists
+from cachefs.writes.unsent.leftover import LeftFile, read_spool, spool_exists
 
 _ANSWER_S = 5.0
 _LEFT_STATES = {

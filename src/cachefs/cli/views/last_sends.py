@@ -16,7 +16,7 @@ from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError
 from cachefs.mounts import socket_path
 from cachefs.units import format_bytes
-from cachefs.writes.leftover import read_spool
+from cachefs.writes.unsent.leftover import read_spool
 
 
 class LastSends:

@@ -24,7 +24,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.types import ObjectRef
 from cachefs.units import format_bytes
-from cachefs.writes.report import UnsentFiles
+from cachefs.writes.unsent.report import UnsentFiles
 
 NS = 1_000_000_000
 _DRAIN_S = 5.0

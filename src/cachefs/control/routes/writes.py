@@ -12,9 +12,9 @@ from cachefs.control.api import Handler, Lines, Route, UnknownError
 from cachefs.control.routes.tree import parts_of
 from cachefs.errors import NotFoundError, UsageError
 from cachefs.writes.background import BackgroundSends
-from cachefs.writes.decisions import Decisions
-from cachefs.writes.flush import Flushes, FlushFailure, is_below
-from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles
+from cachefs.writes.unsent.decisions import Decisions
+from cachefs.writes.unsent.flush import Flushes, FlushFailure, is_below
+from cachefs.writes.unsent.report import KEPT, UnsentFile, UnsentFiles
 
 _LINES_PER_TURN = 500
 

@@ -5,7 +5,7 @@ import logging
 import trio
 
 from cachefs.units import format_bytes, format_duration
-from cachefs.writes.report import UnsentFiles, UnsentState
+from cachefs.writes.unsent.report import UnsentFiles, UnsentState
 
 _LOOK_S = 1.0
 _SLOW_S = 10.0

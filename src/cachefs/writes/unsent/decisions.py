@@ -8,9 +8,9 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.origin.writable import Condition
 from cachefs.staging.staged_file import StagedFile
 from cachefs.writes.files import WrittenFiles
-from cachefs.writes.kept import StagedReader
-from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles, UnsentState
 from cachefs.writes.sending.sender import Sender
+from cachefs.writes.unsent.kept import StagedReader
+from cachefs.writes.unsent.report import KEPT, UnsentFile, UnsentFiles, UnsentState
 from cachefs.writes.written_file import State
 
 _ABORT_S = 10.0

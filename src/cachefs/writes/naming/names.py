@@ -32,8 +32,8 @@ from cachefs.origin.names import NAME_MAX_BYTES
 from cachefs.origin.writable import Condition, WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef, Posix
 from cachefs.writes.block_copies import BlockCopies
-from cachefs.writes.directory_rename import Copied, DirectoryRename
 from cachefs.writes.files import WrittenFiles
+from cachefs.writes.naming.directory_rename import Copied, DirectoryRename
 from cachefs.writes.sending.sender import attributes_of
 
 

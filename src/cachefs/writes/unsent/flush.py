@@ -8,7 +8,7 @@ import trio
 
 from cachefs.errors import CachefsError, OriginUnavailableError
 from cachefs.writes.files import WrittenFiles
-from cachefs.writes.report import KEPT, UnsentFile, UnsentFiles, UnsentState
+from cachefs.writes.unsent.report import KEPT, UnsentFile, UnsentFiles, UnsentState
 
 _AT_A_TIME = 4
 _LOOK_S = 0.25

@@ -1,0 +1,1 @@
+"""Changes of names: create, remove, rename, directories, and attributes."""

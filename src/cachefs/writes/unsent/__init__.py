@@ -1,0 +1,1 @@
+"""What users see of unsent files, and what they decide about them."""
