@@ -71,8 +71,8 @@ class OriginStatus(TypedDict):
 
 class WritesStatus(TypedDict):
     """What was written to a mount: the unsent files by state
-    (`writes.unsent.report.UnsentState`), the spool, and the requests of writes sent to the origin since the start
-    (`origin.writable.WriteCounters`)."""
+    (`writes.unsent.report.UnsentState`), the spool, and the requests of writes sent to the origin
+    since the start (`origin.writable.WriteCounters`)."""
 
     unsent_files: int
     unsent_bytes: int
