@@ -19,7 +19,11 @@ from tests.mount.harness import PATIENCE_S, Site, eventually
 
 @pytest.fixture
 def rw(site: Site) -> Iterator[Site]:
-    site.expected_trouble = ("it stays in the spool", "cachefs.writes.files: ", "stay in the spool")
+    site.expected_trouble = (
+        "it stays in the spool",
+        "cachefs.writes.sending.file_sends: ",
+        "stay in the spool",
+    )
     site.mount("--rw")
     yield site
     if site.is_mounted():

@@ -245,7 +245,7 @@ def test_owner_mode_and_time_are_kept(rw: Site) -> None:
 
 
 def test_another_writer_is_seen_and_is_not_overwritten_by_a_partial_change(site: Site) -> None:
-    site.expected_trouble = ("cachefs.writes.files: ",)
+    site.expected_trouble = ("cachefs.writes.sending.file_sends: ",)
     site.mount("--rw", "--attr-ttl", "0", "--entry-ttl", "0", "--list-ttl", "0")
     file = site.mountpoint / "shared"
     file.write_bytes(b"ours......")
@@ -262,7 +262,7 @@ def test_another_writer_is_seen_and_is_not_overwritten_by_a_partial_change(site:
 
 
 def test_a_new_file_replaces_that_of_another_client_only_if_it_truncates(site: Site) -> None:
-    site.expected_trouble = ("cachefs.writes.files: ",)
+    site.expected_trouble = ("cachefs.writes.sending.file_sends: ",)
     site.mount("--rw")
     assert os.listdir(site.mountpoint) == []  # the names count as absent from now on
     log, whole = site.mountpoint / "log", site.mountpoint / "whole"

@@ -21,7 +21,7 @@ from functools import partial
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import CachefsError, ConflictError, ObjectChangedError, SpoolError
+from cachefs.errors import CachefsError, ObjectChangedError, SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
@@ -30,12 +30,11 @@ from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
-from cachefs.writes.jobs import FileJobs
+from cachefs.writes.entries import Entries
 from cachefs.writes.processes import Untold, check_alive
 from cachefs.writes.sending.ahead import PartsAhead
-from cachefs.writes.sending.doubts import Doubts
+from cachefs.writes.sending.file_sends import FileSends
 from cachefs.writes.sending.sender import Sender, destination_of
-from cachefs.writes.sending.to_cache import give_to_cache
 from cachefs.writes.written_file import Marks, State, WrittenFile, nameless, restored
 
 _ROOM_S = 60.0
@@ -62,61 +61,59 @@ class WrittenFiles:
         self._namespace = namespace
         self._changes = changes
         self._readers = readers
-        self._cache = cache
         self._spool = spool
-        self._sender = sender
-        self._marks = marks
         self._withdraw = withdraw
-        self._files: dict[int, WrittenFile] = {}
+        self._entries = Entries(namespace, changes, readers, marks)
         self._removed: set[int] = set()
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
         self.untold = Untold(marks)
         self._ahead = PartsAhead(sender, partial(destination_of, namespace))
-        self._jobs = FileJobs()
-        self._doubts = Doubts(sender, self._is_entry, self._note_sent)
+        self._sends = FileSends(
+            namespace, changes, readers, cache, sender, self._entries, self.untold
+        )
 
     async def run(self) -> None:
         """Do what no process waits for. Never returns."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ahead.run)
-            nursery.start_soon(self._jobs.run)
+            nursery.start_soon(self._sends.jobs.run)
 
     async def finish(self) -> None:
-        """Do at the end of the mount what must not be left: drop uploads that nobody needs."""
-        await self._jobs.finish(self._give_to_cache)
-        await self._sender.abort_rest()
+        """See `FileSends.finish`."""
+        await self._sends.finish()
 
     def has(self, ino: int) -> bool:
         """Return whether the file's content is in the spool, at least in part."""
-        return ino in self._files
+        return self._entries.get(ino) is not None
 
     def entry(self, ino: int) -> WrittenFile | None:
         """Return the entry of an inode; None for a clean file."""
-        return self._files.get(ino)
+        return self._entries.get(ino)
 
     def is_current(self, ino: int, object_id: bytes) -> bool:
         """Return whether the content of the inode is this object, and nothing else."""
-        return ino not in self._files and self._readers.get(ino).ref.object_id == object_id
+        return not self.has(ino) and self._readers.get(ino).ref.object_id == object_id
 
     def sending(self) -> list[int]:
         """Return the numbers in the spool of the files that are being sent."""
-        return [file.staged.number for file in self._files.values() if file.state is State.SENDING]
+        files = self._entries.all()
+        return [file.staged.number for file in files if file.state is State.SENDING]
 
     def unsent(self) -> list[int]:
         """Return the inode numbers of all unsent files that have a name."""
-        files = self._files.items()
-        return [ino for ino, file in files if file.state is not State.STORED and file.is_named]
+        files = self._entries.all()
+        return [file.ino for file in files if file.state is not State.STORED and file.is_named]
 
     def generations_to_send(self) -> dict[int, int]:
         """Return, by inode number, the generations of the unsent files that may be sent although
         no process closes them."""
         return {
-            ino: file.staged.generation
-            for ino, file in self._files.items()
+            file.ino: file.staged.generation
+            for file in self._entries.all()
             if file.state is State.UNSENT
             and file.is_named
-            and file.may_be_published(bool(self._namespace.inode(ino).version))
+            and file.may_be_published(bool(self._namespace.inode(file.ino).version))
         }
 
     def restore(self, is_successor: bool) -> None:
@@ -129,33 +126,28 @@ class WrittenFiles:
                 continue
             inode = self._namespace.table.get(staged.ino)
             if not staged.path and (inode is None or not is_successor):
-                self._jobs.start(self._drop, nameless(staged))  # it was removed
+                self._sends.jobs.start(self._sends.drop, nameless(staged))  # it was removed
             elif inode is None or inode.is_dir:
                 staged.hold("its name is not known any more")
-                self._jobs.start(self._drop_upload, nameless(staged))
+                self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
             elif not is_successor and not staged.is_sealed:
                 staged.hold("it was never closed")
-                self._jobs.start(self._drop_upload, nameless(staged))
+                self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
                 self._changes.give_up(staged.ino)
             else:
                 self._restore_one(inode, staged)
 
     def _restore_one(self, inode: Inode, staged: StagedFile) -> None:
-        base = None
-        if staged.base is not None:
-            before = self._namespace.ref_at(staged.path, staged.base)
-            base = self._readers.new(inode, before)
-        file = self._files[inode.ino] = restored(inode, staged, base)
-        file.is_named = self._changes.is_named(inode.ino)
+        file = restored(inode, staged)
+        self._entries.take_base(file)
         self._changes.note_content(inode.ino, staged.size_bytes, staged.mtime_ns)
-        if file.is_named:
-            self._changes.hold(inode.ino)
-        elif staged.upload is not None or file.has_open_upload:
-            self._jobs.start(self._drop_upload, file)
+        self._entries.add(file)
+        if not file.is_named and (staged.upload is not None or file.has_open_upload):
+            self._sends.jobs.start(self._sends.drop_upload, file)
 
     def is_unsent(self, ino: int) -> bool:
         """Return whether the file has changes that the origin does not have."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         return file is not None and file.state is not State.STORED
 
     # -- changes -----------------------------------------------------------------------------------
@@ -182,13 +174,14 @@ class WrittenFiles:
 
     def note_writer(self, ino: int, process: int) -> None:
         """Note that the process (0: any) has changed the file, if it has unsent changes."""
-        if self.is_unsent(ino):
-            self._files[ino].note_writer(process)
+        file = self._entries.get(ino)
+        if file is not None and file.state is not State.STORED:
+            file.note_writer(process)
 
     async def write(self, ino: int, offset: int, data: bytes, process: int) -> None:
         """Write all of `data` at `offset`, for a process (0: unknown). Raises `SpoolFullError`, or
         `ObjectChangedError` for an inode that is gone."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is not None and file.is_scattered:
             await self._spool.reserve(len(data) + 2 * BLOCK_BYTES, _ROOM_S)
             await file.fill(offset, offset + len(data))
@@ -208,25 +201,18 @@ class WrittenFiles:
         await file.truncate(size_bytes)
         self._note_change(file, process)
         if size_bytes <= MOST_PUT_BYTES and file.has_open_upload:
-            self._jobs.start(self._drop_upload, file)
-
-    async def _drop_upload(self, file: WrittenFile) -> None:
-        """Drop the upload of a file that has become small or has lost its name."""
-        file.stop_ahead()
-        async with file.lock:
-            if not file.is_named or file.staged.size_bytes <= MOST_PUT_BYTES:
-                await self._sender.drop_upload(file.staged)
+            self._sends.jobs.start(self._sends.drop_upload, file)
 
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
         """Return the entry of a file that may be changed; make one for a clean file. There must be
         no await between this and the change. With `is_whole`, the change replaces all bytes."""
-        while (file := self._files.get(ino)) is not None:
+        while (file := self._entries.get(ino)) is not None:
             if file.keeps_writers_out:
                 await file.sent.wait()
             elif file.is_in_doubt:
-                await self._doubts.end(file)
+                await self._sends.doubts.end(file)
             elif file.state is State.STORED:
-                self._end(file)
+                self._entries.end(file)
             else:
                 return file
         return self._begin_change(self._namespace.inode(ino), is_whole)
@@ -248,18 +234,10 @@ class WrittenFiles:
     def _add(
         self, ino: int, staged: StagedFile, base: FileReader | None, is_shown_open: bool
     ) -> WrittenFile:
-        file = self._files[ino] = WrittenFile(ino, staged, base)
+        file = WrittenFile(ino, staged, base)
         file.is_shown_open = is_shown_open
-        file.is_named = self._changes.is_named(ino)
-        if file.is_named:
-            self._mark(file, True)
+        self._entries.add(file)
         return file
-
-    def _mark(self, file: WrittenFile, is_unsent: bool) -> None:
-        if is_unsent:
-            self._changes.hold(file.ino)
-        if self._marks is not None:
-            self._marks.mark_unsent(file.ino, is_unsent)
 
     def _note_change(self, file: WrittenFile, process: int) -> None:
         file.note_writer(process)
@@ -271,141 +249,33 @@ class WrittenFiles:
     async def read(self, ino: int, offset: int, size: int) -> bytes:
         """Return up to `size` bytes from `offset`, fewer only at the end of the file. Raises
         `SpoolError` also if the entry has ended: then the cache reads the file."""
-        while (file := self._files.get(ino)) is not None:
+        while (file := self._entries.get(ino)) is not None:
             try:
                 return await file.read(offset, size)
             except SpoolError:
                 # Another change has begun meanwhile, on top of what the origin has.
-                if self._files.get(ino) in (file, None):
+                if self._entries.get(ino) in (file, None):
                     raise
             except ObjectChangedError:
-                if not await self._doubts.has_replaced_base(file):
+                if not await self._sends.doubts.has_replaced_base(file):
                     raise
-                if self._is_stored(file) and file.is_named:
-                    self._end(file)
+                if self._entries.is_stored(file) and file.is_named:
+                    self._entries.end(file)
         raise SpoolError(f"inode {ino} is no longer in the spool")
 
     # -- sending -----------------------------------------------------------------------------------
 
     async def close(self, ino: int, process: int) -> None:
-        """Send the file if this process (0: unknown) has changed it. The close of another process,
-        such as a reader or a child that has inherited the file, waits for nothing, and reports no
-        error of a writer. Raises the errors of `send`."""
-        file = self._files.get(ino)
-        if file is None or (process and not file.writers & {process, 0}):
-            return
-        try:
-            await self.send(ino, is_close=file.is_close_of(process))
-        except CachefsError:
-            file.writers -= {process, 0}  # it knows; the closes of other writers try again
-            raise
+        """See `FileSends.close`."""
+        await self._sends.close(ino, process)
 
     async def send(self, ino: int, *, is_close: bool) -> None:
-        """Send a file's unsent changes to the origin. When this returns, the origin has all that
-        were made before the call. Only with `is_close` it replaces a version of others.
-
-        Raises `ConflictError` if the origin has another version than the one that was changed in
-        part, or the origin's error. The bytes then stay in the spool.
-        """
-        file = self._files.get(ino)
-        if file is None:
-            return
-        with file.closing(is_close):
-            await self._send(file)
-
-    async def _send(self, file: WrittenFile) -> None:
-        async with file.lock:
-            if file.state is not State.UNSENT or not file.is_named:
-                return
-            if self._files.get(file.ino) is not file:
-                raise ConflictError(file.staged.reason)
-            condition = file.condition
-            file.state, state = State.SENDING, State.UNSENT
-            try:
-                if file.closes:
-                    file.staged.seal()  # whatever fails from here on, it is sent again
-                path, describe = destination_of(self._namespace, file)
-                meta = await self._sender.earlier_result(file, path)
-                if meta is not None:
-                    state = self._note_sent(file, meta)
-                if state is State.UNSENT:
-                    state = self._note_sent(file, await self._sender.send(file, path, describe))
-            except (ConflictError, ObjectChangedError) as error:
-                if condition is not None and file.condition is None:
-                    file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
-                else:
-                    self._note_conflict(file, error)
-                raise
-            except CachefsError as error:
-                file.staged.fail(str(error))
-                raise
-            finally:
-                file.end_sending(state)
-        if state is State.STORED:
-            self._jobs.start(self._give_to_cache, file)
-
-    def _note_sent(self, file: WrittenFile, meta: ObjectMeta) -> State:
-        """Note that the origin has the content as of the sending. Return the file's new state.
-        Atomic."""
-        staged = file.staged
-        is_present = staged.generation == staged.sending_generation
-        if is_present:
-            self._changes.note_stored(file.ino, meta)
-            self._readers.drop(file.ino)  # it may be one of the version before
-            self._namespace.write_ahead()  # before the spool forgets it
-        else:
-            self._changes.note_older_stored(file.ino, meta)
-        try:
-            is_stored = staged.finish(meta)
-        except CachefsError:
-            self._changes.hold(file.ino)
-            raise
-        file.writers = set(file.late_writers)
-        if is_stored:
-            file.meta = meta
-            self._mark(file, False)
-            return State.STORED
-        if staged.base is not None:
-            before = self._namespace.ref_at(staged.path, staged.base)
-            file.base = self._readers.new(self._namespace.inode(file.ino), before)
-        return State.UNSENT
-
-    def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
-        """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
-        in the spool, and the name shows the origin's version from now on. Atomic."""
-        path = file.staged.path
-        log.warning("%s was not stored, and its bytes stay in the spool: %s", path, error)
-        file.staged.conflict(str(error))
-        self.untold.add(file.ino, file.writers, str(error))
-        self.give_up(file)
+        """See `FileSends.send`."""
+        await self._sends.send(ino, is_close=is_close)
 
     def give_up(self, file: WrittenFile) -> None:
-        """End the entry of a conflict, or of a file whose unsent changes a user has dropped."""
-        del self._files[file.ino]
-        self._mark(file, False)
-        self._changes.give_up(file.ino)
-
-    def _end(self, file: WrittenFile) -> None:
-        """Remove the entry and the bytes of a stored file. Atomic."""
-        del self._files[file.ino]
-        file.staged.discard()
-
-    async def _give_to_cache(self, file: WrittenFile) -> None:
-        """Give the blocks of a stored file to the cache, and end its entry. Ends early if the file
-        changes. The bytes of a file that has lost its name stay for those who have it open."""
-        if self._is_stored(file):
-            ref = self._namespace.object_ref(self._namespace.inode(file.ino))
-            await give_to_cache(file, ref, self._cache, lambda: self._is_stored(file))
-        if self._is_stored(file) and file.is_named:
-            self._end(file)
-
-    def _is_stored(self, file: WrittenFile) -> bool:
-        """Return whether this is still the entry of its inode, and the origin has its content."""
-        return file.state is State.STORED and self._is_entry(file)
-
-    def _is_entry(self, file: WrittenFile) -> bool:
-        """Return whether this is still the entry of its inode."""
-        return self._files.get(file.ino) is file
+        """See `Entries.give_up`."""
+        self._entries.give_up(file)
 
     async def send_changed(self, ino: int) -> None:
         """Send the file if it is unsent and the origin has an older version of it, or may have."""
@@ -415,25 +285,26 @@ class WrittenFiles:
     def was_sent(self, ino: int) -> bool:
         """Return whether the origin was asked to store an unsent file: it may have it, even though
         this is not known."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         return file is not None and file.staged.upload is not None
 
     def unsent_below(self, directory: str) -> list[int]:
         """Return the inode numbers of the unsent files below a directory."""
         start = f"{directory}/"
-        return [ino for ino, file in self._files.items() if file.staged.path.startswith(start)]
+        return [f.ino for f in self._entries.all() if f.staged.path.startswith(start)]
 
     def note_moved(self, old: str, new: str) -> None:
         """Note that a directory has the path `new` instead of `old`."""
-        for ino in self.unsent_below(old):
-            self._note_path(self._files[ino], new + self._files[ino].staged.path[len(old) :])
+        for file in self._entries.all():
+            if file.staged.path.startswith(f"{old}/"):
+                self._note_path(file, new + file.staged.path[len(old) :])
 
     # -- names -------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def quiet(self, ino: int) -> AsyncIterator[None]:
         """Keep the file from being sent while its name changes."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is None:
             yield
             return
@@ -444,7 +315,7 @@ class WrittenFiles:
     def note_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> bool:
         """Note attributes that travel with the file's next upload, if it has unsent changes. Return
         whether it has. Raises `SpoolError`."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is None or file.state is not State.UNSENT:
             return False
         file.staged.set_attributes(mtime_ns, posix)
@@ -453,7 +324,7 @@ class WrittenFiles:
     def note_path(self, ino: int, path: str, version: str) -> None:
         """Note that the file has another name now, which may have replaced a file. `version` is the
         one that the origin has of that name; "" for none."""
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is not None:
             self._note_path(file, path)
             file.staged.set_exclusive(False)
@@ -461,40 +332,34 @@ class WrittenFiles:
 
     def _note_path(self, file: WrittenFile, path: str) -> None:
         file.staged.rename(path)
-        if file.base is not None:
-            before = self._namespace.ref_at(path, file.base.ref.meta)
-            file.base = self._readers.new(self._namespace.inode(file.ino), before)
+        self._entries.take_base(file)
 
     def note_unnamed(self, ino: int) -> None:
         """Note that the file has no name any more. Processes that have it open still use it; it is
         never sent."""
         self._removed.add(ino)
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is not None:
             if file.state is not State.STORED:
-                self._mark(file, False)
+                self._entries.mark(file, False)
             file.is_named = False
             with suppress(SpoolError):  # it would only be shown as lost after a crash
                 file.staged.rename("")
             if file.has_open_upload:
-                self._jobs.start(self._drop_upload, file)
+                self._sends.jobs.start(self._sends.drop_upload, file)
 
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
         self._removed.discard(ino)
         self.untold.forget(ino)
-        file = self._files.get(ino)
+        file = self._entries.get(ino)
         if file is None or file.is_named:
             return
         if file.state is State.STORED:
-            self._end(file)
+            self._entries.end(file)
             return
-        del self._files[ino]
+        self._entries.remove(file)
         if file.staged.upload is None and not file.has_open_upload:
             file.staged.drop()
         else:
-            self._jobs.start(self._drop, file)
-
-    async def _drop(self, file: WrittenFile) -> None:
-        await self._drop_upload(file)
-        file.staged.drop()
+            self._sends.jobs.start(self._sends.drop, file)

@@ -224,13 +224,14 @@ class WrittenFile:
             self.ahead.cancel()
 
 
-def restored(inode: Inode, staged: StagedFile, base: FileReader | None) -> WrittenFile:
-    """Return an entry for a staged file that an earlier daemon has left."""
+def restored(inode: Inode, staged: StagedFile) -> WrittenFile:
+    """Return an entry, without the reader of its base, for a staged file that an earlier daemon has
+    left."""
     if staged.expected_version is None:
         staged.expected_version = inode.version
-    file = WrittenFile(inode.ino, staged, base)
+    file = WrittenFile(inode.ino, staged, None)
     file.note_writer(0)  # the daemon before knew them
-    file.is_shown_open = base is not None
+    file.is_shown_open = staged.base is not None
     file.knows_parts = False
     if staged.base is None:
         file.in_order_bytes = staged.size_bytes

@@ -1,0 +1,166 @@
+"""`FileSends`: sends single files, and notes what has come of it.
+
+`Sender` sends the content that a close or fsync waits for. Then the inode gets the version that the
+origin has, and the cache gets the blocks. If the origin has another version than the one that was
+changed, the bytes wait for a user.
+"""
+
+import logging
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import CachefsError, ConflictError, ObjectChangedError
+from cachefs.namespace.namespace import Namespace
+from cachefs.namespace.own_changes import OwnChanges
+from cachefs.namespace.reader import Readers
+from cachefs.origin.writable import MOST_PUT_BYTES
+from cachefs.types import ObjectMeta
+from cachefs.writes.entries import Entries
+from cachefs.writes.jobs import FileJobs
+from cachefs.writes.processes import Untold
+from cachefs.writes.sending.doubts import Doubts
+from cachefs.writes.sending.sender import Sender, destination_of
+from cachefs.writes.sending.to_cache import give_to_cache
+from cachefs.writes.written_file import State, WrittenFile
+
+log = logging.getLogger(__name__)
+
+
+class FileSends:
+    """Sends the files of one writable mount. Loop thread only."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        changes: OwnChanges,
+        readers: Readers,
+        cache: BlockCache,
+        sender: Sender,
+        entries: Entries,
+        untold: Untold,
+    ) -> None:
+        self._namespace = namespace
+        self._changes = changes
+        self._readers = readers
+        self._cache = cache
+        self._sender = sender
+        self._entries = entries
+        self._untold = untold
+        self.jobs = FileJobs()
+        """Work for single files that no process waits for."""
+        self.doubts = Doubts(sender, entries.has, self._note_sent)
+
+    async def finish(self) -> None:
+        """Do at the end of the mount what must not be left: drop uploads that nobody needs."""
+        await self.jobs.finish(self._give_to_cache)
+        await self._sender.abort_rest()
+
+    async def close(self, ino: int, process: int) -> None:
+        """Send the file if this process (0: unknown) has changed it. The close of another process,
+        such as a reader or a child that has inherited the file, waits for nothing, and reports no
+        error of a writer. Raises the errors of `send`."""
+        file = self._entries.get(ino)
+        if file is None or (process and not file.writers & {process, 0}):
+            return
+        try:
+            await self.send(ino, is_close=file.is_close_of(process))
+        except CachefsError:
+            file.writers -= {process, 0}  # it knows; the closes of other writers try again
+            raise
+
+    async def send(self, ino: int, *, is_close: bool) -> None:
+        """Send a file's unsent changes to the origin. When this returns, the origin has all that
+        were made before the call. Only with `is_close` it replaces a version of others.
+
+        Raises `ConflictError` if the origin has another version than the one that was changed in
+        part, or the origin's error. The bytes then stay in the spool.
+        """
+        file = self._entries.get(ino)
+        if file is None:
+            return
+        with file.closing(is_close):
+            await self._send(file)
+
+    async def _send(self, file: WrittenFile) -> None:
+        async with file.lock:
+            if file.state is not State.UNSENT or not file.is_named:
+                return
+            if not self._entries.has(file):
+                raise ConflictError(file.staged.reason)
+            condition = file.condition
+            file.state, state = State.SENDING, State.UNSENT
+            try:
+                if file.closes:
+                    file.staged.seal()  # whatever fails from here on, it is sent again
+                path, describe = destination_of(self._namespace, file)
+                meta = await self._sender.earlier_result(file, path)
+                if meta is not None:
+                    state = self._note_sent(file, meta)
+                if state is State.UNSENT:
+                    state = self._note_sent(file, await self._sender.send(file, path, describe))
+            except (ConflictError, ObjectChangedError) as error:
+                if condition is not None and file.condition is None:
+                    file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
+                else:
+                    self._note_conflict(file, error)
+                raise
+            except CachefsError as error:
+                file.staged.fail(str(error))
+                raise
+            finally:
+                file.end_sending(state)
+        if state is State.STORED:
+            self.jobs.start(self._give_to_cache, file)
+
+    def _note_sent(self, file: WrittenFile, meta: ObjectMeta) -> State:
+        """Note that the origin has the content as of the sending. Return the file's new state.
+        Atomic."""
+        staged = file.staged
+        is_present = staged.generation == staged.sending_generation
+        if is_present:
+            self._changes.note_stored(file.ino, meta)
+            self._readers.drop(file.ino)  # it may be one of the version before
+            self._namespace.write_ahead()  # before the spool forgets it
+        else:
+            self._changes.note_older_stored(file.ino, meta)
+        try:
+            is_stored = staged.finish(meta)
+        except CachefsError:
+            self._changes.hold(file.ino)
+            raise
+        file.writers = set(file.late_writers)
+        if is_stored:
+            file.meta = meta
+            self._entries.mark(file, False)
+            return State.STORED
+        self._entries.take_base(file)
+        return State.UNSENT
+
+    def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
+        """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
+        in the spool, and the name shows the origin's version from now on. Atomic."""
+        path = file.staged.path
+        log.warning("%s was not stored, and its bytes stay in the spool: %s", path, error)
+        file.staged.conflict(str(error))
+        self._untold.add(file.ino, file.writers, str(error))
+        self._entries.give_up(file)
+
+    async def _give_to_cache(self, file: WrittenFile) -> None:
+        """Give the blocks of a stored file to the cache, and end its entry. Ends early if the file
+        changes. The bytes of a file that has lost its name stay for those who have it open."""
+        if self._entries.is_stored(file):
+            ref = self._namespace.object_ref(self._namespace.inode(file.ino))
+            await give_to_cache(file, ref, self._cache, lambda: self._entries.is_stored(file))
+        if self._entries.is_stored(file) and file.is_named:
+            self._entries.end(file)
+
+    async def drop_upload(self, file: WrittenFile) -> None:
+        """Drop the upload of a file that has become small or has lost its name."""
+        file.stop_ahead()
+        async with file.lock:
+            if not file.is_named or file.staged.size_bytes <= MOST_PUT_BYTES:
+                await self._sender.drop_upload(file.staged)
+
+    async def drop(self, file: WrittenFile) -> None:
+        """Drop a file that nobody can use any more, and its upload."""
+        await self.drop_upload(file)
+        file.staged.drop()
