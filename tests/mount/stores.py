@@ -42,6 +42,10 @@ class Store:
         """Write a file as another client would."""
         (self.site.files / name).write_bytes(data)
 
+    def make_directory(self, name: str) -> None:
+        """Make an empty directory as another client would."""
+        (self.site.files / name).mkdir()
+
     def delete(self, name: str) -> None:
         """Remove a file as another client would."""
         (self.site.files / name).unlink()
@@ -89,6 +93,9 @@ class S3Store(Store):
 
     def write(self, name: str, data: bytes) -> None:
         self._server.put(self.bucket, f"prefix/{name}", data)
+
+    def make_directory(self, name: str) -> None:
+        self._server.put(self.bucket, f"prefix/{name}/", b"")
 
     def delete(self, name: str) -> None:
         self._server.delete(self.bucket, f"prefix/{name}")

@@ -1,5 +1,6 @@
 """What every origin that can be written to promises, held against each of them."""
 
+import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -307,6 +308,19 @@ async def test_directories(writer, origin) -> None:
         await writer.make_directory("file")
 
 
+async def test_a_new_directory_is_made_once(writer, origin) -> None:
+    await writer.make_directory("dir", is_new=True)
+    with pytest.raises(ConflictError):
+        await writer.make_directory("dir", is_new=True)
+    await writer.put("dir/a", b"one")
+    with pytest.raises(ConflictError):
+        await writer.make_directory("dir", is_new=True)
+    with pytest.raises(ConflictError):
+        await writer.make_directory("dir/a", is_new=True)
+    await writer.make_directory("dir/b", is_new=True)
+    assert sorted(await list_all(origin, "dir")) == ["a", "b"]
+
+
 async def test_readers_see_the_old_or_the_new_bytes(writer, origin) -> None:
     old, new = b"old" * 100_000, b"new" * 100_000
     await writer.put("a", old)
@@ -382,6 +396,34 @@ async def test_renames_of_local_files(tmp_path) -> None:
     assert list(await list_all(origin)) == ["other"]
     with pytest.raises(NotFoundError):
         await writer.rename("dir", "third")
+    await origin.aclose()
+
+
+async def test_of_several_writers_one_makes_a_local_directory(tmp_path) -> None:
+    origin = open_origin(f"file://{tmp_path}")
+    assert origin.writer is not None
+    made = []
+
+    async def make(number: int) -> None:
+        with contextlib.suppress(ConflictError):
+            await origin.writer.make_directory("dir", is_new=True)
+            made.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(make, number)
+    assert len(made) == 1
+    await origin.aclose()
+
+
+async def test_a_repeated_mkdir_of_a_local_directory_is_the_same_write(tmp_path) -> None:
+    origin = open_origin(f"file://{tmp_path}")
+    assert origin.writer is not None
+    write_id = new_write_id()
+    await origin.writer.make_directory("dir", is_new=True, write_id=write_id)
+    await origin.writer.make_directory("dir", is_new=True, write_id=write_id)
+    with pytest.raises(ConflictError):
+        await origin.writer.make_directory("dir", is_new=True, write_id=new_write_id())
     await origin.aclose()
 
 

@@ -12,7 +12,7 @@ from cachefs.errors import ConflictError, OriginUnavailableError
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.origin.resilience.writing import ResilientWriter
-from cachefs.origin.writable import ABSENT, Condition
+from cachefs.origin.writable import ABSENT, Condition, Guarantees
 from cachefs.types import ObjectMeta
 from tests.servers.fault_proxy import Fault, FaultProxy
 
@@ -167,6 +167,28 @@ async def test_directories(seaweedfs, proxy, bucket, writer, fault) -> None:
     proxy.fault(fault, times=1, method="DELETE")
     await writer.remove_directory("dir")
     assert keys(seaweedfs, bucket) == []
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, Fault.INSIDE])
+async def test_a_new_directory(moto_s3, monkeypatch, fault) -> None:
+    """The server keeps the metadata of markers: after a lost answer a try knows its own marker."""
+    for name, value in moto_s3.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = moto_s3.make_bucket(f"write-faults-{next(_buckets)}")
+    with FaultProxy(moto_s3.endpoint) as proxy:
+        opened = open_origin(f"s3://{bucket}", OriginOptions(endpoint=proxy.endpoint))
+        assert opened.writer is not None
+        opened.writer.guarantees = Guarantees()
+        settings = Resilience(read_timeout_s=600, write_timeout_s=600, write_request_s=6)
+        writer = ResilientOrigin(opened, settings).writer
+        assert writer is not None
+        proxy.fault(fault, times=1, method="PUT")
+        await writer.make_directory("dir", is_new=True)
+        assert proxy.counts().faults
+        assert keys(moto_s3, bucket) == ["dir/"]
+        with pytest.raises(ConflictError):
+            await writer.make_directory("dir", is_new=True)
+        await opened.aclose()
 
 
 async def test_a_store_that_never_answers_is_given_up(proxy, origin, bucket) -> None:

@@ -172,8 +172,8 @@ def build(
     if spool is not None:
         is_successor = bool(opened.data_path.restarts)
         writers, unsent = build_writers(
-            *(config, origin, cache, namespace, readers, spool, relayed, publisher),
-            is_successor,
+            *(config, origin, cache, namespace, readers, spool, base.db),
+            *(relayed, publisher, is_successor),
             nursery,
         )
 

@@ -1,5 +1,6 @@
 """The objects of a writable mount: its spool, and what changes files and names."""
 
+import secrets
 from array import array
 from dataclasses import fields
 
@@ -30,6 +31,8 @@ from cachefs.writes.unsent.report import UnsentFiles
 
 _GUARANTEES = b"guarantees"
 """The row of the table "meta" of the namespace: names of fields of `Guarantees`."""
+_MOUNT_ID = b"mount id"
+"""A row of the same table."""
 
 
 def build_writers(
@@ -39,6 +42,7 @@ def build_writers(
     namespace: Namespace,
     readers: Readers,
     spool: Spool,
+    db: Database,
     relayed: Relayed | None,
     publisher: Publisher | None,
     is_successor: bool,
@@ -75,13 +79,23 @@ def build_writers(
     copies = BlockCopies(cache)
     nursery.start_soon(copies.run)
     names = WrittenNames(
-        namespace, changes, files, readers, copies, origin, writer, config.rename_limit
+        *(namespace, changes, files, readers, copies, origin, writer, config.rename_limit),
+        mount_id=mount_id_in(db),
     )
     background = BackgroundSends(files, config.publish_interval)
     reports = UnsentFiles(spool, files, background)
     decisions = Decisions(reports, files, namespace, cache, sender)
     unsent = Unsent(reports, decisions, Flushes(reports, files, nursery), background)
     return Writers(files, names, background), unsent
+
+
+def mount_id_in(db: Database) -> str:
+    """Return the id of this mount, which all of its daemons have. Makes one for a new mount."""
+    known = db.get("meta", _MOUNT_ID)
+    if known is None:
+        known = secrets.token_hex(16).encode()
+        db.put("meta", _MOUNT_ID, known)
+    return known.decode(errors="replace")
 
 
 def keep_guarantees(db: Database, writer: WritableOrigin) -> None:

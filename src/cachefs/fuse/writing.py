@@ -105,7 +105,9 @@ class WritingOperations(Operations):
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
         inode = await self._names.make_directory(
-            *(parent_inode, name, _posix(mode, ctx)), is_again=_is_again(ctx)
+            *(parent_inode, name, _posix(mode, ctx)),
+            is_again=_is_again(ctx),
+            process=ctx.pid & ~_RESENT_PID,
         )
         return self._entry_of(inode)
 

@@ -365,10 +365,21 @@ class WritableOrigin(ABC):
         none could be deleted."""
 
     @abstractmethod
-    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+    async def make_directory(
+        self,
+        path: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        *,
+        is_new: bool = False,
+        write_id: str | None = None,
+    ) -> None:
         """Make an empty directory; in an object store, its marker. Succeeds if the directory
-        exists. Raises `NotADirError` if `path` is a file, `NotFoundError` if a real directory above
-        it does not exist."""
+        exists. With `is_new`, this raises `ConflictError`, and so does a file at `path`, but if the
+        write `write_id` has made the directory, it is a success. A store that keeps no metadata of
+        markers can't tell.
+
+        Raises `NotADirError` if `path` is a file, `NotFoundError` if a real directory above it does
+        not exist."""
 
     @abstractmethod
     async def remove_directory(self, path: str) -> None:

@@ -255,18 +255,27 @@ class LocalFiles:
                 os.unlink(name, dir_fd=place)
             os.fsync(place)
 
-    def make_directory(self, path: str, attributes: Attributes, task: Task) -> None:
+    def make_directory(
+        self, path: str, attributes: Attributes, write_id: str | None, task: Task
+    ) -> None:
+        """With a `write_id`, an existing directory is refused unless this write has made it."""
         with self._parent(path) as (place, name):
             task.check()
             try:
                 os.mkdir(name, dir_fd=place)
             except FileExistsError:
+                if write_id is not None:
+                    if not _is_made_by(place, name, write_id):
+                        raise Refused(ConflictError, "exists already") from None
+                    return
                 found = os.stat(name, dir_fd=place)  # a link to a directory is one, too
                 if not stat.S_ISDIR(found.st_mode):
                     raise Refused(NotADirError, "is a file") from None
                 return
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
             try:
+                if write_id is not None:
+                    _note_write_id(fd, write_id)
                 apply(fd, attributes, must_own=False)
             finally:
                 os.close(fd)
@@ -418,6 +427,21 @@ def _link(place: int, hidden: str, name: str) -> None:
         os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
     else:
         os.unlink(hidden, dir_fd=place)
+
+
+def _is_made_by(place: int, name: str, write_id: str) -> bool:
+    """Return whether the write `write_id` has made the directory `name`."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=place)
+    except OSError:
+        return False
+    try:
+        with contextlib.suppress(OSError):
+            return os.getxattr(fd, _WRITE_ID) == write_id.encode()
+        return False
+    finally:
+        os.close(fd)
 
 
 def _note_write_id(fd: int, write_id: str) -> bool:

@@ -220,9 +220,17 @@ class LocalWriter(WritableOrigin):
                 failed[path] = error
         return failed
 
-    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+    async def make_directory(
+        self,
+        path: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        *,
+        is_new: bool = False,
+        write_id: str | None = None,
+    ) -> None:
         """See `WritableOrigin.make_directory`."""
-        await self._call(path, partial(self._tree.make_directory, path, attributes), "puts")
+        known = (write_id or new_write_id()) if is_new else None
+        await self._call(path, partial(self._tree.make_directory, path, attributes, known), "puts")
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`."""

@@ -227,9 +227,17 @@ class ResilientWriter(WritableOrigin):
         """See `WritableOrigin.delete_many`."""
         return await self._assemble("", partial(self._inner.delete_many, paths))
 
-    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+    async def make_directory(
+        self,
+        path: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        *,
+        is_new: bool = False,
+        write_id: str | None = None,
+    ) -> None:
         """See `WritableOrigin.make_directory`."""
-        await self._ask(path, partial(self._inner.make_directory, path, attributes))
+        make = partial(self._inner.make_directory, path, attributes, is_new=is_new)
+        await self._ask(path, partial(make, write_id=write_id or new_write_id()))
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`."""

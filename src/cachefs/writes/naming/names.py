@@ -8,12 +8,14 @@ The kernel holds a directory's lock during each change of its names, so no two c
 run at the same time.
 """
 
+import hashlib
 from contextlib import AsyncExitStack, suppress
 from typing import NamedTuple
 
 from cachefs.errors import (
     BadNameError,
     CachefsError,
+    ConflictError,
     ExistsError,
     IsADirError,
     NameTooLongError,
@@ -57,9 +59,12 @@ class WrittenNames:
         origin: Origin,
         writer: WritableOrigin,
         most_renamed: int,
+        mount_id: str,
     ) -> None:
         """`most_renamed` is the most objects and directories that the rename of a directory may
-        copy one by one."""
+        copy one by one. `mount_id` is the same for all daemons of this mount, and no other mount
+        has it."""
+        self._mount_id = mount_id
         self._namespace = namespace
         self._table = namespace.table
         self._changes = changes
@@ -132,10 +137,11 @@ class WrittenNames:
         return inode
 
     async def make_directory(
-        self, parent: int, name: bytes, posix: Posix, *, is_again: bool
+        self, parent: int, name: bytes, posix: Posix, *, is_again: bool, process: int
     ) -> Inode:
-        """Make a directory, and return its inode. Raises `ExistsError`, `BadNameError`, or the
-        origin's error."""
+        """Make a directory for a process, and return its inode. The origin is asked whether there
+        is something of this name: an older answer is not believed. Raises `ExistsError`,
+        `BadNameError`, or the origin's error."""
         path = self._path(parent, name)
         dirent = self._table.dirent(parent, name)
         if dirent is not None:
@@ -143,8 +149,26 @@ class WrittenNames:
             if not (is_again and inode.is_dir):
                 raise ExistsError(f"{path} exists already")
             return inode
-        await self._writer.make_directory(path, attributes_of(posix))
+        write_id = self._write_id("mkdir", process, path)
+        try:
+            attributes = attributes_of(posix)
+            await self._writer.make_directory(path, attributes, is_new=True, write_id=write_id)
+        except ConflictError:
+            await self._show(parent, name)
+            raise ExistsError(f"{path} exists already") from None
         return self._changes.make_directory(parent, name, posix)
+
+    def _write_id(self, change: str, process: int, path: str) -> str:
+        """Return the id of the write of one request: the same if the next daemon gets the request
+        again, so that it recognises what this one has done."""
+        request = f"{self._mount_id} {change} {process} {path}"
+        return hashlib.sha256(request.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+    async def _show(self, parent: int, name: bytes) -> None:
+        """Let the name show what the origin has, which was believed to have nothing."""
+        with suppress(CachefsError):
+            await self._find_anew(parent, name)
+            self._namespace.absent.note_new(parent, name)
 
     # -- removing --------------------------------------------------------------------------------
 

@@ -18,14 +18,13 @@ import trio
 
 from cachefs.errors import (
     ConflictError,
-    NotADirError,
-    NotEmptyError,
     NotFoundError,
     ObjectChangedError,
     OriginError,
 )
-from cachefs.origin.s3.lister import PageRequest, S3Lister
+from cachefs.origin.s3.lister import S3Lister
 from cachefs.origin.s3.writing import messages, probe
+from cachefs.origin.s3.writing.markers import Markers
 from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sender
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
@@ -71,6 +70,7 @@ class S3Writer(WritableOrigin):
         self._key = checked_key
         self._subject = subject
         self._is_oss = sender.target.scheme == "oss"
+        self._markers = Markers(sender, lister, checked_key, subject)
 
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`. Costs about 30 requests."""
@@ -336,34 +336,25 @@ class S3Writer(WritableOrigin):
                     failed[path] = self._sender.failure_of_code(self._subject(path), code)
         return failed
 
-    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
-        """See `WritableOrigin.make_directory`. Costs one HEAD and one PUT."""
-        key = self._key(path)
-        found = await self._sender.head(key)
-        if found is not None:
-            if messages.described(found).size_bytes or not await self._keys_below(path):
-                raise NotADirError(f"{self._subject(path)} is an object, not a directory")
-            return
-        headers = messages.metadata(attributes, new_write_id(), DIRECTORY)
-        headers["content-type"] = "application/x-directory"
-        await self._sender.send("PUT", key + "/", "", headers)
+    async def make_directory(
+        self,
+        path: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        *,
+        is_new: bool = False,
+        write_id: str | None = None,
+    ) -> None:
+        """See `WritableOrigin.make_directory`. Costs one HEAD and one PUT; with `is_new` one LIST
+        more, and one HEAD more for a directory that exists."""
+        made = messages.metadata(attributes, write_id or new_write_id(), DIRECTORY)
+        if is_new:
+            await self._markers.make_new(path, made, checks=self.guarantees.put_absent)
+        else:
+            await self._markers.make(path, made)
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`. Costs one LIST and one DELETE."""
-        marker = self._key(path) + "/"
-        keys = await self._keys_below(path)
-        if keys - {marker}:
-            raise NotEmptyError(f"{self._subject(path)}: the directory has entries")
-        if keys:
-            await self._sender.send("DELETE", marker)
-        elif await self._sender.head(self._key(path)) is not None:
-            raise NotADirError(f"{self._subject(path)} is an object, not a directory")
-
-    async def _keys_below(self, path: str) -> set[str]:
-        """Return one or two of the keys below a directory, its marker included."""
-        request = PageRequest(self._key(path) + "/", max_keys=2)
-        body = await self._sender.in_thread(partial(self._lister.fetch, request))
-        return messages.keys_in(body)
+        await self._markers.remove(path)
 
     # -- conditions ----------------------------------------------------------------------------
 
