@@ -143,3 +143,37 @@ def test_a_namespace_that_is_cut_under_the_daemon_is_made_anew(site: Site) -> No
     eventually(lambda: answers(site, pid))
     read_all(site)
     new_files_are_shown(site)
+
+
+def test_without_the_disk_of_the_spool_all_changes_are_refused(tmp_path: Path) -> None:
+    """The unsent changes are on that disk. With it back, the next daemon continues with them."""
+    site = Site(tmp_path)
+    site.expected_trouble += ("was killed by", "not writable", "Read-only", "names are kept in")
+    site.expected_trouble += ("all changes are refused",)
+    (site.files / "old").write_bytes(b"old")
+    site.mount("--rw", "--data-path", "relay", "--entry-ttl", "2s", "--attr-ttl", "2s")
+    try:
+        written = os.open(site.mountpoint / "new", os.O_CREAT | os.O_WRONLY)
+        os.write(written, b"before")
+        with read_only(site.cache):
+            replace_daemon(site)
+            eventually(partial(is_readable, site.mountpoint / "old"))
+            for change in (
+                partial(os.write, written, b"lost"),
+                partial((site.mountpoint / "another").touch),
+                partial((site.mountpoint / "old").write_bytes, b"changed"),
+                partial((site.mountpoint / "old").unlink),
+                partial((site.mountpoint / "old").chmod, 0o600),
+                partial((site.mountpoint / "directory").mkdir),
+            ):
+                with pytest.raises(OSError, match=r"Read-only|Stale"):
+                    change()
+            with pytest.raises(OSError, match="Input/output"):
+                os.fsync(written)
+        replace_daemon(site)
+        os.pwrite(written, b" and after", 6)
+        os.close(written)
+        assert (site.files / "new").read_bytes() == b"before and after"
+        site.umount()
+    finally:
+        site.tear_down()

@@ -12,9 +12,9 @@ from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
-from cachefs.daemon.spool_place import choose_spool
+from cachefs.daemon.spool_place import check_same_spool, choose_spool, note_spool
 from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
-from cachefs.errors import CachefsError, OriginError, OriginUnavailableError
+from cachefs.errors import CachefsError, OriginError, OriginUnavailableError, SpoolError
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.operations import Operations
@@ -107,13 +107,27 @@ class RunningMount:
             control.cancel_scope.cancel()
 
     async def _open_spool(self, nursery: trio.Nursery) -> Spool | None:
-        """Open the spool of a writable mount. Raises `SpoolError`."""
+        """Open the spool of a writable mount. Raises `SpoolError`.
+
+        Return None for a read-only mount, and if the spool of the daemon before this one can't be
+        opened: its unsent changes are there, and new ones must not be based on older contents."""
         if self._config.read_only:
             return None
-        opened, source = self._opened, self._opened.origin.identity
+        opened, source, db = self._opened, self._opened.origin.identity, self._base.db
         choose = partial(choose_spool, opened.home, opened.tiers, source)
-        root = await trio.to_thread.run_sync(choose)
-        self._spool = await Spool.open(root, source, self._config.spool_size)
+        try:
+            if opened.has_spare_home:
+                raise SpoolError("the disk of the names is gone, so it is not known where it is")
+            root = await trio.to_thread.run_sync(choose)
+            if self._is_successor:
+                check_same_spool(db, root)
+            self._spool = await Spool.open(root, source, self._config.spool_size)
+        except (SpoolError, OSError) as error:
+            if not self._is_successor:
+                raise
+            log.error("all changes are refused, as the spool can't be used: %s", error)
+            return None
+        note_spool(db, root)
         await nursery.start(self._spool.run)
         return self._spool
 

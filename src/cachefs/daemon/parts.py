@@ -35,7 +35,7 @@ from cachefs.fuse.observers import RequestObservers
 from cachefs.fuse.operations import Operations
 from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
-from cachefs.fuse.writing import Writers, WritingOperations
+from cachefs.fuse.writing import RefusingOperations, Writers, WritingOperations
 from cachefs.fuse.xattrs import Xattrs
 from cachefs.load.job import JobContext
 from cachefs.load.job_files import JobFiles
@@ -44,7 +44,7 @@ from cachefs.load.paths import PathReader
 from cachefs.load.throttle import LoadThrottle
 from cachefs.manifest.view import ManifestView
 from cachefs.metrics import Requests
-from cachefs.mounts import socket_path
+from cachefs.mounts import socket_path, spare_path
 from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
@@ -69,6 +69,11 @@ class Opened(NamedTuple):
     data_path: DataPath
     link: Link | None
     """The connection to the supervisor, which then mounts."""
+
+    @property
+    def has_spare_home(self) -> bool:
+        """Whether the disk of the names is gone, and `home` is a directory in memory instead."""
+        return self.home.root == spare_path(self.config.mountpoint)
 
 
 class Base(NamedTuple):
@@ -137,8 +142,11 @@ def build_namespace(opened: Opened, base: Base, nursery: trio.Nursery) -> Namesp
         on_unbound=session.invalidate_entry,
         on_changed=session.invalidate_attributes,
         give_way=base.cache.give_way,
-        # /run is usually in memory, so the disk can't delay the loop here.
-        wal_stem=socket_path(config.mountpoint).with_suffix(".journal"),
+        # /run is usually in memory, so the disk can't delay the loop here. A spare home is there,
+        # too, and leaves the log of the real one alone until its disk is back.
+        wal_stem=None
+        if opened.has_spare_home
+        else socket_path(config.mountpoint).with_suffix(".journal"),
         is_successor=bool(opened.data_path.restarts),
         look_up_policy=base.look_up_reads,
     )
@@ -148,7 +156,7 @@ def build(
     opened: Opened, base: Base, namespace: Namespace, nursery: trio.Nursery, spool: Spool | None
 ) -> Parts:
     """Return everything else. Fetches ahead of readers run in `nursery`. A writable mount has a
-    `spool`.
+    `spool`; without it all changes are refused.
 
     Behind the relay, and for a writable mount, the rows that `namespace` has written must be
     committed before this call (`Namespace.keep_log`).
@@ -228,10 +236,12 @@ def build(
         publisher,
         HintRequests(prefetch.hints),
     )
-    if writers is None:
+    if writers is not None:
+        operations: Operations = WritingOperations(*for_operations, writers=writers)
+    elif config.read_only:
         operations = Operations(*for_operations)
     else:
-        operations = WritingOperations(*for_operations, writers=writers)
+        operations = RefusingOperations(*for_operations)
     return Parts(access_log, jobs, state, handlers, publisher, operations, writers, initialised)
 
 

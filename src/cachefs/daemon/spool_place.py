@@ -1,16 +1,21 @@
 """Chooses the directory of the spool."""
 
 import logging
+import os
 from pathlib import Path
 
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.cache_dir.probe import is_in_memory
+from cachefs.db.database import Database
 from cachefs.errors import SpoolError
 from cachefs.format.paths import SpoolPaths, TierPaths
 from cachefs.format.spool_identity import decode_identity
 from cachefs.writes.unsent.leftover import read_spool
 
 log = logging.getLogger(__name__)
+
+_SPOOL = b"spool"
+"""Key of the row in the table `meta` of the names: the path of the spool."""
 
 
 def choose_spool(home: TierPaths, tiers: list[CacheDirectory], source: str) -> Path:
@@ -35,6 +40,18 @@ def choose_spool(home: TierPaths, tiers: list[CacheDirectory], source: str) -> P
             chosen.spool,
         )
     return chosen.spool
+
+
+def note_spool(names: Database, root: Path) -> None:
+    """Note the spool of this mount beside its names, for later daemons."""
+    names.put("meta", _SPOOL, os.fsencode(root))
+
+
+def check_same_spool(names: Database, root: Path) -> None:
+    """Raise `SpoolError` if the daemon before this one had another spool than `root`."""
+    noted = names.get("meta", _SPOOL)
+    if noted is not None and os.fsdecode(noted) != str(root):
+        raise SpoolError(f"{os.fsdecode(noted)} is gone")
 
 
 def _has_files(root: Path, source: str) -> bool:

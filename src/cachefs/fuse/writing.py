@@ -256,6 +256,19 @@ class WritingOperations(Operations):
             into.st_ctime_ns = max(times.ctime_ns, into.st_mtime_ns)
 
 
+class RefusingOperations(Operations):
+    """The handlers of a writable mount that can't reach its spool: `Operations` refuses all changes
+    with EROFS. ENOSYS would tell the kernel to send no FLUSH and no FSYNC to later daemons."""
+
+    async def flush(self, fh: int) -> None:
+        """Fail with EIO: behind the relay only files with unsent changes have a FLUSH."""
+        raise pyfuse3.FUSEError(errno.EIO)
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """Fail with EIO: what the file's writers have changed can't be sent."""
+        raise pyfuse3.FUSEError(errno.EIO)
+
+
 def _is_again(ctx: pyfuse3.RequestContext) -> bool:
     """Return whether the daemon before may have done this request already."""
     return bool(ctx.pid & _RESENT_PID)
