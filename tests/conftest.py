@@ -20,7 +20,7 @@ from cachefs.cache.tier import admission
 from tests.disk_limits import set_disk_limits
 from tests.full_database import FullDatabase
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "tests.distribution"]
 
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 
