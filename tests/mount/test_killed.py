@@ -74,6 +74,8 @@ def site(
         (site.files / f"no-read-{number}").write_bytes(b"x" * 3 * MIB)
     site.mount("--data-path", request.param)
     yield site
+    # A request that the origin never answers may keep the file system after it was unmounted.
+    site.signal(signal.SIGTERM)
     site.tear_down()
 
 

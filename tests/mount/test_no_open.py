@@ -330,26 +330,33 @@ def away(site: Site, seaweedfs: SeaweedFS) -> Iterator[tuple[str, FaultProxy]]:
 def test_an_outage_leaves_nothing_stale_in_the_kernel(
     site: Site, seaweedfs: SeaweedFS, away: tuple[str, FaultProxy]
 ) -> None:
-    """With a TTL that is much longer than the outage: what was shown for want of an answer is not
-    shown for the rest of it."""
+    """With a TTL that is longer than the end of the outage takes: what was shown for want of an
+    answer is not shown for the rest of it."""
     bucket, proxy = away
-    seaweedfs.put_many(bucket, {f"dir/{number}": b"x" for number in range(5)})
-    ttl_s = 30
-    ttls = [word for name in TTL_NAMES for word in (name, f"{ttl_s}s")]
-    site.mount(*RELAY, *ttls)
-    directory = site.mountpoint / "dir"
     known = {str(number) for number in range(5)}
-    assert set(os.listdir(directory)) == known
-    listed = time.monotonic()
-    proxy.fault(Fault.REFUSE)
-    time.sleep(ttl_s + 0.5)
-    assert set(os.listdir(directory)) == known
-    assert set(os.listdir(directory)) == known
-    proxy.clear()
-    seaweedfs.put_many(bucket, {"dir/new": b"x"})
-    eventually(lambda: "new" in os.listdir(directory))
-    assert time.monotonic() - listed < 2 * ttl_s, "the next TTL would have shown it anyway"
-    assert set(os.listdir(directory)) == {*known, "new"}
+    seaweedfs.put_many(bucket, {f"dir/{number}": b"x" for number in range(5)})
+
+    def is_shown_within(ttl_s: int) -> bool:
+        """Whether a new file is shown before the TTL that began in the outage ends."""
+        ttls = [word for name in TTL_NAMES for word in (name, f"{ttl_s}s")]
+        site.mount(*RELAY, *ttls)
+        directory = site.mountpoint / "dir"
+        assert set(os.listdir(directory)) == known
+        listed = time.monotonic()
+        proxy.fault(Fault.REFUSE)
+        time.sleep(ttl_s + 0.5)
+        assert set(os.listdir(directory)) == known
+        assert set(os.listdir(directory)) == known
+        proxy.clear()
+        seaweedfs.put_many(bucket, {f"dir/new-{ttl_s}": b"x"})
+        known.add(f"new-{ttl_s}")
+        eventually(lambda: set(os.listdir(directory)) == known)
+        seconds = time.monotonic() - listed
+        site.umount()
+        return seconds < 2 * ttl_s  # by then the next TTL would show it
+
+    # A busy machine takes longer than a short TTL to end an outage.
+    assert any(is_shown_within(ttl_s) for ttl_s in (5, 40))
 
 
 def test_a_directory_that_is_gone_is_absent(five: Site) -> None:
