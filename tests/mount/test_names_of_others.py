@@ -1,5 +1,6 @@
 """Another machine makes names that a writable mount has looked up before, and believes absent."""
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -27,6 +28,13 @@ def exists_already(call: Callable[..., object], *args: object) -> None:
     with pytest.raises(OSError) as raised:
         call(*args)
     assert raised.value.errno == errno.EEXIST
+
+
+def move_to_absent(old: Path, new: Path) -> None:
+    """Rename with RENAME_NOREPLACE, as `mv -n` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), 1):
+        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 def mount(store: Store) -> Path:
@@ -68,4 +76,70 @@ def test_a_directory_is_made_again_after_its_removal(store: Store) -> None:
         path.mkdir()
         exists_already(os.mkdir, path)
         path.rmdir()
+    store.site.umount()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_rename_that_must_replace_nothing_asks_the_source(store: Store, kind: str) -> None:
+    root = mount(store)
+    for number, theirs in enumerate(("file", "empty directory", "directory")):
+        old, new = root / f"ours-{number}", root / f"new-{number}"
+        if kind == "file":
+            old.write_bytes(b"ours")
+        else:
+            old.mkdir()
+            (old / "file").write_bytes(b"ours")
+        assert not new.exists()
+        match theirs:
+            case "file":
+                store.write(new.name, b"theirs")
+            case "empty directory":
+                store.make_directory(new.name)
+            case "directory":
+                make_files_directory(store, new.name)
+        exists_already(move_to_absent, old, new)
+        eventually(new.exists)
+        assert new.is_dir() == (theirs != "file")
+        if theirs != "empty directory":
+            content = store.read(new.name if theirs == "file" else f"{new.name}/file")
+            assert content == b"theirs"
+        assert (old if kind == "file" else old / "file").read_bytes() == b"ours"
+        move_to_absent(old, root / f"free-{number}")
+        assert not old.exists()
+    left = "free-0" if kind == "file" else "free-0/file"
+    assert store.read(left) == (root / left).read_bytes() == b"ours"
+    store.site.umount()
+
+
+def test_an_unsent_file_that_must_replace_nothing(store: Store) -> None:
+    """The source is asked at the rename, and again when the close sends the file."""
+    root = mount(store)
+    store.site.expected_trouble += ("its bytes stay in the spool",)
+    new, early, late = (root / name for name in ("new", "early", "late"))
+    descriptor = os.open(new, os.O_CREAT | os.O_WRONLY)
+    os.write(descriptor, b"ours")
+    assert not early.exists()
+    store.write("early", b"theirs")
+    exists_already(move_to_absent, new, early)
+    move_to_absent(new, late)
+    store.write("late", b"theirs")
+    with pytest.raises(OSError) as raised:
+        os.close(descriptor)
+    assert raised.value.errno == errno.ESTALE
+    assert store.read("early") == store.read("late") == b"theirs"
+    store.site.umount()
+
+
+def test_a_directory_is_not_moved_into_one_that_another_machine_has_just_made(store: Store) -> None:
+    root = mount(store)
+    (root / "ours").mkdir()
+    (root / "ours/a").write_bytes(b"ours")
+    assert not (root / "new").exists()
+    make_files_directory(store, "new")
+    with pytest.raises(OSError) as raised:
+        (root / "ours").rename(root / "new")
+    assert raised.value.errno in (errno.EEXIST, errno.ENOTEMPTY)
+    assert store.read("new/file") == b"theirs"
+    assert store.read("ours/a") == b"ours"
+    assert store.read_if_there("new/a") is None
     store.site.umount()

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 import trio
 
-from cachefs.errors import NotEmptyError, NotFoundError, OriginError, TooManyError
+from cachefs.errors import ConflictError, NotEmptyError, NotFoundError, OriginError, TooManyError
 from cachefs.origin.writable import NO_ATTRIBUTES, Attributes
 from cachefs.types import ObjectMeta
 from cachefs.writes.naming.directory_rename import Copied, DirectoryRename
@@ -45,7 +45,11 @@ class MemoryWriter:
             self.markers.discard(path)
         return {}
 
-    async def make_directory(self, path: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
+    async def make_directory(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, *, is_new: bool = False
+    ) -> None:
+        if is_new and (f"{path}/" in self.markers or below(self._origin, path)):
+            raise ConflictError(path)
         self.markers.add(f"{path}/")
 
 
@@ -129,6 +133,22 @@ async def test_an_empty_directory_that_was_there_stays_after_a_failure(
     with pytest.raises(OriginError):
         await rename(tree, writer, has_target=True)
     assert writer.markers == {"new/"}
+
+
+@pytest.mark.parametrize("made", ["new/", "new/theirs"])
+async def test_a_directory_that_another_machine_has_just_made_stays(
+    tree, origin, writer, made
+) -> None:
+    fill(origin, 3)
+    if made.endswith("/"):
+        writer.markers.add(made)
+    else:
+        origin.put(made, b"theirs")
+    with pytest.raises(ConflictError):
+        await rename(tree, writer)
+    assert len(below(origin, "old")) == 3
+    assert list(below(origin, "new")) == ([] if made.endswith("/") else [made])
+    assert writer.markers == ({made} if made.endswith("/") else set())
 
 
 async def test_what_others_change_meanwhile_is_copied_too(tree, origin, writer) -> None:

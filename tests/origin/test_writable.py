@@ -17,6 +17,7 @@ from cachefs.errors import (
     ObjectChangedError,
 )
 from cachefs.origin.base import Origin
+from cachefs.origin.fsspec.local_files import LocalFiles
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import (
     ABSENT,
@@ -413,6 +414,25 @@ async def test_of_several_writers_one_makes_a_local_directory(tmp_path) -> None:
         for number in range(8):
             nursery.start_soon(make, number)
     assert len(made) == 1
+    await origin.aclose()
+
+
+async def test_a_rename_to_an_absent_name_compares_in_the_same_step(tmp_path, monkeypatch) -> None:
+    """Another program makes the name after the comparison."""
+    origin = open_origin(f"file://{tmp_path}")
+    assert origin.writer is not None
+    await origin.writer.put("a", b"one")
+    compare = LocalFiles._compare
+
+    def make_after(files: LocalFiles, place: int, name: str, condition: Condition | None) -> None:
+        compare(files, place, name, condition)
+        (tmp_path / "b").write_bytes(b"theirs")
+
+    monkeypatch.setattr(LocalFiles, "_compare", make_after)
+    with pytest.raises(ConflictError):
+        await origin.writer.rename("a", "b", ABSENT)
+    assert (tmp_path / "a").read_bytes() == b"one"
+    assert (tmp_path / "b").read_bytes() == b"theirs"
     await origin.aclose()
 
 

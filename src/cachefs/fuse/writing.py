@@ -137,7 +137,8 @@ class WritingOperations(Operations):
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise pyfuse3.FUSEError(errno.EINVAL)
         old, new = Name(parent_inode_old, name_old), Name(parent_inode_new, name_new)
-        rename = partial(self._names.rename, is_again=_is_again(ctx))
+        process = ctx.pid & ~_RESENT_PID
+        rename = partial(self._names.rename, process=process, is_again=_is_again(ctx))
         await _unless_done(ctx, rename, old, new, bool(flags))
         self._namespace.write_ahead()
 

@@ -31,10 +31,11 @@ from cachefs.origin.fsspec.local_steps import (
     copy_bytes,
     locked,
     new_file,
+    rename_to_absent,
     write_content,
 )
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, is_hidden, upload_name
-from cachefs.origin.writable import Attributes, Condition, Content, PartTag, Upload
+from cachefs.origin.writable import ABSENT, Attributes, Condition, Content, PartTag, Upload
 from cachefs.types import ObjectMeta
 
 _WRITE_ID = "user.cachefs.write"
@@ -238,7 +239,10 @@ class LocalFiles:
             with locked(new, task):
                 self._compare(new, new_name, condition)
                 task.check()
-                os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
+                if condition == ABSENT:
+                    rename_to_absent(old, old_name, new, new_name)
+                else:
+                    os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
             os.fsync(new)
             os.fsync(old)
 

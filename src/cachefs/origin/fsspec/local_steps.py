@@ -1,17 +1,22 @@
 """Single steps of writes to directories of this machine, for `local_files.py`. They block."""
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator
 
-from cachefs.errors import ObjectChangedError, OriginError, OriginUnavailableError
+from cachefs.errors import ConflictError, ObjectChangedError, OriginError, OriginUnavailableError
 from cachefs.origin.fsspec.local_tree import upload_name
 from cachefs.origin.writable import Attributes, Content
 
 _PIECE_BYTES = 1 << 20
 _LOCK_AGAIN_S = 0.02
+_NOREPLACE = 1
+"""RENAME_NOREPLACE of linux/fs.h."""
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 class Task:
@@ -87,6 +92,22 @@ def write_content(fd: int, offset: int, content: Content, task: Task) -> None:
             count = os.pwrite(fd, piece, offset + done)
             piece = piece[count:]
             done += count
+
+
+def rename_to_absent(old: int, old_name: str, new: int, new_name: str) -> None:
+    """Rename between two directories, if there is nothing of the new name. Raises `Refused`. A file
+    system or C library that can't compare in the same step (NFS) does not: the caller has compared,
+    and holds the lock."""
+    if _renameat2 is not None:
+        names = os.fsencode(old_name), os.fsencode(new_name)
+        if _renameat2(old, names[0], new, names[1], _NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number == errno.EEXIST:
+            raise Refused(ConflictError, "exists already")
+        if number not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(number, os.strerror(number), old_name)
+    os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
 
 def copy_bytes(source: int, offset: int, length: int, fd: int, task: Task) -> None:

@@ -80,7 +80,8 @@ class DirectoryRename:
         """Do it, and return the files that were moved.
 
         `has_target`: the new name is a directory already. It must be empty, unless `is_again`: an
-        earlier daemon may have begun, and made some of the copies. Raises `TooManyError`,
+        earlier daemon may have begun, and made some of the copies. Raises `ConflictError` if there
+        is something of the new name although `has_target` is false, `TooManyError`,
         `NotEmptyError`, `ObjectChangedError`, or the origin's error; the old name then has all
         objects.
         """
@@ -88,9 +89,7 @@ class DirectoryRename:
         if is_again:
             await self._take_over(below)
         try:
-            await self._make_directories([(self._new, directory)])
-            if has_target:
-                self._begun.discard(f"{self._new}/")
+            await self._make_top(directory, has_target, is_again)
             await self._copy(directory, below)
         except BaseException as error:
             await self._undo(error)
@@ -98,6 +97,15 @@ class DirectoryRename:
         markers = [f"{self._namespace.table.path(child)}/" for child in self.directories]
         await self._delete([*self._copied, *reversed(markers), f"{self._old}/"])
         return list(self._copied.values())
+
+    async def _make_top(self, directory: Inode, has_target: bool, is_again: bool) -> None:
+        """Make the directory of the new name. Raises `ConflictError` if somebody has just made it:
+        then it is not this rename's, and stays."""
+        is_new = not (has_target or is_again)
+        attributes = attributes_of(directory.posix)
+        await self._writer.make_directory(self._new, attributes, is_new=is_new)
+        if not has_target:
+            self._begun.add(f"{self._new}/")
 
     def _target(self, path: str) -> str:
         return self._new + path[len(self._old) :]

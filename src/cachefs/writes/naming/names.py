@@ -9,7 +9,8 @@ run at the same time.
 """
 
 import hashlib
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
 from cachefs.errors import (
@@ -31,7 +32,7 @@ from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.origin.names import NAME_MAX_BYTES
-from cachefs.origin.writable import Condition, WritableOrigin
+from cachefs.origin.writable import ABSENT, Condition, WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef, Posix
 from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.files import WrittenFiles
@@ -44,6 +45,15 @@ class Name(NamedTuple):
 
     parent: int
     name: bytes
+
+
+class _Move(NamedTuple):
+    """A rename. The `condition` is about the new name; `write_id` is that of a copy."""
+
+    old: Name
+    new: Name
+    condition: Condition | None
+    write_id: str
 
 
 class WrittenNames:
@@ -168,7 +178,6 @@ class WrittenNames:
         """Let the name show what the origin has, which was believed to have nothing."""
         with suppress(CachefsError):
             await self._find_anew(parent, name)
-            self._namespace.absent.note_new(parent, name)
 
     # -- removing --------------------------------------------------------------------------------
 
@@ -225,11 +234,12 @@ class WrittenNames:
     # -- renaming --------------------------------------------------------------------------------
 
     async def rename(
-        self, old: Name, new: Name, no_replace: bool, *, is_again: bool = False
+        self, old: Name, new: Name, no_replace: bool, *, process: int, is_again: bool = False
     ) -> None:
-        """Give a file or directory another name. At no time does it have neither name at the
-        origin. With `no_replace`, an existing target fails with `ExistsError`. `is_again`: an
-        earlier daemon may have begun it, so the origin is asked what both names are.
+        """Give a file or directory another name, for a process. At no time does it have neither
+        name at the origin. With `no_replace`, an existing target fails with `ExistsError`: the
+        origin is asked, and an older answer is not believed. `is_again`: an earlier daemon may have
+        begun it, so the origin is asked what both names are.
 
         Raises `NotFoundError`, `NotEmptyError`, `IsADirError`, `NotADirError`, `TooManyError`, or
         the origin's error.
@@ -242,25 +252,33 @@ class WrittenNames:
                     await self._find_anew(*new)
             raise
         try:
-            target = await (self._find_anew(*new) if is_again else self._find(*new))
+            must_ask = is_again or no_replace or inode.is_dir
+            target = await (self._find_anew(*new) if must_ask else self._find(*new))
         except NotFoundError:
             target = None
         if target is not None:
-            if no_replace and not is_again:
+            # Only a copy can have been begun, and its condition finds out whose it is.
+            is_begun = is_again and not self._writer.can_rename
+            if no_replace and not (is_begun and (inode.is_dir or inode.version)):
                 raise ExistsError("the new name exists already")
             if target.ino == inode.ino:
                 return
             await self._check_replaceable(inode, target, is_again)
+        write_id = self._write_id("rename", process, f"{self._path(*old)} {self._path(*new)}")
+        move = _Move(old, new, ABSENT if no_replace else None, write_id)
         if inode.is_dir:
-            await self._move_directory(inode, old, new, target is not None, is_again)
+            await self._move_directory(inode, move, target is not None, is_again)
         else:
-            await self._move_file(inode.ino, old, new, target)
+            await self._move_file(inode.ino, move, target)
 
     async def _find_anew(self, parent: int, name: bytes) -> Inode:
         """Do `_find`, and ask the origin, unless the file has unsent changes."""
         if self._table.own.holds(parent, name):
             return await self._find(parent, name)
-        return await self._namespace.lookup_since(parent, name, self._namespace.clock.now_ns())
+        now_ns = self._namespace.clock.now_ns()
+        inode = await self._namespace.lookup_since(parent, name, now_ns)
+        self._namespace.absent.note_new(parent, name)  # the kernel may believe that it is absent
+        return inode
 
     async def _check_replaceable(self, inode: Inode, target: Inode, is_again: bool) -> None:
         if inode.is_dir and not target.is_dir:
@@ -270,7 +288,8 @@ class WrittenNames:
         if target.is_dir and (self._writer.can_rename or not is_again):
             await self._check_empty(target.ino)
 
-    async def _move_file(self, ino: int, old: Name, new: Name, target: Inode | None) -> None:
+    async def _move_file(self, ino: int, move: _Move, target: Inode | None) -> None:
+        old, new = move.old, move.new
         await self._files.send_changed(ino)
         # A replaced file must not be sent any more: it would replace the moved one.
         replaced_ino = 0 if target is None else target.ino
@@ -283,13 +302,15 @@ class WrittenNames:
                     await self._writer.delete(self._path(*old))
                 version = "" if target is None else self._namespace.inode(replaced_ino).version
                 self._files.note_path(ino, new_path, version)
+                if move.condition is not None and (file := self._files.entry(ino)) is not None:
+                    file.staged.set_exclusive(True)
                 self._changes.move(ino, *new, is_held=True)
                 self._files.note_unnamed(replaced_ino)
             else:
                 before = self._namespace.object_ref(inode)
                 if old.parent != new.parent:
                     await self._keep_directory(*old)
-                meta = await self._move_object(before, new_path)
+                meta = await self._move_object(before, new_path, move)
                 # From here on no await until the table has the move.
                 is_unsent = self._files.is_unsent(ino)  # by a write that came meanwhile
                 self._changes.move(ino, *new, is_held=is_unsent)
@@ -301,14 +322,28 @@ class WrittenNames:
                     is_same = meta.version == before.meta.version or not self._writer.can_rename
                     self._note_moved(ino, before, meta, has_blocks=is_same)
 
-    async def _move_object(self, before: ObjectRef, new_path: str) -> ObjectMeta:
+    async def _move_object(self, before: ObjectRef, new_path: str, move: _Move) -> ObjectMeta:
         """Give an object another path, and return its version there."""
         if self._writer.can_rename:
-            await self._writer.rename(before.path, new_path)
+            async with self._refusing(move):
+                await self._writer.rename(before.path, new_path, move.condition)
             return await self._stat(new_path)
-        meta = await self._writer.copy(before.path, before.meta, new_path)
+        async with self._refusing(move):
+            meta = await self._writer.copy(
+                before.path, before.meta, new_path, move.condition, move.write_id
+            )
         await self._writer.delete(before.path, Condition(before.meta.version))
         return meta
+
+    @asynccontextmanager
+    async def _refusing(self, move: _Move) -> AsyncIterator[None]:
+        """Convert the refusal of a condition about the new name to `ExistsError`. The name then
+        shows what the origin has."""
+        try:
+            yield
+        except ConflictError:
+            await self._show(*move.new)
+            raise ExistsError("the new name exists already") from None
 
     async def _stat(self, path: str) -> ObjectMeta:
         meta = await self._origin.stat(path)
@@ -327,9 +362,10 @@ class WrittenNames:
             self._copies.add(before, self._namespace.object_ref(inode))
 
     async def _move_directory(
-        self, directory: Inode, old: Name, new: Name, has_target: bool, is_again: bool
+        self, directory: Inode, move: _Move, has_target: bool, is_again: bool
     ) -> None:
         """Move a directory with everything below. Its unsent new files move only here."""
+        old, new = move.old, move.new
         old_path, new_path = self._path(*old), self._path(*new)
         if f"{new_path}/".startswith(f"{old_path}/"):
             raise BadNameError("a directory can't be moved into itself")
@@ -341,7 +377,8 @@ class WrittenNames:
                 await stack.enter_async_context(self._files.quiet(ino))
             copied: list[Copied] = []
             if self._writer.can_rename:
-                await self._writer.rename(old_path, new_path)
+                async with self._refusing(move):
+                    await self._writer.rename(old_path, new_path, move.condition)
             else:
                 if old.parent != new.parent:
                     await self._keep_directory(*old)
@@ -349,7 +386,8 @@ class WrittenNames:
                 rename = DirectoryRename(
                     self._namespace, self._origin, self._writer, paths, self._most_renamed
                 )
-                copied = await rename.run(directory, has_target=has_target, is_again=is_again)
+                async with self._refusing(move):
+                    copied = await rename.run(directory, has_target=has_target, is_again=is_again)
                 if is_again:
                     self._changes.forget_listings([directory, *rename.directories])
             # No await until the table has the move.
