@@ -151,6 +151,20 @@ def test_what_was_written_is_read_back_without_the_origin(rw: Site) -> None:
     assert rw.origin()["gets"] == gets
 
 
+def test_contents_of_one_size_and_one_set_time_are_told_apart(rw: Site) -> None:
+    """Every second one may get the inode number, and so the version, of the one before the last."""
+    path = rw.mountpoint / "file"
+    for number in range(6):
+        content = f"content {number}".encode() * 10_000
+        descriptor = os.open(path, CREATE)
+        os.write(descriptor, content)
+        os.utime(descriptor, (1_000_000_000, 1_000_000_000))
+        os.close(descriptor)
+        eventually(lambda: rw.status()["writes"]["spool_bytes"] == 0)
+        drop_pages(path)
+        same(rw, "file", content)
+
+
 def test_directories_are_made_renamed_and_removed(rw: Site) -> None:
     top = rw.mountpoint / "a"
     top.mkdir()

@@ -279,6 +279,26 @@ class BlockCache:
                     return
                 await trio.sleep(_PUT_AGAIN_S)
 
+    async def drop_version(self, ref: ObjectRef) -> None:
+        """Drop all blocks of an object version whose bytes are other ones now, pinned blocks, too.
+        Nobody may read or fetch the version meanwhile. Waits until no block is on its way into a
+        tier, at most `_PUT_S`."""
+        for index in range(ref.block_count):
+            if index % _BLOCKS_PER_TURN == _BLOCKS_PER_TURN - 1:
+                await self.give_way()
+            if self.is_cached_or_inflight(BlockKey(ref.object_id, index)):
+                break
+        else:
+            return
+        with trio.move_on_after(_PUT_S):
+            is_left = True
+            while is_left:
+                await self.objects.evict([ref], pinned_too=True)
+                self._unstored.drop(ref.object_id)
+                is_left = ref.object_id in self._under_way()
+                if is_left:
+                    await trio.sleep(_PUT_AGAIN_S)
+
     async def copy_blocks(self, before: ObjectRef, after: ObjectRef) -> None:
         """Cache the blocks of `before`, as far as they are cached, also as those of `after`, which
         has the same bytes."""

@@ -229,6 +229,10 @@ class WritableOrigin(ABC):
     leaves_rest = False
     """A killed process may leave something beside the path: see `remove_rest`."""
 
+    repeats_versions = False
+    """Other bytes may get the version of earlier ones, if they have the same size and a user sets
+    the same mtime."""
+
     def can_have(self, path: str) -> bool:
         """Whether the origin can have an object of this path."""
         return (

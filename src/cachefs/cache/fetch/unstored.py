@@ -27,6 +27,11 @@ class UnstoredAhead:
         in several requests."""
         return self._blocks.get(key)
 
+    def drop(self, object_id: bytes) -> None:
+        """Drop all blocks of an object version."""
+        for key in [key for key in self._blocks if key.object_id == object_id]:
+            self._held_bytes -= self._blocks.pop(key).nbytes
+
     def put(self, key: BlockKey, data: memoryview) -> None:
         """Store a block. The caller must not change the bytes afterwards."""
         if key in self._blocks:

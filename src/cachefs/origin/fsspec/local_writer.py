@@ -60,6 +60,7 @@ class LocalWriter(WritableOrigin):
 
     can_rename = True
     leaves_rest = True
+    repeats_versions = True
 
     def __init__(
         self,

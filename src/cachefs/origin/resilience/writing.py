@@ -106,6 +106,7 @@ class ResilientWriter(WritableOrigin):
         self.can_rename = inner.can_rename
         self.checks_parts = inner.checks_parts
         self.leaves_rest = inner.leaves_rest
+        self.repeats_versions = inner.repeats_versions
 
     @property
     def guarantees(self) -> Guarantees:

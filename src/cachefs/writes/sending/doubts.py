@@ -1,7 +1,7 @@
 """Finds out whether sendings have succeeded whose results are not known: their answers were lost,
 or the daemon that sent the file was killed."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import trio
@@ -21,10 +21,10 @@ class Doubts:
         self,
         sender: Sender,
         is_entry: Callable[[WrittenFile], bool],
-        note_sent: Callable[[WrittenFile, ObjectMeta], State],
+        note_sent: Callable[[WrittenFile, str, ObjectMeta], Awaitable[State]],
     ) -> None:
         """`is_entry` returns whether this is still the entry of its inode. `note_sent` notes that
-        the origin has what was sent, and returns the file's new state."""
+        the origin has what was sent to a path, and returns the file's new state."""
         self._sender = sender
         self._is_entry = is_entry
         self._note_sent = note_sent
@@ -57,5 +57,5 @@ class Doubts:
         if upload is not None:
             with suppress(CachefsError), trio.move_on_after(_PATIENCE_S):
                 meta = await self._sender.earlier_result(file, upload.path)
-        if meta is not None:
-            file.state = self._note_sent(file, meta)
+        if upload is not None and meta is not None:
+            file.state = await self._note_sent(file, upload.path, meta)

@@ -94,9 +94,10 @@ class FileSends:
                 path, describe = destination_of(self._namespace, file)
                 meta = await self._sender.earlier_result(file, path)
                 if meta is not None:
-                    state = self._note_sent(file, meta)
+                    state = await self._note_sent(file, path, meta)
                 if state is State.UNSENT:
-                    state = self._note_sent(file, await self._sender.send(file, path, describe))
+                    meta = await self._sender.send(file, path, describe)
+                    state = await self._note_sent(file, path, meta)
             except (ConflictError, ObjectChangedError) as error:
                 if condition is not None and file.condition is None:
                     file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
@@ -111,9 +112,11 @@ class FileSends:
         if state is State.STORED:
             self.jobs.start(self._give_to_cache, file)
 
-    def _note_sent(self, file: WrittenFile, meta: ObjectMeta) -> State:
+    async def _note_sent(self, file: WrittenFile, path: str, meta: ObjectMeta) -> State:
         """Note that the origin has the content as of the sending. Return the file's new state.
-        Atomic."""
+        Atomic, once the cache has no other bytes of the version."""
+        if self._sender.repeats_versions:
+            await self._cache.drop_version(self._namespace.ref_at(path, meta))
         staged = file.staged
         is_present = staged.generation == staged.sending_generation
         if is_present:

@@ -95,6 +95,11 @@ class Sender:
         """Whether parts of a file may be sent while it is written."""
         return self._writer.checks_parts
 
+    @property
+    def repeats_versions(self) -> bool:
+        """Whether other bytes may get the version of earlier ones."""
+        return self._writer.repeats_versions
+
     async def earlier_result(self, file: WrittenFile, path: str) -> ObjectMeta | None:
         """Return the object at `path` if an earlier sending of the file has made it although it
         failed, or its daemon was killed. `StagedFile.finish` says whether it has the present
