@@ -1,7 +1,6 @@
 """A mount of a real HDFS whose NameNode and DataNode are killed and paused."""
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.mount.outage import (
     COLD,
     EIO_S,
     KILLED_S,
+    LONG_PATIENCE,
     PATIENCE_S,
     SHORT_TTLS,
     TROUBLE,
@@ -92,21 +93,38 @@ def servers(hdfs: Hdfs) -> Iterator[Servers]:
 
 
 @pytest.fixture(scope="module")
-def mounted(
-    tmp_path_factory: pytest.TempPathFactory, hdfs: Hdfs, servers: Servers
-) -> Iterator[Outage]:
+def files(hdfs: Hdfs, servers: Servers) -> None:
     hdfs.put_many((f"{ROOT}/{name}", data) for name, data in objects(NAMES).items())
-    site = Site(tmp_path_factory.mktemp("outage"), f"{hdfs.url}{ROOT}")
+
+
+@contextlib.contextmanager
+def mounted_on(root: Path, hdfs: Hdfs, servers: Servers, *options: str) -> Iterator[Outage]:
+    site = Site(root, f"{hdfs.url}{ROOT}")
     site.environment = hdfs.environment
     site.expected_trouble = TROUBLE
-    site.mount(*SHORT_TTLS)
-    outage = Outage(site, NAMES)
+    site.mount(*SHORT_TTLS, *options)
     try:
-        outage.prepare()
-        yield outage
+        yield Outage(site, NAMES)
     finally:
         servers.bring_back()
         site.tear_down()
+
+
+@pytest.fixture(scope="module")
+def mounted(
+    tmp_path_factory: pytest.TempPathFactory, hdfs: Hdfs, servers: Servers, files: None
+) -> Iterator[Outage]:
+    with mounted_on(tmp_path_factory.mktemp("outage"), hdfs, servers) as outage:
+        outage.prepare()
+        yield outage
+
+
+@pytest.fixture
+def patient(tmp_path: Path, hdfs: Hdfs, servers: Servers, files: None) -> Iterator[Outage]:
+    """A mount whose readers wait for a long time."""
+    with mounted_on(tmp_path, hdfs, servers, *LONG_PATIENCE) as outage:
+        outage.settle()
+        yield outage
 
 
 @pytest.fixture
@@ -151,30 +169,27 @@ def test_a_short_pause_is_invisible(outage: Outage, servers: Servers) -> None:
 
 
 def test_a_reader_that_waits_for_paused_servers_can_be_killed(
-    outage: Outage, servers: Servers
+    patient: Outage, servers: Servers
 ) -> None:
     script = "import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); print(); os.read(fd, 100)"
-
-    def killed_after_s() -> float:
-        path = outage.root / outage.next_cold()
-        with subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", "import sys; sys.stdin.readline(); " + script, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-        ) as reader:
-            path.stat()  # known for the next second
-            servers.pause_both()
-            assert reader.stdin is not None
-            reader.stdin.write(b"go\n")
-            reader.stdin.flush()
-            time.sleep(1)
-            began = time.monotonic()
-            reader.kill()
-            reader.wait(PATIENCE_S)
-        seconds = time.monotonic() - began
-        print(f"killed: gone after {seconds:.2f} s")
-        servers.bring_back()
-        outage.settle()
-        return seconds if reader.returncode == -9 else math.inf  # else its read had ended
-
-    assert any(killed_after_s() < KILLED_S for _ in range(TURNS))
+    path = patient.root / patient.next_cold()
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", "import sys; sys.stdin.readline(); " + script, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ) as reader:
+        path.stat()  # known for the next second
+        servers.pause_both()
+        assert reader.stdin is not None
+        reader.stdin.write(b"go\n")
+        reader.stdin.flush()
+        time.sleep(1)
+        began = time.monotonic()
+        reader.kill()
+        reader.wait(PATIENCE_S)
+    seconds = time.monotonic() - began
+    print(f"killed: gone after {seconds:.2f} s")
+    servers.bring_back()
+    assert reader.returncode == -9, "its read had ended"
+    assert seconds < KILLED_S
+    patient.settle()
