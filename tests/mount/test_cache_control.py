@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,10 +318,19 @@ def test_refresh_of_a_bucket(tmp_path: Path, seaweedfs: SeaweedFS) -> None:
 # -- what users do wrong -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["info", "du", "evict", "pin", "unpin", "refresh"])
-def test_nonsense_is_answered_with_one_line(site: Site, verb: str) -> None:
+@pytest.fixture(scope="module")
+def one_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A mount of one file, which no test changes."""
+    site = Site(tmp_path_factory.mktemp("one"))
     (site.files / "file").write_bytes(b"x")
     site.mount()
+    yield site
+    site.tear_down()
+
+
+@pytest.mark.parametrize("verb", ["info", "du", "evict", "pin", "unpin", "refresh"])
+def test_nonsense_is_answered_with_one_line(one_file: Site, verb: str) -> None:
+    site = one_file
     for arguments, code, text in (
         ([], 2, "missing argument 'path...'"),
         (["/"], 2, "/ lies in no mount"),
