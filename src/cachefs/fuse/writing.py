@@ -23,7 +23,8 @@ from cachefs.origin.writable import MOST_OBJECT_BYTES
 from cachefs.types import MOST_MODE, Buffer, Posix
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
-from cachefs.writes.naming.names import Name, WrittenNames
+from cachefs.writes.naming.names import WrittenNames
+from cachefs.writes.naming.present import Name
 
 _RESENT_PID = 1 << 30
 """Set in the pid of a request that the kernel sends again (`fuse/relay/session.c`)."""

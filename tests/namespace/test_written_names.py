@@ -1,0 +1,318 @@
+"""Changes of names that concern each other, in every order: the answers of the origin are held."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.errors import ConflictError, NotFoundError, OriginError, OriginUnavailableError
+from cachefs.namespace.namespace import ROOT_INO
+from cachefs.namespace.own_changes import OwnChanges
+from cachefs.origin.writable import NO_ATTRIBUTES, Attributes, Condition
+from cachefs.staging.spool import Spool
+from cachefs.types import NO_POSIX, ObjectMeta
+from cachefs.writes.block_copies import BlockCopies
+from cachefs.writes.files import WrittenFiles
+from cachefs.writes.naming.names import WrittenNames
+from cachefs.writes.naming.present import Name
+from cachefs.writes.sending.sender import Sender
+from tests.namespace.harness import Reading, ScriptedOrigin
+
+
+class ObjectStore:
+    """The writer of a `ScriptedOrigin`; with `can_rename` it is a file system. `before` and `after`
+    are awaited around each request, with its kind and path. If `after` raises, the answer is lost.
+    """
+
+    checks_parts = True
+    leaves_rest = False
+
+    def __init__(self, origin: ScriptedOrigin, can_rename: bool) -> None:
+        self.can_rename = can_rename
+        self._origin = origin
+        self.before: Callable[[str, str], Awaitable[None]] | None = None
+        self.after: Callable[[str, str], Awaitable[None]] | None = None
+        self.requests: list[tuple[str, str]] = []
+        self._write_ids: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def _request(self, kind: str, path: str) -> AsyncIterator[None]:
+        self.requests.append((kind, path))
+        await trio.lowlevel.checkpoint()
+        if self.before is not None:
+            await self.before(kind, path)
+        yield
+        if self.after is not None:
+            await self.after(kind, path)
+
+    def can_have(self, path: str) -> bool:
+        return True
+
+    def _check(self, path: str, condition: Condition | None) -> None:
+        found = self._origin.objects.get(path)
+        version = None if found is None else found.meta.version
+        if condition is not None and condition.version != version:
+            raise ConflictError(path)
+
+    async def put(
+        self,
+        path: str,
+        body: Any,
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        async with self._request("put", path):
+            self._check(path, condition)
+            meta = self._origin.put(path, bytes(body))
+            self._write_ids[meta.version] = write_id or ""
+        return meta
+
+    async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
+        found = self._origin.objects.get(path)
+        is_own = found is not None and self._write_ids.get(found.meta.version) == write_id
+        return found.meta if found is not None and is_own else None
+
+    async def copy(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None = None,
+        write_id: str | None = None,
+    ) -> ObjectMeta:
+        async with self._request("copy", path):
+            if path not in self._origin.objects:
+                raise NotFoundError(path)
+            self._check(path, Condition(meta.version))
+            self._check(target, condition)
+            copied = self._origin.put(target, self._origin.expected(path))
+        return copied
+
+    async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
+        async with self._request("rename", path):
+            self._check(target, condition)
+            found = self._origin.objects
+            if not any(key == path or key.startswith(f"{path}/") for key in found):
+                raise NotFoundError(path)
+            for key in list(found):
+                if key == path or key.startswith(f"{path}/"):
+                    found[target + key.removeprefix(path)] = found.pop(key)
+
+    async def delete(self, path: str, condition: Condition | None = None) -> None:
+        async with self._request("delete", path):
+            if path in self._origin.objects:
+                self._check(path, condition)
+                self._origin.delete(path)
+
+    async def delete_many(self, paths: list[str]) -> dict[str, OriginError]:
+        for path in paths:
+            await self.delete(path)
+        return {}
+
+    async def make_directory(self, path: str, *_: Any, **__: Any) -> None:
+        async with self._request("mkdir", path):
+            pass
+
+
+class Mount:
+    def __init__(self, reading: Reading, spool: Spool, store: ObjectStore) -> None:
+        self.tree = reading.tree
+        self.origin = reading.origin
+        self.store = store
+        namespace, changes = self.tree.namespace, OwnChanges(self.tree.namespace)
+        writer: Any = store
+        self.files = WrittenFiles(
+            *(namespace, changes, reading.readers, reading.cache, spool, Sender(writer)),
+            marks=None,
+            withdraw=lambda ino, block_count: None,
+        )
+        copies = BlockCopies(reading.cache)
+        self.names = WrittenNames(
+            *(namespace, changes, self.files, reading.readers, copies, self.origin, writer, 1000),
+            mount_id="test",
+        )
+
+    async def create(self, parent: int, name: bytes) -> int:
+        inode = await self.names.create(
+            *(parent, name, NO_POSIX), exclusive=False, replaces=True, is_again=False
+        )
+        return inode.ino
+
+    async def rename(self, old: tuple[int, bytes], new: tuple[int, bytes]) -> None:
+        await self.names.rename(Name(*old), Name(*new), False, process=1)
+
+    async def name_of(self, path: str) -> Name:
+        inode = await self.tree.find(path)
+        return Name(inode.parent, inode.name)
+
+    def objects(self) -> dict[str, bytes]:
+        return {path: self.origin.expected(path) for path in self.origin.objects}
+
+
+@pytest.fixture(params=["object store", "file system"])
+async def mount(
+    request: pytest.FixtureRequest, reading: Reading, tmp_path: Path, nursery: trio.Nursery
+) -> AsyncIterator[Mount]:
+    spool = await Spool.open(tmp_path / "spool", reading.origin.identity, 1 << 30)
+    await nursery.start(spool.run)
+    store = ObjectStore(reading.origin, can_rename=request.param == "file system")
+    yield Mount(reading, spool, store)
+    await spool.close()
+
+
+class Held:
+    """A request of a kind that waits until `go` is set."""
+
+    def __init__(self, store: ObjectStore, kind: str) -> None:
+        self.has_come, self.go = trio.Event(), trio.Event()
+        self._kind = kind
+        store.before = self._hold
+
+    async def _hold(self, kind: str, path: str) -> None:
+        if kind == self._kind and not self.has_come.is_set():
+            self.has_come.set()
+            await self.go.wait()
+
+
+async def test_a_name_below_a_directory_changes_before_or_after_its_rename(mount: Mount) -> None:
+    """The kernel does not lock a directory that is renamed within its parent."""
+    for name in "abc":
+        mount.origin.put(f"old/{name}", name.encode())
+    old = await mount.tree.find("old")
+    names = {name: await mount.name_of(f"old/{name}") for name in "abc"}
+    step = Held(mount.store, "rename" if mount.store.can_rename else "delete")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mount.rename, (ROOT_INO, b"old"), (ROOT_INO, b"new"))
+        await step.has_come.wait()
+        nursery.start_soon(mount.rename, names["a"], Name(old.ino, b"moved"))
+        nursery.start_soon(mount.names.unlink, *names["b"])
+        nursery.start_soon(mount.create, old.ino, b"made")
+        await trio.testing.wait_all_tasks_blocked()
+        step.go.set()
+    assert mount.objects() == {"new/c": b"c", "new/moved": b"a"}
+    assert await mount.tree.names(old.ino) == ["c", "made", "moved"]
+
+
+async def test_a_rename_waits_for_changes_below(mount: Mount) -> None:
+    for name in "ab":
+        mount.origin.put(f"old/{name}", name.encode())
+    old = await mount.tree.find("old")
+    below = await mount.name_of("old/a")
+    copy = Held(mount.store, "rename" if mount.store.can_rename else "copy")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mount.rename, below, Name(old.ino, b"moved"))
+        await copy.has_come.wait()
+        nursery.start_soon(mount.rename, (ROOT_INO, b"old"), (ROOT_INO, b"new"))
+        await trio.testing.wait_all_tasks_blocked()
+        copy.go.set()
+    assert mount.objects() == {"new/b": b"b", "new/moved": b"a"}
+
+
+async def test_two_renames_never_wait_for_each_other(mount: Mount) -> None:
+    """Each needs the locks of the same two unsent files, and comes to them in another order."""
+    directory = (
+        await mount.names.make_directory(ROOT_INO, b"old", NO_POSIX, is_again=False, process=1)
+    ).ino
+    mount.origin.put("old/c", b"")  # an origin without markers has no empty directory
+    for name in (b"a", b"b"):
+        ino = await mount.create(directory, name)
+        await mount.files.write(ino, 0, name, 1)
+    first = mount.files.entry((await mount.tree.find("old/a")).ino)
+    assert first is not None
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery, first.lock:
+            nursery.start_soon(mount.rename, (ROOT_INO, b"old"), (ROOT_INO, b"new"))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(mount.rename, (directory, b"b"), (directory, b"a"))
+            await trio.testing.wait_all_tasks_blocked()
+    left = await mount.tree.find("new/a")
+    assert await mount.files.read(left.ino, 0, 10) == b"b"
+    assert "b" not in await mount.tree.names(directory)
+
+
+async def test_a_name_is_made_after_its_removal_has_ended(mount: Mount) -> None:
+    """The process that removes it was killed, so the kernel lets the next one make it at once."""
+    mount.origin.put("file", b"old")
+    await mount.tree.find("file")
+    deletion = Held(mount.store, "delete")
+    made: list[int] = []
+
+    async def make() -> None:
+        made.append(await mount.create(ROOT_INO, b"file"))
+        await mount.files.write(made[0], 0, b"new", 1)
+        await mount.files.send(made[0], is_close=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mount.names.unlink, ROOT_INO, b"file")
+        await deletion.has_come.wait()
+        nursery.start_soon(make)
+        await trio.testing.wait_all_tasks_blocked()
+        deletion.go.set()
+    assert mount.objects() == {"file": b"new"}
+    assert (await mount.tree.find("file")).ino == made[0]
+
+
+def lose_answers(store: ObjectStore) -> None:
+    async def lose(kind: str, path: str) -> None:
+        if kind == "put":
+            store.after = None
+            raise OriginUnavailableError("the answer is lost")
+
+    store.after = lose
+
+
+async def send_and_lose(mount: Mount, ino: int) -> None:
+    lose_answers(mount.store)
+    with pytest.raises(OriginUnavailableError):
+        await mount.files.send(ino, is_close=True)
+
+
+async def test_a_sending_that_fails_just_before_a_rename(mount: Mount) -> None:
+    """The store has its object, although the answer was lost: it must not stay at the old name."""
+    ino = await mount.create(ROOT_INO, b"old")
+    await mount.files.write(ino, 0, b"content", 1)
+    file = mount.files.entry(ino)
+    assert file is not None
+    async with trio.open_nursery() as nursery, file.lock:  # both wait for it, in this order
+        nursery.start_soon(send_and_lose, mount, ino)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(mount.rename, (ROOT_INO, b"old"), (ROOT_INO, b"new"))
+        await trio.testing.wait_all_tasks_blocked()
+    assert mount.objects() == {"new": b"content"}
+
+
+@pytest.mark.parametrize("then", ["remove", "rename", "send again"])
+async def test_a_replaced_file_may_be_at_the_store(mount: Mount, then: str) -> None:
+    """Its sending has failed, but the store has it: so the next changes of the name know of it."""
+    replaced, ino = [await mount.create(ROOT_INO, name) for name in (b"file", b"new")]
+    await mount.files.write(replaced, 0, b"replaced", 1)
+    await mount.files.write(ino, 0, b"content", 1)
+    await send_and_lose(mount, replaced)
+    assert mount.objects() == {"file": b"replaced"}
+    await mount.rename((ROOT_INO, b"new"), (ROOT_INO, b"file"))
+    match then:
+        case "remove":
+            await mount.names.unlink(ROOT_INO, b"file")
+            assert mount.objects() == {}
+        case "rename":
+            await mount.rename((ROOT_INO, b"file"), (ROOT_INO, b"other"))
+            assert mount.objects() == {}
+        case "send again":
+            await mount.files.send(ino, is_close=False)
+            assert mount.objects() == {"file": b"content"}
+
+
+async def test_a_replaced_file_that_has_replaced_one_of_the_store(mount: Mount) -> None:
+    mount.origin.put("file", b"old")
+    await mount.tree.find("file")
+    for name in (b"one", b"two"):
+        await mount.create(ROOT_INO, name)
+        await mount.rename((ROOT_INO, name), (ROOT_INO, b"file"))
+    assert mount.objects() == {"file": b"old"}
+    await mount.names.unlink(ROOT_INO, b"file")
+    assert mount.objects() == {}
