@@ -11,13 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from cachefs.config import LIVE
+from cachefs.control.client import ask
+from cachefs.errors import CachefsError
 from cachefs.fuse import relay
+from cachefs.mounts import socket_path
 from tests.mount.harness import (
     CLI,
     DATA_PATH,
@@ -115,10 +118,10 @@ def serving(site: Site, but_not: int | None = None) -> int:
     found: list[int] = []
 
     def look() -> bool:
-        for row in json.loads(site.cli("status", "--json").stdout):
-            is_it = row["mountpoint"] == str(site.mountpoint) and row.get("mounted")
-            if is_it and row["pid"] != but_not:
-                found.append(row["pid"])
+        with suppress(CachefsError):
+            report = ask(socket_path(site.mountpoint))
+            if report["mounted"] and report["pid"] != but_not:
+                found.append(report["pid"])
         return bool(found)
 
     eventually(look)
