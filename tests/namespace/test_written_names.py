@@ -9,10 +9,16 @@ import pytest
 import trio
 import trio.testing
 
-from cachefs.errors import ConflictError, NotFoundError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    ConflictError,
+    ExistsError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+)
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.own_changes import OwnChanges
-from cachefs.origin.writable import NO_ATTRIBUTES, Attributes, Condition
+from cachefs.origin.writable import NO_ATTRIBUTES, Attributes, Condition, WritableOrigin
 from cachefs.staging.spool import Spool
 from cachefs.types import NO_POSIX, ObjectMeta
 from cachefs.writes.block_copies import BlockCopies
@@ -29,7 +35,6 @@ class ObjectStore:
     """
 
     checks_parts = True
-    leaves_rest = False
 
     def __init__(self, origin: ScriptedOrigin, can_rename: bool) -> None:
         self.can_rename = can_rename
@@ -38,6 +43,10 @@ class ObjectStore:
         self.after: Callable[[str, str], Awaitable[None]] | None = None
         self.requests: list[tuple[str, str]] = []
         self._write_ids: dict[str, str] = {}
+        self._markers: dict[str, str | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(WritableOrigin, name)  # what an origin has unless it says otherwise
 
     @asynccontextmanager
     async def _request(self, kind: str, path: str) -> AsyncIterator[None]:
@@ -114,9 +123,18 @@ class ObjectStore:
             await self.delete(path)
         return {}
 
-    async def make_directory(self, path: str, *_: Any, **__: Any) -> None:
+    async def make_directory(
+        self,
+        path: str,
+        attributes: Attributes = NO_ATTRIBUTES,
+        *,
+        is_new: bool = False,
+        write_id: str | None = None,
+    ) -> None:
         async with self._request("mkdir", path):
-            pass
+            if is_new and self._markers.get(path, write_id) != write_id:
+                raise ConflictError(path)
+            self._markers[path] = write_id
 
 
 class Mount:
@@ -316,3 +334,25 @@ async def test_a_replaced_file_that_has_replaced_one_of_the_store(mount: Mount) 
     assert mount.objects() == {"file": b"old"}
     await mount.names.unlink(ROOT_INO, b"file")
     assert mount.objects() == {}
+
+
+async def test_a_mkdir_that_the_kernel_sends_again_knows_its_own_directory(mount: Mount) -> None:
+    """The daemon was killed before it received the answer. Another process has not made it."""
+
+    async def lose(kind: str, path: str) -> None:
+        raise OriginUnavailableError("the answer is lost")
+
+    async def make(process: int, *, is_again: bool) -> None:
+        make = mount.names.make_directory
+        await make(ROOT_INO, b"dir", NO_POSIX, is_again=is_again, process=process)
+
+    mount.store.after = lose
+    with pytest.raises(OriginUnavailableError):
+        await make(7, is_again=False)
+    mount.store.after = None
+    with pytest.raises(ExistsError):
+        await make(8, is_again=True)
+    await make(7, is_again=True)
+    assert (await mount.tree.find("dir")).is_dir
+    with pytest.raises(ExistsError):
+        await make(7, is_again=False)

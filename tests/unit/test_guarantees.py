@@ -1,11 +1,11 @@
-"""A daemon that replaces another knows what the store guarantees."""
+"""A daemon that replaces another knows what the store guarantees, and which mount it is."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
+from cachefs.daemon.writing import keep_guarantees, mount_id_in, take_over_guarantees
 from cachefs.origin.writable import UNCHECKED, Guarantees
 
 
@@ -37,6 +37,13 @@ def test_the_row_in_the_database() -> None:
     keep_guarantees(db, writer(Guarantees(complete_version=False, copy_version=False)))
     row = b"put_absent put_version complete_absent copy_absent delete_version keeps_write_id"
     assert db == {("meta", b"guarantees"): row}
+
+
+def test_all_daemons_of_a_mount_have_its_id() -> None:
+    db: Any = FakeDatabase()
+    known = mount_id_in(db)
+    assert mount_id_in(db) == known
+    assert mount_id_in(FakeDatabase()) != known  # type: ignore[arg-type]
 
 
 def test_without_the_row_nothing_is_relied_on() -> None:
