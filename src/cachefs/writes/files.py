@@ -128,14 +128,20 @@ class WrittenFiles:
             if not staged.path and (inode is None or not is_successor):
                 self._sends.jobs.start(self._sends.drop, nameless(staged))  # it was removed
             elif inode is None or inode.is_dir:
-                staged.hold("its name is not known any more")
-                self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
+                self._hold(staged, "its name is not known any more")
+            elif staged.path and not self._changes.is_named(staged.ino):
+                # A power cut has taken changes of names that the spool's journal has.
+                self._hold(staged, "another file has its name")
             elif not is_successor and not staged.is_sealed:
-                staged.hold("it was never closed")
-                self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
+                self._hold(staged, "it was never closed")
                 self._changes.give_up(staged.ino)
             else:
                 self._restore_one(inode, staged)
+
+    def _hold(self, staged: StagedFile, reason: str) -> None:
+        """Let a file that an earlier daemon has left wait for a user."""
+        staged.hold(reason)
+        self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
 
     def _restore_one(self, inode: Inode, staged: StagedFile) -> None:
         file = restored(inode, staged)
