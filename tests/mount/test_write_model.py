@@ -1,0 +1,228 @@
+"""Random changes through a writable mount and behind it. After each change the mount shows what the
+source has, and the source has what both have done.
+
+The model is the content of the source, by name.
+`CACHEFS_STEPS=5000 pytest tests/mount/test_write_model.py` makes more steps.
+"""
+
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.harness import kill_daemon
+from tests.mount.stores import Store, local_store, s3_store
+from tests.mount.test_unsent import unsent
+from tests.servers.seaweedfs import SeaweedFS
+
+STEPS = int(os.environ.get("CACHEFS_STEPS", "60"))
+SEED = os.environ.get("CACHEFS_SEED", "1")
+DIRECTORIES = ("", "a/", "a/b/", "c/")
+NAMES = tuple(f"{directory}{name}" for directory in DIRECTORIES for name in "xyz")
+NO_TTL = [word for kind in ("attr", "entry", "list", "negative") for word in (f"--{kind}-ttl", "0")]
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[Store]:
+    if request.param == "file":
+        with local_store(tmp_path) as found:
+            yield found
+        return
+    with s3_store(tmp_path, seaweedfs, "write-model") as found:
+        yield found
+
+
+class Model:
+    """The source as it must be, and the steps that change it."""
+
+    def __init__(self, store: Store, rng: random.Random) -> None:
+        self.store = store
+        self.root = store.site.mountpoint
+        self.files: dict[str, bytes] = {}
+        self._random = rng
+        for directory in DIRECTORIES[1:]:
+            (self.root / directory).mkdir()
+
+    def steps(self) -> list[Callable[[], None]]:
+        """All kinds of steps; those that occur twice are taken twice as often."""
+        return [
+            self.replace,
+            self.replace,
+            self.append,
+            self.append,
+            self.overwrite,
+            self.overwrite,
+            self.truncate,
+            self.rename,
+            self.rename,
+            self.unlink,
+            self.fsync_twice,
+            self.replace_against_another,
+            self.append_against_another,
+            self.write_behind,
+            self.write_behind,
+            self.delete_behind,
+            self.kill,
+        ]
+
+    # -- through the mount ----------------------------------------------------------------------
+
+    def replace(self) -> None:
+        """Write a file as a whole."""
+        name, data = self._name(), self._data()
+        (self.root / name).write_bytes(data)
+        self.files[name] = data
+
+    def append(self) -> None:
+        """Append to a file, or make one."""
+        name, data = self._name(), self._data()
+        with open(self.root / name, "ab", buffering=0) as file:
+            file.write(data)
+        self.files[name] = self.files.get(name, b"") + data
+
+    def overwrite(self) -> None:
+        """Change a part of a file."""
+        name, data = self._old_name(), self._data()
+        if name is None:
+            return
+        before = self.files[name]
+        offset = self._random.randint(0, len(before) + 10)
+        with open(self.root / name, "r+b", buffering=0) as file:
+            assert os.pwrite(file.fileno(), data, offset) == len(data)
+        after = bytearray(before.ljust(offset + len(data), b"\0"))
+        after[offset : offset + len(data)] = data
+        self.files[name] = bytes(after)
+
+    def truncate(self) -> None:
+        """Change the size of a file with a descriptor, so that a close follows."""
+        name = self._old_name()
+        if name is None:
+            return
+        before = self.files[name]
+        size = self._random.randint(0, len(before) + 1000)
+        with open(self.root / name, "r+b", buffering=0) as file:
+            file.truncate(size)
+        self.files[name] = before[:size].ljust(size, b"\0")
+
+    def rename(self) -> None:
+        """Give a file another name, which may replace a file."""
+        old, new = self._old_name(), self._name()
+        if old is None or old == new:
+            return
+        (self.root / old).rename(self.root / new)
+        self.files[new] = self.files.pop(old)
+
+    def unlink(self) -> None:
+        """Remove a file."""
+        name = self._old_name()
+        if name is not None:
+            (self.root / name).unlink()
+            del self.files[name]
+
+    def fsync_twice(self) -> None:
+        """Write a file in two pieces with fsync, and look at the source before the close."""
+        name, first, second = self._name(), self._data(), self._data()
+        with open(self.root / name, "wb", buffering=0) as file:
+            for content in (first, first + second):
+                os.pwrite(file.fileno(), content, 0)
+                os.fsync(file.fileno())
+                assert self.store.read(name) == content
+        self.files[name] = first + second
+
+    # -- against another client -------------------------------------------------------------------
+
+    def replace_against_another(self) -> None:
+        """The last close wins if a file was written as a whole."""
+        name, ours = self._name(), self._data()
+        with open(self.root / name, "wb", buffering=0) as file:
+            file.write(ours)
+            self.store.write(name, self._data())
+        self.files[name] = ours
+
+    def append_against_another(self) -> None:
+        """A change of a part fails if another client has stored a version meanwhile."""
+        name, theirs = self._old_name(), self._data()
+        if name is None:
+            return
+        file = open(self.root / name, "ab", buffering=0)  # noqa: SIM115 - its close fails
+        file.write(self._data())
+        self.store.write(name, theirs)
+        with pytest.raises(OSError, match="Stale") as raised:
+            file.close()
+        assert raised.value.errno == errno.ESTALE
+        self.files[name] = theirs
+        self._drop_conflicts()
+
+    def _drop_conflicts(self) -> None:
+        site = self.store.site
+        for row in unsent(site):
+            assert row["state"] == "conflict"
+            site.cli("writes", "drop", row["id"], "-m", site.mountpoint, "--yes")
+
+    def write_behind(self) -> None:
+        """Another client writes a file."""
+        name, data = self._name(), self._data()
+        self.store.write(name, data)
+        self.files[name] = data
+
+    def delete_behind(self) -> None:
+        """Another client removes a file."""
+        name = self._old_name()
+        if name is not None:
+            self.store.delete(name)
+            del self.files[name]
+
+    def kill(self) -> None:
+        """Another daemon takes over."""
+        if self.store.site.status()["data_path"]["name"] == "relay":
+            kill_daemon(self.store.site)
+
+    # -- comparing ------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """The mount and the source have the files of the model, and no others."""
+        for name in NAMES:
+            assert self._shown(name) == self.files.get(name), name
+            assert self.store.read_if_there(name) == self.files.get(name), name
+
+    def compare_listings(self) -> None:
+        """The listings of the mount have the files of the model."""
+        shown = {
+            str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
+        }
+        assert shown == set(self.files)
+
+    def _shown(self, name: str) -> bytes | None:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.root / name).read_bytes()
+        return None
+
+    def _name(self) -> str:
+        return self._random.choice(NAMES)
+
+    def _old_name(self) -> str | None:
+        return self._random.choice(sorted(self.files)) if self.files else None
+
+    def _data(self) -> bytes:
+        return self._random.randbytes(self._random.choice((1, 100, 5_000, 70_000)))
+
+
+def test_the_mount_and_the_source_agree_after_each_step(store: Store) -> None:
+    site = store.site
+    site.expected_trouble += ("was killed by", "stays in the spool", "stay in the spool")
+    site.mount("--rw", *NO_TTL)
+    rng = random.Random(SEED)
+    model = Model(store, rng)
+    for number in range(STEPS):
+        step = rng.choice(model.steps())
+        print(number, step.__name__)
+        step()
+        model.compare()
+        if number % 10 == 0:
+            model.compare_listings()
+    assert unsent(site) == []
+    site.umount()
