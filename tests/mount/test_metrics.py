@@ -77,7 +77,7 @@ class Watch:
                 self.values[family.name + suffix].add((labels, sample.value))
 
     def _run(self) -> None:
-        while not self._stopped.wait(0.03):
+        while not self._stopped.wait(0.1):  # parsing costs CPU time
             self.look()
 
     def __enter__(self) -> "Watch":
