@@ -216,6 +216,35 @@ async def test_a_name_below_a_directory_changes_before_or_after_its_rename(mount
     assert await mount.tree.names(old.ino) == ["c", "made", "moved"]
 
 
+@pytest.mark.parametrize("name", ["old/a", "old/new"])
+async def test_a_file_below_a_directory_is_sent_before_or_after_its_rename(
+    mount: Mount, name: str
+) -> None:
+    """Its close waits: otherwise the rename would delete what it has just stored."""
+    mount.origin.put("old/a", b"before")
+    old, parts = await mount.tree.find("old"), name.split("/")
+    step = Held(mount.store, "rename" if mount.store.can_rename else "delete")
+    ino = await mount.create(old.ino, b"new")
+    if name == "old/a":
+        ino = (await mount.tree.find(name)).ino
+
+    async def write_and_close() -> None:
+        await mount.files.truncate(ino, 0, 1)
+        await mount.files.write(ino, 0, b"after", 1)
+        await mount.files.send(ino, is_close=True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mount.rename, (ROOT_INO, b"old"), (ROOT_INO, b"new"))
+        await step.has_come.wait()
+        nursery.start_soon(write_and_close)
+        await trio.testing.wait_all_tasks_blocked()
+        step.go.set()
+    assert mount.objects() == {"new/a": b"before"} | {f"new/{parts[1]}": b"after"}
+    found = await mount.tree.find(f"new/{parts[1]}")
+    assert found.ino == ino
+    assert found.version == mount.origin.objects[f"new/{parts[1]}"].meta.version
+
+
 async def test_a_rename_waits_for_changes_below(mount: Mount) -> None:
     for name in "ab":
         mount.origin.put(f"old/{name}", name.encode())

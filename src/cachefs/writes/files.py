@@ -15,7 +15,7 @@ Code between two awaits is atomic on the loop; the methods say where this matter
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from functools import partial
 
 import trio
@@ -317,6 +317,10 @@ class WrittenFiles:
         file.stop_ahead()
         async with file.lock:
             yield
+
+    def moving(self, directory: str) -> AbstractContextManager[None]:
+        """See `FileSends.moving`."""
+        return self._sends.moving(directory)
 
     def note_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> bool:
         """Note attributes that travel with the file's next upload, if it has unsent changes. Return

@@ -185,31 +185,44 @@ class Moves:
         old_path, new_path = self._present.path(*old), self._present.path(*new)
         if f"{new_path}/".startswith(f"{old_path}/"):
             raise BadNameError("a directory can't be moved into itself")
-        unsent = self._files.unsent_below(old_path)
-        for ino in unsent:
-            await self._files.send_changed(ino)
-        async with self._quiet(*unsent):
-            copied: list[Copied] = []
-            if self._writer.can_rename:
-                async with self._refusing(move):
-                    await self._writer.rename(old_path, new_path, move.condition)
-            else:
-                if old.parent != new.parent:
-                    await self._present.keep_directory(*old)
-                paths = (old_path, new_path)
-                rename = DirectoryRename(
-                    self._namespace, self._origin, self._writer, paths, self._most_renamed
-                )
-                async with self._refusing(move):
-                    copied = await rename.run(directory, has_target=has_target, is_again=is_again)
-                if is_again:
-                    self._changes.forget_listings([directory, *rename.directories])
-            # No await until the table has the move.
-            self._changes.move(directory.ino, *new, is_held=False)
-            self._files.note_moved(old_path, new_path)
-            self._readers.drop_all()
-            for ino, before, _, meta in copied:
-                if not self._files.is_unsent(ino):
-                    self.note_moved(ino, before, meta)
-                elif (file := self._files.entry(ino)) is not None:
-                    file.staged.expect(meta.version)
+        is_moved = False
+        while not is_moved:
+            for ino in self._files.unsent_below(old_path):
+                await self._files.send_changed(ino)
+            # Files that change from now on are sent when the rename has ended.
+            with self._files.moving(old_path):
+                unsent = self._files.unsent_below(old_path)
+                async with self._quiet(*unsent):
+                    if not any(map(self._is_in_doubt, unsent)):
+                        await self._move_quiet_directory(directory, move, has_target, is_again)
+                        is_moved = True
+
+    async def _move_quiet_directory(
+        self, directory: Inode, move: Move, has_target: bool, is_again: bool
+    ) -> None:
+        old, new = move.old, move.new
+        old_path, new_path = self._present.path(*old), self._present.path(*new)
+        copied: list[Copied] = []
+        if self._writer.can_rename:
+            async with self._refusing(move):
+                await self._writer.rename(old_path, new_path, move.condition)
+        else:
+            if old.parent != new.parent:
+                await self._present.keep_directory(*old)
+            paths = (old_path, new_path)
+            rename = DirectoryRename(
+                self._namespace, self._origin, self._writer, paths, self._most_renamed
+            )
+            async with self._refusing(move):
+                copied = await rename.run(directory, has_target=has_target, is_again=is_again)
+            if is_again:
+                self._changes.forget_listings([directory, *rename.directories])
+        # No await until the table has the move.
+        self._changes.move(directory.ino, *new, is_held=False)
+        self._files.note_moved(old_path, new_path)
+        self._readers.drop_all()
+        for ino, before, _, meta in copied:
+            if not self._files.is_unsent(ino):
+                self.note_moved(ino, before, meta)
+            elif (file := self._files.entry(ino)) is not None:
+                file.staged.expect(meta.version)

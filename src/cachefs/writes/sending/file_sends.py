@@ -6,6 +6,10 @@ changed, the bytes wait for a user.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ConflictError, ObjectChangedError
@@ -45,6 +49,8 @@ class FileSends:
         self._sender = sender
         self._entries = entries
         self._untold = untold
+        self._moving: dict[str, trio.Event] = {}
+        """Directories that are being renamed."""
         self.jobs = FileJobs()
         """Work for single files that no process waits for."""
         self.doubts = Doubts(sender, entries.has, self._note_sent)
@@ -80,35 +86,59 @@ class FileSends:
         with file.closing(is_close):
             await self._send(file)
 
+    @contextmanager
+    def moving(self, directory: str) -> Iterator[None]:
+        """Let the sendings of all files below a directory wait while it is renamed. Those that have
+        begun go on: `WrittenFiles.quiet` waits for them."""
+        self._moving[directory] = trio.Event()
+        try:
+            yield
+        finally:
+            self._moving.pop(directory).set()
+
+    def _move_of(self, file: WrittenFile) -> trio.Event | None:
+        """Return what is set when the rename of a directory above the file has ended."""
+        path = file.staged.path
+        moves = self._moving.items()
+        return next((ended for above, ended in moves if path.startswith(f"{above}/")), None)
+
     async def _send(self, file: WrittenFile) -> None:
-        async with file.lock:
-            if file.state is not State.UNSENT or not file.is_named:
-                return
-            if not self._entries.has(file):
-                raise ConflictError(file.staged.reason)
-            condition = file.condition
-            file.state, state = State.SENDING, State.UNSENT
-            try:
-                if file.closes:
-                    file.staged.seal()  # whatever fails from here on, it is sent again
-                path, describe = destination_of(self._namespace, file)
-                meta = await self._sender.earlier_result(file, path)
-                if meta is not None:
-                    state = await self._note_sent(file, path, meta)
-                if state is State.UNSENT:
-                    meta = await self._sender.send(file, path, describe)
-                    state = await self._note_sent(file, path, meta)
-            except (ConflictError, ObjectChangedError) as error:
-                if condition is not None and file.condition is None:
-                    file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
-                else:
-                    self._note_conflict(file, error)
-                raise
-            except CachefsError as error:
-                file.staged.fail(str(error))
-                raise
-            finally:
-                file.end_sending(state)
+        while True:
+            async with file.lock:
+                move = self._move_of(file)
+                if move is None:
+                    await self._send_locked(file)
+                    return
+            await move.wait()
+
+    async def _send_locked(self, file: WrittenFile) -> None:
+        if file.state is not State.UNSENT or not file.is_named:
+            return
+        if not self._entries.has(file):
+            raise ConflictError(file.staged.reason)
+        condition = file.condition
+        file.state, state = State.SENDING, State.UNSENT
+        try:
+            if file.closes:
+                file.staged.seal()  # whatever fails from here on, it is sent again
+            path, describe = destination_of(self._namespace, file)
+            meta = await self._sender.earlier_result(file, path)
+            if meta is not None:
+                state = await self._note_sent(file, path, meta)
+            if state is State.UNSENT:
+                meta = await self._sender.send(file, path, describe)
+                state = await self._note_sent(file, path, meta)
+        except (ConflictError, ObjectChangedError) as error:
+            if condition is not None and file.condition is None:
+                file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
+            else:
+                self._note_conflict(file, error)
+            raise
+        except CachefsError as error:
+            file.staged.fail(str(error))
+            raise
+        finally:
+            file.end_sending(state)
         if state is State.STORED:
             self.jobs.start(self._give_to_cache, file)
 
