@@ -151,15 +151,21 @@ def test_what_was_written_is_read_back_without_the_origin(rw: Site) -> None:
     assert rw.origin()["gets"] == gets
 
 
-def test_contents_of_one_size_and_one_set_time_are_told_apart(rw: Site) -> None:
+@pytest.mark.parametrize("way", ["before the close", "after the close", "before a rename"])
+def test_contents_of_one_size_and_one_set_time_are_told_apart(rw: Site, way: str) -> None:
     """Every second one may get the inode number, and so the version, of the one before the last."""
+    times = (1_000_000_000, 1_000_000_000)
+    written = rw.mountpoint / ("file" if way != "before a rename" else "new")
     path = rw.mountpoint / "file"
     for number in range(6):
         content = f"content {number}".encode() * 10_000
-        descriptor = os.open(path, CREATE)
+        descriptor = os.open(written, CREATE)
         os.write(descriptor, content)
-        os.utime(descriptor, (1_000_000_000, 1_000_000_000))
+        if way == "before the close":
+            os.utime(descriptor, times)
         os.close(descriptor)
+        os.utime(written, times)
+        written.rename(path)
         eventually(lambda: rw.status()["writes"]["spool_bytes"] == 0)
         drop_pages(path)
         same(rw, "file", content)

@@ -30,6 +30,11 @@ class BlockCopies:
             self._waiting.append((before, after))
             self._added.set()
 
+    async def make_room(self, after: ObjectRef) -> None:
+        """Drop what is cached of a version before a file gets it, as these may be other bytes (see
+        `WritableOrigin.repeats_versions`)."""
+        await self._cache.drop_version(after)
+
     async def run(self) -> None:
         """Make the copies. Never returns."""
         while True:

@@ -143,7 +143,9 @@ class Moves:
         if self._writer.can_rename:
             async with self._refusing(move):
                 await self._writer.rename(before.path, new_path, move.condition)
-            return await self._stat(new_path)
+            meta = await self._stat(new_path)
+            await self.make_room(new_path, meta)
+            return meta
         async with self._refusing(move):
             meta = await self._writer.copy(
                 before.path, before.meta, new_path, move.condition, move.write_id
@@ -166,6 +168,11 @@ class Moves:
         if not isinstance(meta, ObjectMeta):
             raise ObjectChangedError(f"{path} has become a directory")
         return meta
+
+    async def make_room(self, path: str, meta: ObjectMeta) -> None:
+        """Let the cache have no other bytes of a version that a file gets without new bytes."""
+        if self._writer.repeats_versions:
+            await self._copies.make_room(self._namespace.ref_at(path, meta))
 
     def note_moved(
         self, ino: int, before: ObjectRef, meta: ObjectMeta, *, has_blocks: bool = True

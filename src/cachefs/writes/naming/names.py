@@ -265,6 +265,8 @@ class WrittenNames:
                 meta = await self._writer.set_attributes(
                     path, attributes_of(posix, mtime_ns), version
                 )
+                if meta is not None and meta.version != version:
+                    await self._moves.make_room(path, meta)
             inode = self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
             if meta is not None and not inode.is_dir:
                 self._moves.note_moved(ino, self._namespace.object_ref(inode), meta)
