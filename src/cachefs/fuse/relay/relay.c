@@ -92,15 +92,17 @@ static void handle(struct worker *worker, size_t length) {
     forward(relay, request, length);
 }
 
-/* Wakes all threads, fails unanswered requests, and makes `ended_fd` readable. Runs once. */
+/* Makes `ended_fd` readable, wakes all threads, and fails unanswered requests. Runs once. The order
+ * matters: the daemon ends when it gets no more requests, and the supervisor must know by then that
+ * this is no failure of the daemon. */
 static void end(struct relay *relay) {
     uint64_t one = 1;
+    while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
     end_forwarding(relay);
     waiting_fail(&relay->waiting, -ENOTCONN);
     for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
     for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
     sem_post(&relay->has_ahead);
-    while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 /* Reads a request into `worker->request`. Returns its length in bytes; 0 if there is none.
