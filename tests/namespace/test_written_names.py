@@ -197,6 +197,25 @@ class Held:
             await self.go.wait()
 
 
+@pytest.mark.parametrize("kind", ["directory", "file"])
+async def test_a_rename_that_the_daemon_before_has_done_is_noted(mount: Mount, kind: str) -> None:
+    """The kernel calls the inodes that it knows by the new name."""
+    below = "/deep/a" if kind == "directory" else ""
+    mount.origin.put(f"old{below}", b"content")
+    inode, old = await mount.tree.find(f"old{below}"), await mount.tree.find("old")
+    mount.origin.put(f"new{below}", b"content")
+    mount.origin.delete(f"old{below}")
+    with pytest.raises(NotFoundError):
+        await mount.names.rename(
+            Name(ROOT_INO, b"old"), Name(ROOT_INO, b"new"), False, process=1, is_again=True
+        )
+    assert (await mount.tree.find("new")).ino == old.ino
+    table = mount.tree.namespace.table
+    assert table.path(mount.tree.namespace.inode(inode.ino)) == f"new{below}"
+    if kind == "file":
+        assert (await mount.tree.find("new")).version == mount.origin.objects["new"].meta.version
+
+
 async def test_a_name_below_a_directory_changes_before_or_after_its_rename(mount: Mount) -> None:
     """The kernel does not lock a directory that is renamed within its parent."""
     for name in "abc":

@@ -205,11 +205,12 @@ class RunningMount:
 
     async def _announce(self, parts: Parts, device: str, on_ready: Callable[[], None]) -> None:
         await parts.initialised.wait()
-        parts.state.mounted = True
         await trio.to_thread.run_sync(session.tune, device)
         verb = "serving" if self._is_successor else "mounted on"
         log.info("%s %s", verb, self._config.mountpoint)
+        # No await in between: when a client sees that it is mounted, the supervisor was told.
         on_ready()
+        parts.state.mounted = True
 
 
 async def _switch_on(access_log: AccessLog, file: Path | None) -> None:

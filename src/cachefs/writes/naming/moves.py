@@ -184,6 +184,30 @@ class Moves:
         if has_blocks:
             self._copies.add(before, self._namespace.object_ref(inode))
 
+    def note_done(self, inode: Inode, found: Inode, old_path: str, new: Name) -> None:
+        """Note a move that an earlier daemon has made at the origin, but not in the table. From now
+        on the kernel calls `inode` by the new name, where the origin has `found`. Atomic."""
+        if inode.ino == found.ino or inode.is_dir != found.is_dir:
+            return
+        if not inode.is_dir:
+            ref = self._namespace.object_ref(found)
+            self._changes.move(inode.ino, *new, is_held=False)
+            self.note_moved(inode.ino, ref, ref.meta, has_blocks=False)
+            return
+        self._changes.move(inode.ino, *new, is_held=False)
+        self._changes.forget_listings(self._directories_from(inode))
+        self._files.note_moved(old_path, self._present.path(*new))
+        self._readers.drop_all()
+
+    def _directories_from(self, directory: Inode) -> list[Inode]:
+        """Return a directory, and all below it that the table knows."""
+        found = [directory]
+        for each in found:
+            entries = list(self._namespace.table.dirents(each.ino))
+            below = (self._namespace.table.get(entry.ino) for _, entry in entries)
+            found += [inode for inode in below if inode is not None and inode.is_dir]
+        return found
+
     async def move_directory(
         self, directory: Inode, move: Move, has_target: bool, is_again: bool
     ) -> None:

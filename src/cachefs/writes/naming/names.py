@@ -202,12 +202,16 @@ class WrittenNames:
     async def _rename(
         self, old: Name, new: Name, no_replace: bool, process: int, is_again: bool
     ) -> None:
+        old_path, known = self._present.path(*old), self._table.dirent(*old)
         try:
             inode = await (self._present.find_anew(*old) if is_again else self._present.find(*old))
         except NotFoundError:
             if is_again:  # it was done: no older listing may say that there is no such name
                 with suppress(NotFoundError):
-                    await self._present.find_anew(*new)
+                    found = await self._present.find_anew(*new)
+                    before = None if known is None else self._table.get(known.ino)
+                    if before is not None:
+                        self._moves.note_done(before, found, old_path, new)
             raise
         try:
             must_ask = is_again or no_replace or inode.is_dir
