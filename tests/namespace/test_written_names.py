@@ -216,6 +216,59 @@ async def test_a_rename_that_the_daemon_before_has_done_is_noted(mount: Mount, k
         assert (await mount.tree.find("new")).version == mount.origin.objects["new"].meta.version
 
 
+async def test_a_store_that_still_deletes_for_a_killed_daemon(
+    mount: Mount, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What the rename of the daemon before has copied vanishes while this one copies the rest."""
+    if mount.store.can_rename:
+        return
+    for name in "abc":
+        mount.origin.put(f"old/{name}", name.encode())
+    old = await mount.tree.find("old/a")
+    mount.origin.put("new/a", b"a")
+
+    async def delete_first(kind: str, path: str) -> None:
+        if kind == "copy" and "old/a" in mount.origin.objects:
+            mount.origin.put("new/b", b"b")
+            mount.origin.put("new/c", b"c")
+            for name in "abc":
+                mount.origin.delete(f"old/{name}")
+
+    mount.store.before = delete_first
+    with pytest.raises(NotFoundError):  # the handler knows that this means success
+        await mount.names.rename(
+            Name(ROOT_INO, b"old"), Name(ROOT_INO, b"new"), False, process=1, is_again=True
+        )
+    table = mount.tree.namespace.table
+    assert table.path(mount.tree.namespace.inode(old.ino)) == "new/a"
+    assert mount.objects() == {"new/a": b"a", "new/b": b"b", "new/c": b"c"}
+
+
+async def test_no_copy_goes_while_the_store_deletes_for_a_killed_daemon(mount: Mount) -> None:
+    """The old objects vanish because they are moved, not because another client removes them."""
+    if mount.store.can_rename:
+        return
+    for name in "abc":
+        mount.origin.put(f"old/{name}", name.encode())
+    inos = [(await mount.tree.find(f"old/{name}")).ino for name in "abc"]
+    for name in "abc":
+        mount.origin.objects[f"new/{name}"] = mount.origin.objects[f"old/{name}"]
+
+    async def delete_some(kind: str, path: str) -> None:
+        if kind == "mkdir":  # between its look at both names and the next one
+            for name in "ab":
+                mount.origin.delete(f"old/{name}")
+
+    mount.store.before = delete_some
+    await mount.names.rename(
+        Name(ROOT_INO, b"old"), Name(ROOT_INO, b"new"), False, process=1, is_again=True
+    )
+    assert mount.objects() == {"new/a": b"a", "new/b": b"b", "new/c": b"c"}
+    table = mount.tree.namespace.table
+    paths = [table.path(mount.tree.namespace.inode(ino)) for ino in inos]
+    assert paths == ["new/a", "new/b", "new/c"]
+
+
 async def test_a_name_below_a_directory_changes_before_or_after_its_rename(mount: Mount) -> None:
     """The kernel does not lock a directory that is renamed within its parent."""
     for name in "abc":

@@ -7,7 +7,8 @@ At any time one of the two names has all objects:
 3. The objects below the old name are deleted.
 
 If a step before the third fails, the copies are removed. If the daemon dies, the kernel sends the
-request again: the listings of both names show the next daemon how far this one has come.
+request again: the listings of both names show the next daemon how far this one has come. The store
+may still delete old objects for the dead daemon then, so the next one removes no copy.
 """
 
 import logging
@@ -75,6 +76,9 @@ class DirectoryRename:
         """By the old path."""
         self._begun: set[str] = set()
         """The paths that this rename may have made."""
+        self._is_again = False
+        """An earlier daemon may have begun, and the store may still do what that one has sent: it
+        deletes the old objects. So this one removes no copy, whatever it finds."""
 
     async def run(self, directory: Inode, *, has_target: bool, is_again: bool) -> list[Copied]:
         """Do it, and return the files that were moved.
@@ -85,6 +89,7 @@ class DirectoryRename:
         `NotEmptyError`, `ObjectChangedError`, or the origin's error; the old name then has all
         objects.
         """
+        self._is_again = is_again
         below = await self._below(directory)
         if is_again:
             await self._take_over(below)
@@ -151,7 +156,8 @@ class DirectoryRename:
             missing = [one for path, one in below.items() if not self._is_copied(path, one[1])]
             await _in_parallel(self._copy_one, missing)
             below = await self._below(directory)
-            await self._drop_copies([path for path in self._copied if path not in below])
+            if not self._is_again:
+                await self._drop_copies([path for path in self._copied if path not in below])
             if all(self._is_copied(path, ref) for path, (_, ref) in below.items()):
                 await self._verify()
                 return
@@ -223,8 +229,6 @@ class DirectoryRename:
         # It died while it copied (some copies are missing), or while it deleted (no copy is).
         if not (sizes.items() <= wanted.items() or wanted.items() <= sizes.items()):
             raise NotEmptyError(f"{self._new} is not empty")
-        if sizes.items() <= wanted.items():
-            self._begun.update(found)
         for path, (ino, ref) in below.items():
             meta = found.get(self._target(path))
             if meta is not None and not _differ(meta, ref.meta):
@@ -234,7 +238,7 @@ class DirectoryRename:
 
     async def _undo(self, error: BaseException) -> None:
         """Remove the copies, as far as that is possible."""
-        if not self._begun:
+        if not self._begun or self._is_again:
             return
         left = len(self._begun)
         with trio.CancelScope(shield=True), trio.move_on_after(_UNDO_S):

@@ -11,6 +11,8 @@ so each claims its names here.
 import hashlib
 from contextlib import AsyncExitStack, suppress
 
+import trio
+
 from cachefs.errors import (
     CachefsError,
     ConflictError,
@@ -18,6 +20,7 @@ from cachefs.errors import (
     IsADirError,
     NotADirError,
     NotFoundError,
+    ObjectChangedError,
 )
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
@@ -32,6 +35,13 @@ from cachefs.writes.naming.moves import Move, Moves
 from cachefs.writes.naming.name_locks import NameLocks
 from cachefs.writes.naming.present import Name, PresentNames
 from cachefs.writes.sending.sender import attributes_of
+
+_RENAME_TURNS, _RENAME_AGAIN_S = 20, 0.25
+"""How often, and after how many seconds, a rename that a killed daemon has begun looks again."""
+
+
+class _VanishedError(Exception):
+    """What was to be moved is no longer there."""
 
 
 class WrittenNames:
@@ -197,7 +207,12 @@ class WrittenNames:
         the origin's error.
         """
         async with self._locks.claim(old, new, has_below=True):
-            await self._rename(old, new, no_replace, process, is_again)
+            for _ in range(_RENAME_TURNS if is_again else 1):
+                try:
+                    return await self._rename(old, new, no_replace, process, is_again)
+                except _VanishedError:
+                    await trio.sleep(_RENAME_AGAIN_S)
+            raise ObjectChangedError("objects below the old name vanish while they are copied")
 
     async def _rename(
         self, old: Name, new: Name, no_replace: bool, process: int, is_again: bool
@@ -230,10 +245,15 @@ class WrittenNames:
             "rename", process, f"{self._present.path(*old)} {self._present.path(*new)}"
         )
         move = Move(old, new, ABSENT if no_replace else None, write_id)
-        if inode.is_dir:
-            await self._moves.move_directory(inode, move, target is not None, is_again)
-        else:
-            await self._moves.move_file(inode.ino, move, target)
+        try:
+            if inode.is_dir:
+                await self._moves.move_directory(inode, move, target is not None, is_again)
+            else:
+                await self._moves.move_file(inode.ino, move, target)
+        except NotFoundError as error:
+            if is_again:  # the store still does what the daemon before has sent
+                raise _VanishedError from error
+            raise
 
     async def _check_replaceable(self, inode: Inode, target: Inode, is_again: bool) -> None:
         if inode.is_dir and not target.is_dir:
