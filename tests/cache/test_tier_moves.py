@@ -83,7 +83,7 @@ def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]
 
 def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
     """A second has passed for these, and for no others."""
-    resting = tiers_of(cache).shared.cooldown
+    resting = tiers_of(cache).common.cooldown
     keys = {key for store in stores(cache) for key, _ in store.index.blocks_of(b"")}
     others = {key for key in keys if key in resting}.difference(map(key_of, refs))
     resting.expire(math.inf)

@@ -26,11 +26,12 @@ from cachefs.cache.levels.tier_set import TierSet
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.tier.admission_filter import AdmissionFilter
-from cachefs.cache.tier.shared import CacheOptions, Shared
+from cachefs.cache.tier.common import CacheOptions, Common
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError, OriginError
 from cachefs.origin.base import Origin
+from cachefs.shared.tier import SharedTier
 from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRef
 
 DEFAULT_BUFFER_BYTES = 300 << 20
@@ -56,24 +57,29 @@ class BlockCache:
         scrub_interval_s: float = 0.0,
         patience_s: float = math.inf,
         tolerant: bool = False,
+        shared: SharedTier | None = None,
     ) -> None:
         """Opens the tiers' indexes. Raises `CacheDirError`; the caller still owns the tiers then.
 
         `buffer_bytes` bounds the memory of blocks that are being fetched or stored. A read fails
         when nothing has come from the origin for `patience_s`. `CacheOptions` describes
-        `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant`.
+        `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant`. The caller runs `shared`.
         """
         self.counters = CacheCounters()
         self.admission_filter = AdmissionFilter()
         history = make_history(policy_name)
         self.verify_full = verify_full
         options = CacheOptions(policy_name, verify_full, scrub_interval_s, tolerant)
-        shared = Shared(options, history, self.admission_filter)
-        self._tiers = TierSet(tiers, shared)
+        common = Common(options, history, self.admission_filter)
+        self._tiers = TierSet(tiers, common)
         self._memory = FetchMemory(buffer_bytes)
         fetched = FetchedBlocks(self._tiers, self._memory)
+        self.shared = shared or SharedTier(origin.identity)
+        self.shared.demand.is_local = self._tiers.have
+        self.shared.demand.local_bytes = self._tiers.cached_bytes
         self._fetches = Fetches(
-            origin, history, self.counters, self._memory, patience_s, fetched.admit
+            *(origin, history, self.counters, self._memory),
+            *(patience_s, fetched.admit, self.shared),
         )
         self._fragments = Fragments(self._fetches, self._is_unneeded)
         self._in_flight = self._fetches.in_flight
@@ -86,7 +92,7 @@ class BlockCache:
         self._scratch = memoryview(bytearray(BLOCK_BYTES))
         self._nursery: trio.Nursery | None = None
         self._stopped: trio.Event | None = None
-        self.partial_checksums = shared.partial_checksums
+        self.partial_checksums = common.partial_checksums
         self.objects = CachedObjects(self._tiers.all, self.admission_filter, self._under_way)
 
     def _under_way(self) -> set[bytes]:
@@ -172,7 +178,7 @@ class BlockCache:
             self._count_hit(length)
             return fetched[offset : offset + length]
         fetch = self._in_flight.get(key) or self._fetches.failed_lately(key)
-        if fetch is None and is_random:
+        if fetch is None and is_random and not self.shared.serves_most:
             fetch = self._fragments.start(ref, key, offset, length)
         if fetch is None:
             fetch = self._fetches.start(ref, key.block_index, 1)
@@ -268,7 +274,9 @@ class BlockCache:
         block = memoryview(data)
         is_whole = block.nbytes == ref.meta.size_bytes and ref.block_count == 1
         if is_whole and not self.is_cached_or_inflight(BlockKey(ref.object_id, 0)):
-            self._fetches.put(ref, block.cast("B") if block.format != "B" else block)
+            block = block.cast("B") if block.format != "B" else block
+            if self._fetches.put(ref, block):
+                self.shared.put(ref, block)
 
     async def put_written(self, ref: ObjectRef, block_index: int, data: bytes) -> None:
         """Take a block that a process of this machine has written. Waits while the buffer is full,
@@ -283,6 +291,7 @@ class BlockCache:
         """Drop all blocks of an object version whose bytes are other ones now, pinned blocks, too.
         Nobody may read or fetch the version meanwhile. Waits until no block is on its way into a
         tier, at most `_PUT_S`."""
+        await self.shared.forget(ref)
         for index in range(ref.block_count):
             if index % _BLOCKS_PER_TURN == _BLOCKS_PER_TURN - 1:
                 await self.give_way()

@@ -43,7 +43,7 @@ class FetchedBlocks:
         if target is None:
             return False
         candidate.level = target.level
-        if len(tiers) > 1 and tiers.shared.admission_filter.must_be_pinned(key):
+        if len(tiers) > 1 and tiers.common.admission_filter.must_be_pinned(key):
             candidate.must_pin = target.store.may_pin(length)
         target.admission.offer(candidate)
         return True

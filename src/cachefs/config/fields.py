@@ -34,6 +34,7 @@ class Group(Enum):
 
     CACHE = "Cache"
     METADATA = "Metadata"
+    SHARED = "Shared tier"
     READING = "Reading"
     ORIGIN = "Origin"
     ACCESS = "Access"

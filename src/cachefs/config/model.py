@@ -15,6 +15,7 @@ from cachefs.config.options import (
     ProcessSection,
     ReadingSection,
     Section,
+    SharedSection,
 )
 from cachefs.config.source_url import refuse_secrets, shown
 
@@ -42,6 +43,7 @@ class MountConfig(
     ProcessSection,
     AccessSection,
     ReadingSection,
+    SharedSection,
     MetadataSection,
     CacheSection,
     OriginSection,
@@ -74,6 +76,7 @@ _SECTIONS: tuple[type[Section], ...] = (
     OriginSection,
     CacheSection,
     MetadataSection,
+    SharedSection,
     ReadingSection,
     AccessSection,
     ProcessSection,

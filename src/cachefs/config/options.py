@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from cachefs.config.address import ADDRESS
+from cachefs.config.address import ADDRESS, OFF
 from cachefs.config.fields import (
     CHOICE,
     DURATION,
@@ -29,6 +29,7 @@ from cachefs.config.fields import (
     show,
     size,
 )
+from cachefs.config.shared_option import SHARED
 
 
 class Section(BaseModel):
@@ -147,6 +148,30 @@ class MetadataSection(Section):
         None,
         description="Show only the files that this list names, with the sizes and versions that it "
         "gives, and send no LIST; see cachefs manifest --help.",
+    )
+
+
+class SharedSection(Section):
+    """The cache tier that nodes share."""
+
+    group = Group.SHARED
+
+    shared: Annotated[str, SHARED, Flag("MEMBERS|off", live=True)] = Field(
+        OFF,
+        description="The memcached servers that nodes use as a tier together: "
+        "HOST:PORT[,HOST:PORT...], dns:NAME:PORT, or a file with one HOST:PORT a line.",
+    )
+    shared_size: Annotated[int, size(), Flag("SIZE", live=True)] = Field(
+        0,
+        description="What all of them hold together, if that is less than the data: then only a "
+        "share of the blocks is kept there; 0 for enough.",
+    )
+    shared_secret: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")] = (
+        Field(
+            None,
+            description="File with a secret of these nodes: blocks that were stored without it are "
+            "not used.",
+        )
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
-from cachefs.config import MountConfig
+from cachefs.config import OFF, MountConfig
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.control.report import (
@@ -14,6 +14,7 @@ from cachefs.control.report import (
     cache_report,
     data_path_report,
     relay_report,
+    shared_report,
     tier_report,
     writes_report,
 )
@@ -137,6 +138,8 @@ class MountState:
             "origin_health": self.origin.state(),
             "limits": self._settings.settings(),
         }
+        if self.cache.shared.members.option != OFF:
+            report["shared"] = shared_report(self.cache.shared)
         if self.unsent is not None:
             report["writes"] = writes_report(self.unsent, origin.writes)
         return report

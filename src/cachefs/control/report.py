@@ -1,11 +1,12 @@
 """The status of one mount, in the form that the control socket sends."""
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from cachefs.cache.counters import TierStatus
 from cachefs.origin.resilience import OriginState
 from cachefs.origin.writable import WriteCounters
+from cachefs.shared.tier import SharedTier
 from cachefs.types import DataPath
 from cachefs.writes.unsent.report import UnsentFiles, UnsentState
 
@@ -89,6 +90,47 @@ class WritesStatus(TypedDict):
     errors: int
 
 
+class SharedMemberReport(TypedDict):
+    """One member of the shared tier. `shared.member` explains the fields."""
+
+    address: str
+    state: Literal["in", "out"]
+    share: float
+    hits: int
+    misses: int
+    hit_bytes: int
+    stored_blocks: int
+    stored_bytes: int
+    failures: int
+    bad_values: int
+    latency_s: float | None
+    latency_p95_s: float | None
+    problem: str | None
+
+
+SharedReport = TypedDict(
+    "SharedReport",
+    {
+        "from": str,
+        "state": Literal["in use", "bypassed", "no members", "off"],
+        "problem": str | None,
+        "size_bytes": int,
+        "share_kept": float,
+        "hits": int,
+        "misses": int,
+        "hit_bytes": int,
+        "waited": int,
+        "stored_blocks": int,
+        "stored_bytes": int,
+        "dropped_blocks": int,
+        "bad_values": int,
+        "members": list[SharedMemberReport],
+    },
+)
+"""The shared tier. `from` is the option `--shared`. `share_kept` is the share of the blocks that it
+keeps, less than 1 if it is smaller than the data. Counts are in blocks since the start."""
+
+
 class DataPathStatus(TypedDict):
     """See `types.DataPath`."""
 
@@ -125,7 +167,7 @@ class StatusReport(TypedDict):
     address of the metrics server. `tiers` are sorted by medium, the fastest first. `stale`: the
     origin doesn't answer, and stale answers have been shown since `stale_since`. `unshown_keys` is
     the number of keys that can't be shown as names, in the directories listed since the start.
-    Only writable mounts have `writes`.
+    Only writable mounts have `writes`, and only mounts with a shared tier `shared`.
     """
 
     mountpoint: str
@@ -149,6 +191,7 @@ class StatusReport(TypedDict):
     origin_health: OriginState
     limits: dict[str, Any]
     writes: NotRequired[WritesStatus]
+    shared: NotRequired[SharedReport]
 
 
 def relay_report(counters: Mapping[str, int]) -> RelayStatus:
@@ -192,6 +235,50 @@ def writes_report(unsent: UnsentFiles, counters: WriteCounters) -> WritesStatus:
         "uploads": counters.uploads,
         "sent_bytes": counters.sent_bytes,
         "errors": counters.errors,
+    }
+
+
+def shared_report(shared: SharedTier) -> SharedReport:
+    """Return what the status says of the shared tier."""
+    members, counters = list(shared.members), shared.counters
+    shares = shared.members.shares()
+    state: Literal["in use", "bypassed", "no members"] = "in use"
+    if not members:
+        state = "no members"
+    elif shared.is_bypassed:
+        state = "bypassed"
+    return {
+        "from": shared.members.option,
+        "state": state,
+        "problem": shared.members.problem,
+        "size_bytes": shared.demand.limit_bytes,
+        "share_kept": shared.demand.share,
+        "hits": counters.hits,
+        "misses": counters.misses,
+        "hit_bytes": counters.hit_bytes,
+        "waited": counters.waited,
+        "stored_blocks": sum(member.counters.stored_blocks for member in members),
+        "stored_bytes": sum(member.counters.stored_bytes for member in members),
+        "dropped_blocks": shared.dropped_blocks,
+        "bad_values": sum(member.counters.bad_values for member in members),
+        "members": [
+            {
+                "address": member.address,
+                "state": "out" if member.is_out else "in",
+                "share": shares.get(member.address, 0.0),
+                "hits": member.counters.hits,
+                "misses": member.counters.misses,
+                "hit_bytes": member.counters.hit_bytes,
+                "stored_blocks": member.counters.stored_blocks,
+                "stored_bytes": member.counters.stored_bytes,
+                "failures": member.counters.failures,
+                "bad_values": member.counters.bad_values,
+                "latency_s": member.latencies.p50_s,
+                "latency_p95_s": member.latencies.p95_s,
+                "problem": member.problem,
+            }
+            for member in members
+        ],
     }
 
 

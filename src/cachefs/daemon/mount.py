@@ -75,6 +75,7 @@ class RunningMount:
     async def _serve(self, nursery: trio.Nursery, on_ready: Callable[[], None]) -> None:
         opened, base = self._opened, self._base
         await nursery.start(opened.origin.run)
+        await nursery.start(base.cache.shared.run)
         await nursery.start(base.cache.run)
         namespace = build_namespace(opened, base, nursery)
         await self._open(namespace, nursery)

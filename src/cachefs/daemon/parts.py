@@ -1,5 +1,6 @@
 """Builds the objects of one mount. `daemon/mount.py` runs and ends them."""
 
+import logging
 from functools import partial
 from typing import NamedTuple
 
@@ -21,11 +22,11 @@ from cachefs.control.routes.writes import WritesRoutes
 from cachefs.daemon.live_changes import LiveChanges
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
-from cachefs.daemon.settings import resilience
+from cachefs.daemon.settings import resilience, shared_secret
 from cachefs.daemon.tiers import open_names, open_tiers
 from cachefs.daemon.writing import build_writers
 from cachefs.db import Database
-from cachefs.errors import OriginUnavailableError
+from cachefs.errors import OriginUnavailableError, UsageError
 from cachefs.format.paths import TierPaths
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -49,9 +50,12 @@ from cachefs.namespace.namespace import Namespace, Ttls
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.prefetch import Prefetch
+from cachefs.shared.tier import SharedTier
 from cachefs.staging.spool import Spool
 from cachefs.supervisor.link import Link
 from cachefs.types import DataPath
+
+log = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
@@ -103,7 +107,8 @@ class Parts(NamedTuple):
 
 
 def build_base(opened: Opened) -> Base:
-    """Open the names' database and the cache's indexes. Raises `CacheDirError`."""
+    """Open the names' database and the cache's indexes. Raises `CacheDirError`, and `UsageError`
+    for a file that can't be read."""
     config, data_path = opened.config, opened.data_path
     relayed = None if opened.link is None else Relayed(opened.link)
     # Open the namespace first: this can fail because its directory has a newer format.
@@ -118,10 +123,27 @@ def build_base(opened: Opened) -> Base:
         scrub_interval_s=config.scrub_interval,
         patience_s=resilience(config).deadline_s,
         tolerant=bool(data_path.restarts),
+        shared=_shared_tier(opened),
     )
     users = None if relayed is None else relayed.table
     limits = UidLimits(config.limit_uid, users, session.bound_reads)
     return Base(relayed, db, buffer_bytes, cache, LookUpReads(cache), limits)
+
+
+def _shared_tier(opened: Opened) -> SharedTier:
+    """Return the shared tier. A daemon that replaces another does without it rather than end, if
+    the secret can't be read."""
+    config = opened.config
+    try:
+        shared = SharedTier(opened.origin.identity, shared_secret(config))
+    except UsageError as error:
+        if not opened.data_path.restarts:
+            raise
+        log.error("%s; the mount goes on without the shared tier", error)
+        return SharedTier(opened.origin.identity)
+    shared.demand.limit_bytes = config.shared_size
+    shared.members.use(config.shared)
+    return shared
 
 
 def build_namespace(opened: Opened, base: Base, nursery: trio.Nursery) -> Namespace:
@@ -185,7 +207,7 @@ def build(
             nursery,
         )
 
-    options = live_options(origin, limits, namespace, prefetch)
+    options = live_options(origin, limits, namespace, prefetch, cache.shared)
     set_routes = SetRoutes(options, access_log, config.mountpoint)
     state = MountState(
         config,

@@ -1,6 +1,7 @@
 """Converts a mount's configuration to the options of its origin."""
 
 from cachefs.config import MountConfig
+from cachefs.errors import UsageError, reason_of
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience
 
@@ -10,6 +11,7 @@ requests. A silent server also holds threads of abandoned requests: these must n
 threads of other requests."""
 _LARGE_BODY_S = 10.0
 """Time that the largest body may take in addition to `read_timeout`."""
+_MOST_SECRET_BYTES = 4096
 _WRITE_REQUEST_S = 20.0
 """A store may take long to answer when it has received all bytes; but a second try needs time."""
 
@@ -45,3 +47,22 @@ def resilience(config: MountConfig) -> Resilience:
         download_limit=config.download_limit or None,
         hedge=config.hedge,
     )
+
+
+def shared_secret(config: MountConfig) -> bytes:
+    """Return the secret of the shared tier without white space around it; empty if there is none.
+    Blocks. Raises `UsageError`."""
+    path = config.shared_secret
+    if path is None:
+        return b""
+    try:
+        with path.open("rb") as file:
+            secret = file.read(_MOST_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise UsageError(f"--shared-secret can't be read: {reason_of(error)}") from None
+    if not 0 < len(secret) <= _MOST_SECRET_BYTES:
+        raise UsageError(
+            f"--shared-secret {path} has {len(secret) or 'no'} bytes; give 1 to "
+            f"{_MOST_SECRET_BYTES}, such as from openssl rand -hex 32"
+        )
+    return secret

@@ -3,7 +3,8 @@
 A reader of files that no listing contains waits for the origin twice per file: for its attributes,
 then for its bytes. One GET returns both. The GET is wasted if no read follows the look-up (`stat`,
 `find`). So a credit limits these GETs: each one takes 1, and each read after a look-up gives 2. A
-few wasted GETs use up the credit, and a few reads restore it.
+few wasted GETs use up the credit, and a few reads restore it. While the shared tier has most of
+what is read, look-ups bring nothing: the bytes would come from the origin, which it is to spare.
 """
 
 from collections import OrderedDict
@@ -33,12 +34,12 @@ class LookUpReads:
 
     def would_bring(self) -> bool:
         """Return whether `may_bring` would return True now."""
-        return self._credit > 0
+        return self._credit > 0 and not self._cache.shared.serves_most
 
     def may_bring(self) -> bool:
         """Return whether the next look-up of an unknown name may fetch the bytes too. If so, take
         one credit."""
-        if not self.is_on or self._credit <= 0:
+        if not self.is_on or self._credit <= 0 or self._cache.shared.serves_most:
             return False
         self._credit -= 1
         return True

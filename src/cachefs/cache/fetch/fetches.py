@@ -1,4 +1,4 @@
-"""Fetches blocks from the origin: each block has at most one in-flight fetch.
+"""Fetches blocks from the shared tier or the origin: each block has at most one in-flight fetch.
 
 All readers of a block wait for the same fetch. Fetches run in the cache's own nursery: a reader
 that stops waiting ends only its own wait.
@@ -12,6 +12,7 @@ at once.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -20,6 +21,7 @@ from cachefs.cache.fetch.in_flight import FetchMemory, InFlightFetch
 from cachefs.cache.policies import History
 from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
+from cachefs.shared.tier import SharedTier
 from cachefs.types import BlockKey, ObjectRef
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Fetches:
         memory: FetchMemory,
         patience_s: float,
         admit: Callable[[InFlightFetch], None],
+        shared: SharedTier,
     ) -> None:
         self.in_flight: dict[BlockKey, InFlightFetch] = {}
         self.nursery: trio.Nursery | None = None
@@ -59,6 +62,7 @@ class Fetches:
         self._memory = memory
         self._patience_s = patience_s
         self._admit = admit
+        self._shared = shared
         self._failed: dict[BlockKey, InFlightFetch] = {}
         self._landed_at = -math.inf
 
@@ -215,10 +219,15 @@ class Fetches:
             self._end(fetch)
 
     async def _get(self, fetch: InFlightFetch, length: int) -> memoryview:
-        ref = fetch.ref
+        from_origin = partial(self._from_origin, fetch.ref)
+        if fetch.is_fragment or not self._shared.is_on:
+            return await from_origin(fetch.offset, length)
+        return await self._shared.read(fetch.ref, fetch.first_block, fetch.block_count, from_origin)
+
+    async def _from_origin(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         self._counters.fetches += 1
-        log.debug("%r: %d bytes from %d on are fetched", ref.path, length, fetch.offset)
-        data = memoryview(await self._origin.read(ref.path, ref.meta, fetch.offset, length))
+        log.debug("%r: %d bytes from %d on are fetched", ref.path, length, offset)
+        data = memoryview(await self._origin.read(ref.path, ref.meta, offset, length))
         if data.nbytes != length:
             raise BadDataError(f"{ref.path}: got {data.nbytes} bytes instead of {length}")
         self._counters.fetched_bytes += length
@@ -274,8 +283,9 @@ class Fetches:
             reserved = True
             for fetch in fetches:
                 fetch.has_room = True
-            wanted = [(fetch.ref.path, fetch.ref.meta) for fetch in fetches]
-            found = await self._origin.read_many(wanted, at_a_time, stopped)
+            many = partial(self._many_from_origin, at_a_time, stopped)
+            refs = [fetch.ref for fetch in fetches]
+            found = await (self._shared.read_many(refs, many) if self._shared.is_on else many(refs))
         except OriginError:
             pass  # each file is now fetched alone, which reports the error
         except Exception:
@@ -287,14 +297,23 @@ class Fetches:
             for fetch, data in zip(fetches, found, strict=True):
                 self._end_or_fetch_alone(fetch, data, reserved, shut_down)
 
+    async def _many_from_origin(
+        self, at_a_time: int, stopped: Callable[[], bool], refs: Sequence[ObjectRef]
+    ) -> list[memoryview | None]:
+        wanted = [(ref.path, ref.meta) for ref in refs]
+        found = await self._origin.read_many(wanted, at_a_time, stopped)
+        for data in found:
+            if data is not None:
+                self._counters.fetches += 1
+                self._counters.fetched_bytes += data.nbytes
+        return found
+
     def _end_or_fetch_alone(
         self, fetch: InFlightFetch, data: memoryview | None, reserved: bool, shut_down: bool
     ) -> None:
         (key,) = fetch.keys
         if data is not None and data.nbytes == fetch.length:
             self._history.on_miss(key)
-            self._counters.fetches += 1
-            self._counters.fetched_bytes += fetch.length
             fetch.data = data
         elif reserved:
             self._memory.release(fetch.length)

@@ -9,8 +9,8 @@ from cachefs.cache.counters import TierStatus
 from cachefs.cache.levels.mover import Mover, Promoter
 from cachefs.cache.levels.placement import TierPlace, promotes
 from cachefs.cache.tier.admission import Admission
+from cachefs.cache.tier.common import Common
 from cachefs.cache.tier.evictor import Evictor
-from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.upkeep.scrubber import Scrubber
 from cachefs.cache_dir.directory import CacheDirectory
@@ -40,17 +40,17 @@ class ActiveTier:
     """See the module docstring. The owner, `TierSet`, updates `level` when tiers are added,
     removed or resized."""
 
-    def __init__(self, directory: CacheDirectory, shared: Shared, neighbours: Neighbours) -> None:
+    def __init__(self, directory: CacheDirectory, common: Common, neighbours: Neighbours) -> None:
         """Opens the index. Raises `CacheDirError`; the caller still owns `directory` then."""
         self.directory = directory
         self.level = 0
         self._neighbours = neighbours
-        self.store = TierStore(directory, shared)
+        self.store = TierStore(directory, common)
         self.evictor = Evictor(self.store)
-        self.admission = Admission(self.store, self.evictor, shared.cooldown)
-        self.mover = Mover(self.store, shared.cooldown, self._target_below)
-        self.promoter = Promoter(self.mover, self.store, shared.cooldown, self._target_above)
-        self._scrubber = Scrubber(self.store, shared.options.scrub_interval_s)
+        self.admission = Admission(self.store, self.evictor, common.cooldown)
+        self.mover = Mover(self.store, common.cooldown, self._target_below)
+        self.promoter = Promoter(self.mover, self.store, common.cooldown, self._target_above)
+        self._scrubber = Scrubber(self.store, common.options.scrub_interval_s)
         self.store.io.on_change = self._health_changed
         self._scope = trio.CancelScope()
         self._stopped: trio.Event | None = None

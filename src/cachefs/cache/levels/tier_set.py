@@ -13,7 +13,7 @@ import trio
 from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.placement import Placement
 from cachefs.cache.tier.admission import Admission
-from cachefs.cache.tier.shared import Shared
+from cachefs.cache.tier.common import Common
 from cachefs.cache.tier.store import OnAdmitted, TierStore
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError
@@ -28,17 +28,17 @@ class TierSet:
     """The tiers of one mount; its `BlockCache` owns the object. Each tier sees it as its
     `Neighbours`."""
 
-    def __init__(self, tiers: Sequence[CacheDirectory], shared: Shared) -> None:
+    def __init__(self, tiers: Sequence[CacheDirectory], common: Common) -> None:
         """Open the indexes of the tiers. If this raises `CacheDirError`, the caller still owns the
         tiers and must close them."""
-        self.shared = shared
+        self.common = common
         self._tiers: list[ActiveTier] = []
         try:
             for tier in tiers:
                 try:
                     self._tiers.append(self._activate(tier))
                 except CacheDirError as error:
-                    if not shared.options.tolerant:
+                    if not common.options.tolerant:
                         raise
                     log.error("%s; the mount goes on without this tier", error)
         except BaseException:
@@ -71,7 +71,7 @@ class TierSet:
         return tiers
 
     def _activate(self, tier: CacheDirectory) -> ActiveTier:
-        return ActiveTier(tier, self.shared, self)
+        return ActiveTier(tier, self.common, self)
 
     def _arrange(self) -> None:
         """Compute levels and placement again after a tier was added, removed or changed."""
@@ -131,6 +131,10 @@ class TierSet:
                 return active
         return None
 
+    def cached_bytes(self) -> int:
+        """Return the bytes of blocks in all tiers."""
+        return sum(active.directory.slabs.cached_bytes for active in self._tiers)
+
     def have(self, key: BlockKey) -> bool:
         """Return whether a usable tier has the block."""
         return any(
@@ -150,7 +154,7 @@ class TierSet:
             key, usable, lambda number: tiers[number].takes(key, length), first_level
         )
         # To store a block unpinned is better than not to store it.
-        if number is None and self.shared.admission_filter.must_be_pinned(key):
+        if number is None and self.common.admission_filter.must_be_pinned(key):
             number = self._placement.entry(
                 key, usable, lambda number: tiers[number].admission.takes(length), first_level
             )

@@ -14,11 +14,11 @@ import trio
 
 from cachefs.cache.counters import TierCounters
 from cachefs.cache.policies import make_policy
+from cachefs.cache.tier.common import Common
 from cachefs.cache.tier.disk_threads import DiskThreads, OverdueError
 from cachefs.cache.tier.index import Index
 from cachefs.cache.tier.page_in import PageInPolling
 from cachefs.cache.tier.partial_checksums import Bytes
-from cachefs.cache.tier.shared import Shared
 from cachefs.cache.tier.slab_files import SlabFiles
 from cachefs.cache.tier.slot_io import Checked, read_and_check
 from cachefs.cache_dir.directory import CacheDirectory
@@ -43,24 +43,24 @@ class TierStore:
     """Slabs, index and policy of one tier; its `ActiveTier` owns it. For the invariants see the
     module docstring."""
 
-    def __init__(self, directory: CacheDirectory, shared: Shared) -> None:
+    def __init__(self, directory: CacheDirectory, common: Common) -> None:
         """Opens the tier's index. Raises `CacheDirError`."""
         index = Index.open(
             str(directory.paths.index), directory.quota_bytes, directory.identity.uuid
         )
         self.directory = directory
-        self.partial_checksums = shared.partial_checksums
+        self.partial_checksums = common.partial_checksums
         self.is_on_disk = directory.medium is not Medium.MEM
         """Whether each read must be compared with a checksum. A disk can lose or change data, and
         the daemon cannot find out which pages of a slab the kernel has read from the disk since
         the last comparison."""
-        self.admission_filter = shared.admission_filter
+        self.admission_filter = common.admission_filter
         self.slabs = directory.slabs
         self.index = index
         self.counters = TierCounters(bad_index=int(index.replaced_bad))
         self.io = DiskThreads(directory)
-        self.policy = make_policy(shared.options.policy, shared.history)
-        self.history = shared.history
+        self.policy = make_policy(common.options.policy, common.history)
+        self.history = common.history
         self.on_lower_hit: Callable[[BlockKey, int], None] | None = None
         """Called for each hit, with key and age of the block, if there is a faster tier. Only
         `ActiveTier.connect` sets it."""
@@ -69,7 +69,7 @@ class TierStore:
         it."""
         self.retired = False
         """True once the tier is about to be closed. It then serves no block."""
-        self._verify_full = shared.options.verify_full
+        self._verify_full = common.options.verify_full
         self._by_id = directory.slabs.by_id
         self._disk = directory.disk
         self._read_nowait = directory.disk.read_nowait
@@ -82,7 +82,7 @@ class TierStore:
             self.io,
             self.counters,
             lambda: self.policy.now,
-            shared.options.open_slabs,
+            common.options.open_slabs,
         )
         self.open_slab = self.files.open
         self.reconcile = self.files.reconcile

@@ -19,6 +19,7 @@ from cachefs.log import is_debugging, set_debugging
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.resilience import ResilientOrigin
 from cachefs.prefetch.prefetch import Prefetch
+from cachefs.shared.tier import SharedTier
 
 INDEFINITE = "indefinite"
 
@@ -33,7 +34,11 @@ class LiveOption(NamedTuple):
 
 
 def live_options(
-    origin: ResilientOrigin, limits: UidLimits, namespace: Namespace, prefetch: Prefetch
+    origin: ResilientOrigin,
+    limits: UidLimits,
+    namespace: Namespace,
+    prefetch: Prefetch,
+    shared: SharedTier,
 ) -> dict[str, LiveOption]:
     """Return how each option of `config.LIVE` is applied, by field name."""
 
@@ -58,6 +63,8 @@ def live_options(
         "stale_if_error": ttl("stale_if_error_s"),
         "readahead": _attribute(prefetch.readers, "readahead"),
         "prefetch": _attribute(prefetch, "mode"),
+        "shared": LiveOption(lambda: shared.members.option, shared.members.use),
+        "shared_size": _attribute(shared.demand, "limit_bytes"),
         "debug": LiveOption(is_debugging, set_debugging),
     }
 

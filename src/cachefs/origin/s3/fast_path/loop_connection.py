@@ -1,12 +1,12 @@
 """Connections of the event loop: they send and receive with non-blocking calls, also over TLS."""
 
 import socket
-import ssl
 import time
 
 import trio
 from botocore.credentials import ReadOnlyCredentials
 
+from cachefs.loop_socket import LoopSocket
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
@@ -24,29 +24,21 @@ _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _RECORD_BYTES = 16 << 10
 """The most bytes that a TLS record holds. OpenSSL may have received a record except its end."""
-CLOSED = (EOFError, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""The errors of a connection that the server has closed."""
 
 
-class LoopConnection(Connection):
+class LoopConnection(LoopSocket, Connection):
     """A connection whose calls do not block; they wait on the loop."""
 
     def __init__(self, opened: socket.socket, tls: TlsConnector | None) -> None:
-        super().__init__(opened, tls)
-        opened.setblocking(False)
-        self._waits_for_bytes = 1
+        Connection.__init__(self, opened, tls)
+        LoopSocket.__init__(self, opened)
         self.has_answered = False
         """A byte of the answer to the present request has arrived."""
 
     async def send(self, request: bytes) -> None:
         """Send the bytes. Raises `OSError`."""
         self.is_idle = self.has_answered = False
-        left = memoryview(request)
-        while left:
-            try:
-                left = left[self._socket.send(left) :]
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                await trio.lowlevel.wait_writable(self._socket)
+        await self.send_all(memoryview(request))
 
     async def head(self, begun: bytes, piece: memoryview) -> tuple[bytes, memoryview]:
         """Return the head of an answer, without the empty line at its end, and the bytes after it
@@ -56,8 +48,8 @@ class LoopConnection(Connection):
         while (end := begun.find(b"\r\n\r\n")) < 0:
             if len(begun) > len(piece):
                 raise UnusualError
-            await self._await_bytes(1)
-            count = self._receive(piece)
+            await self.await_bytes(1)
+            count = self.receive(piece)
             begun += piece[:count]
             self.has_answered = True
         return begun[:end], memoryview(begun)[end + 4 :]
@@ -72,10 +64,10 @@ class LoopConnection(Connection):
         data[:filled] = begun
         rest = memoryview(data)
         while filled < size_bytes:
-            count = self._receive(rest[filled:])
+            count = self.receive(rest[filled:])
             filled += count
             if not count:
-                await self._await_bytes(size_bytes - filled)
+                await self.await_bytes(size_bytes - filled)
         return data
 
     async def chunked_body(self, begun: bytes, piece: memoryview) -> tuple[bytes, bool]:
@@ -83,38 +75,24 @@ class LoopConnection(Connection):
         come and false. `begun` and `piece` are as in `head`."""
         try:
             while (body := join_chunks(begun)) is None:
-                await self._await_bytes(1)
-                count = self._receive(piece)
+                await self.await_bytes(1)
+                count = self.receive(piece)
                 begun += piece[:count]
         except UnusualError:
             return begun, False
         return body, True
 
-    def _receive(self, into: memoryview) -> int:
-        """Receive the bytes that are available and return their count, perhaps 0. Raises `EOFError`
-        if the server has closed the connection."""
-        try:
-            count = self._socket.recv_into(into)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return 0
-        if not count:
-            raise EOFError
-        return count
-
-    async def _await_bytes(self, count: int) -> None:
-        """Wait until `count` bytes are available or the server closes the connection. Over TLS,
-        wait for those of them that OpenSSL can't have received yet, at least for one."""
+    async def await_bytes(self, count: int) -> None:
+        """See `LoopSocket.await_bytes`. Over TLS, wait for those bytes that OpenSSL can't have
+        received yet, at least for one."""
         if self._tls is not None:
             count = max(1, count - _RECORD_BYTES)
-        if count != self._waits_for_bytes:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
-            self._waits_for_bytes = count
-        await trio.lowlevel.wait_readable(self._socket)
+        await super().await_bytes(count)
 
     def close(self) -> None:
         """See `Connection.close`."""
         trio.lowlevel.notify_closing(self._socket)
-        super().close()
+        Connection.close(self)
 
 
 class LoopClient(SmallReader[LoopConnection]):

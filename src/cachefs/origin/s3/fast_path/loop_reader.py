@@ -14,9 +14,10 @@ from typing import NamedTuple
 import trio
 from botocore.credentials import ReadOnlyCredentials
 
+from cachefs.loop_socket import CLOSED
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3 import errors as s3_errors
-from cachefs.origin.s3.fast_path.loop_connection import CLOSED, LoopClient, LoopConnection
+from cachefs.origin.s3.fast_path.loop_connection import LoopClient, LoopConnection
 from cachefs.origin.s3.fast_path.wire import (
     ERROR_BYTES,
     Head,

@@ -25,7 +25,7 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Common:
     """What a `TierSet` gives to each of its tiers."""
 
     options: CacheOptions

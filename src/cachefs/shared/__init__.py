@@ -1,0 +1,1 @@
+"""The shared tier: blocks that many nodes share, on memcached (docs/SHARED_TIER.md)."""

@@ -1,0 +1,285 @@
+"""`Member`: one memcached of the shared tier, with its connections, its deadlines and its breaker.
+
+**Deadlines.** A look-up must be answered within four times the 95th percentile of earlier ones, at
+least `_LEAST_S` and at most `_MOST_S`, plus the time that the bytes take at `_BYTES_PER_S`. If the
+loop itself was late, the member is not blamed.
+
+**Breaker.** After `_MOST_FAILURES` failures in a row, the member is out for a second, then twice as
+long each time, up to `_MOST_OUT_S`. After that time a probe is sent, for which no reader waits.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from cachefs.errors import reason_of
+from cachefs.format.shared_value import SharedFormat
+from cachefs.loop_socket import CLOSED
+from cachefs.shared import wire
+from cachefs.shared.connection import Look, MemberConnection, connect
+from cachefs.shared.wire import Answer, Head, ProtocolError
+from cachefs.types import BLOCK_BYTES, Buffer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECT_S = 0.05
+_LEAST_S, _MOST_S = 0.003, 0.02
+_BYTES_PER_S = 100e6
+_STORE_S = 1.0
+"""A store may take as long: no reader waits for it."""
+_MOST_FAILURES = 3
+_FIRST_OUT_S, _MOST_OUT_S = 1.0, 30.0
+_LATE_S = 0.005
+_CONNECTIONS = 8
+"""memcached accepts 1,024 connections unless it is told otherwise (-c)."""
+_LATENCIES = 128
+_RECOMPUTE = 16
+
+
+@dataclass(slots=True)
+class MemberCounters:
+    """Counters of one member, in blocks."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    stored_blocks: int = 0
+    stored_bytes: int = 0
+    refused_blocks: int = 0
+    bad_values: int = 0
+    failures: int = 0
+
+
+class Latencies:
+    """The latest latencies. The percentiles are computed for every sixteenth only."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_LATENCIES)
+        self._new = 0
+        self._p50 = self._p95 = math.nan
+
+    def note(self, took_s: float) -> None:
+        """Add one latency."""
+        self._latest.append(took_s)
+        self._new += 1
+        if self._new >= _RECOMPUTE or len(self._latest) < _RECOMPUTE:
+            self._new = 0
+            ordered = sorted(self._latest)
+            self._p50 = ordered[len(ordered) // 2]
+            self._p95 = ordered[len(ordered) * 95 // 100]
+
+    @property
+    def p50_s(self) -> float | None:
+        """The median; None without any."""
+        return None if math.isnan(self._p50) else self._p50
+
+    @property
+    def p95_s(self) -> float | None:
+        """The 95th percentile; None without any."""
+        return None if math.isnan(self._p95) else self._p95
+
+
+class Member:
+    """One member. Only the event loop may use it. No method raises an error of the member: a
+    failure is a miss."""
+
+    def __init__(
+        self,
+        address: str,
+        host: str,
+        port: int,
+        shared_format: SharedFormat,
+        on_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`address` is what the member is called; `host` is an IP address. Calls `on_out` when
+        `is_out` has changed."""
+        self.address = address
+        self._host, self._port = host, port
+        self._on_out = on_out
+        self.counters = MemberCounters()
+        self.latencies = Latencies()
+        self.problem: str | None = None
+        """Why the last request failed; None if it did not."""
+        self.out_since: float | None = None
+        """When the member began to be out, on trio's clock."""
+        self._format = shared_format
+        self._idle: list[MemberConnection] = []
+        self._places = trio.CapacityLimiter(_CONNECTIONS)
+        self._failures = 0
+        self._out_s = 0.0
+        self._out_until = -math.inf
+        self._is_closed = False
+
+    # -- breaker -------------------------------------------------------------------------------
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the member has failed and no probe has succeeded since. Nothing but probes is
+        sent to it then."""
+        return self.out_since is not None
+
+    def is_at(self, host: str, port: int) -> bool:
+        """Whether it has this IP address and port."""
+        return (host, port) == (self._host, self._port)
+
+    async def probe(self) -> None:
+        """Ask a member that is out whether it answers again, if it is time for that."""
+        if self.is_out and trio.current_time() >= self._out_until:
+            probe = partial(MemberConnection.heads, commands=(wire.PROBE,))
+            if await self._try(probe, _MOST_S) is None:
+                self._out_s = min(2 * self._out_s, _MOST_OUT_S)
+                self._out_until = trio.current_time() + self._out_s
+
+    def _note_success(self) -> None:
+        self._failures = 0
+        self.problem = None
+        if self.out_since is not None:
+            self.out_since = None
+            self._on_out()
+            log.info("the member %s of the shared tier answers again", self.address)
+
+    def _note_failure(self, problem: str) -> None:
+        self.problem = problem
+        self.counters.failures += 1
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES and self.out_since is None:
+            self.out_since = trio.current_time()
+            self._out_s = _FIRST_OUT_S
+            self._out_until = self.out_since + self._out_s
+            self._close_idle()
+            self._on_out()
+            log.info("the member %s of the shared tier is out: %s", self.address, problem)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def look_up(self, looks: Sequence[Look]) -> None:
+        """Ask for blocks and fill in the answers. Those that have not come in time are misses."""
+
+        async def ask(connection: MemberConnection) -> None:
+            began_at = trio.current_time()
+
+            def note_first() -> None:
+                self.latencies.note(trio.current_time() - began_at)
+
+            await connection.look_up(looks, self._format, note_first)
+
+        size_bytes = sum(look.length for look in looks)
+        await self._request(ask, self._deadline_s() + size_bytes / _BYTES_PER_S)
+        counters = self.counters
+        for look in looks:
+            if look.answer is Answer.HIT:
+                counters.hits += 1
+                counters.hit_bytes += look.length
+            else:
+                counters.misses += 1
+                counters.bad_values += look.answer is Answer.BAD
+        bad = [look.key for look in looks if look.answer is Answer.BAD]
+        if bad:
+            await self.delete(bad)
+
+    def _deadline_s(self) -> float:
+        p95_s = self.latencies.p95_s
+        return _MOST_S if p95_s is None else min(max(4 * p95_s, _LEAST_S), _MOST_S)
+
+    async def heads(self, commands: Sequence[bytes]) -> list[Head] | None:
+        """Send commands whose answers have no values; None if the member does not answer."""
+        return await self._request(partial(MemberConnection.heads, commands=commands), _STORE_S)
+
+    async def store(self, key: bytes, data: Buffer) -> bool:
+        """Store a block. Return whether the member has taken it."""
+        prefix = self._format.prefix(key, data)
+        store = partial(MemberConnection.store, key=key, prefix=prefix, data=data)
+        is_stored = await self._request(store, _STORE_S)
+        if is_stored:
+            self.counters.stored_blocks += 1
+            self.counters.stored_bytes += memoryview(data).nbytes
+        elif is_stored is not None:
+            self.counters.refused_blocks += 1
+        return bool(is_stored)
+
+    async def delete(self, keys: Sequence[bytes]) -> bool:
+        """Delete blocks. Return whether the member has done it."""
+        delete = partial(MemberConnection.delete, keys=keys)
+        return await self._request(delete, _STORE_S) is not None
+
+    async def _request(
+        self, request: Callable[[MemberConnection], Awaitable[T]], deadline_s: float
+    ) -> T | None:
+        """Send a request unless the member is out. Return None if it fails."""
+        return None if self.is_out else await self._try(request, deadline_s)
+
+    async def _try(
+        self, request: Callable[[MemberConnection], Awaitable[T]], deadline_s: float
+    ) -> T | None:
+        """Send a request on an idle connection or a new one, and record whether it succeeds."""
+        if self._is_closed:
+            return None
+        has_place = False
+        try:
+            with trio.move_on_after(deadline_s) as scope:
+                async with self._places:
+                    has_place = True
+                    result = await self._on_connection(request, scope, deadline_s)
+                self._note_success()
+                return result
+            is_late = trio.current_time() > scope.deadline + _LATE_S
+            if has_place and not is_late:
+                self._note_failure(f"it has not answered within {1e3 * deadline_s:.0f} ms")
+        except ProtocolError as error:
+            self._note_failure(str(error))
+        except EOFError:
+            self._note_failure("it has closed the connection")
+        except OSError as error:
+            self._note_failure(reason_of(error))
+        return None
+
+    async def _on_connection(
+        self,
+        request: Callable[[MemberConnection], Awaitable[T]],
+        scope: trio.CancelScope,
+        deadline_s: float,
+    ) -> T:
+        while self._idle:
+            connection = self._idle.pop()
+            scope.deadline = trio.current_time() + deadline_s
+            try:
+                return await self._use(connection, request)
+            except CLOSED:
+                if connection.has_answered:
+                    raise
+                # The member was started anew, or has closed the idle connection.
+        scope.deadline = trio.current_time() + _CONNECT_S
+        connection = await connect(self._host, self._port)
+        scope.deadline = trio.current_time() + deadline_s
+        return await self._use(connection, request)
+
+    async def _use(
+        self, connection: MemberConnection, request: Callable[[MemberConnection], Awaitable[T]]
+    ) -> T:
+        try:
+            return await request(connection)
+        finally:
+            if connection.is_in_order and not (self._is_closed or self.is_out):
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close idle connections now, and the others when they are given back."""
+        self._is_closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+assert _BYTES_PER_S * _STORE_S > BLOCK_BYTES

@@ -1,0 +1,404 @@
+"""`SharedTier`: the cache tier that nodes share, between the in-flight fetches and the origin.
+
+`read` and `read_many` return bytes as the origin does. They first ask the members for the blocks,
+and ask the origin only for those that no member has. What the origin has sent is then stored in the
+shared tier, by the node that has the lease of the block. The other nodes wait for a moment until it
+has done so.
+
+No failure of the shared tier is an error of a read: it is a miss.
+"""
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from cachefs.format.shared_value import ObjectName, SharedFormat, hash_share
+from cachefs.shared import wire
+from cachefs.shared.admission import Admissions
+from cachefs.shared.connection import Look
+from cachefs.shared.demand import Demand
+from cachefs.shared.member import Member
+from cachefs.shared.members import Members
+from cachefs.shared.wire import Answer
+from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+
+log = logging.getLogger(__name__)
+
+_COMPUTE_S = 10.0
+"""How often the share of the blocks that is kept is computed again."""
+_MOST_WAIT_S = 0.3
+"""How long a node waits at most for the node that has the lease."""
+_POLL_LEAST_S, _POLL_MOST_S = 0.002, 0.02
+_ADMISSION_BYTES = 64 << 20
+_SLOW_S = 0.005
+"""A shared tier that answers sooner never counts as slow, whatever the origin needs."""
+_SLOW_LOOKS = 32
+_FIRST_BYPASS_S, _MOST_BYPASS_S = 1.0, 30.0
+_SMOOTHING = 1 / 16
+
+Fetch = Callable[[int, int], Awaitable[memoryview]]
+"""Gets `length` bytes at `offset` of one object from the origin."""
+FetchMany = Callable[[Sequence[ObjectRef]], Awaitable[list[memoryview | None]]]
+"""Gets whole objects from the origin; None for one that it has not got."""
+
+
+@dataclass(slots=True)
+class SharedCounters:
+    """Counters of the shared tier as this node sees it, in blocks."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    waited: int = 0
+    """Blocks that another node was fetching when we asked."""
+
+
+class _Average:
+    """A moving average."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def note(self, value: float) -> None:
+        before = self.value
+        self.value = value if before is None else before + _SMOOTHING * (value - before)
+
+
+class _Bytes:
+    """The bytes of a run of blocks; the memory is taken when the first of them come."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._data: memoryview | None = None
+
+    def part(self, offset: int, length: int) -> memoryview:
+        if self._data is None:
+            self._data = memoryview(bytearray(self.length))
+        return self._data[offset : offset + length]
+
+
+class SharedTier:
+    """The shared tier of one mount. It is used while `run` runs; without members nothing is
+    asked. Only the event loop may use it."""
+
+    def __init__(self, identity: str, secret: bytes = b"") -> None:
+        """`identity` is that of the origin. An empty `secret` means none."""
+        self.counters = SharedCounters()
+        self.demand = Demand()
+        self._identity = identity
+        self._format = SharedFormat(secret)
+        self.members = Members(self._format)
+        self._admissions = Admissions(_ADMISSION_BYTES, self._note_answer)
+        self._nursery: trio.Nursery | None = None
+        self._origin_s = _Average()
+        self._look_s = _Average()
+        self._hit_ratio = _Average()
+        self._looks = 0
+        self._bypass_s = 0.0
+        self._bypassed_until = -math.inf
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether blocks are asked for in the shared tier now."""
+        return self._nursery is not None and len(self.members) > 0 and not self.is_bypassed
+
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether all reads go around it: more than half of its members are out, or it is slower
+        than the origin."""
+        return self.members.are_most_out or trio.current_time() < self._bypassed_until
+
+    @property
+    def serves_most(self) -> bool:
+        """Whether it has had most of the blocks that were asked for lately."""
+        return self.is_on and (self._hit_ratio.value or 0.0) >= 0.5
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Number of blocks that were not stored, as too many came at a time, or a member refused
+        them."""
+        return self._admissions.dropped_blocks
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run `members`, and store blocks, until it is cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                nursery.start_soon(self._compute_share)
+                await self.members.run()
+        finally:
+            self._nursery = None
+
+    async def stored(self) -> None:
+        """Wait until no block waits to be stored."""
+        while not self._admissions.is_idle:  # noqa: ASYNC110 - only tests and the end wait
+            await trio.sleep(_POLL_MOST_S)
+
+    async def _compute_share(self) -> None:
+        while True:
+            await self.demand.compute()
+            await trio.sleep(_COMPUTE_S)
+
+    # -- reads ---------------------------------------------------------------------------------
+
+    async def read(
+        self, ref: ObjectRef, first_block: int, block_count: int, fetch: Fetch
+    ) -> memoryview:
+        """Return a run of blocks. `fetch` gets from the origin what no member has. Raises what
+        `fetch` raises."""
+        start = first_block * BLOCK_BYTES
+        last = first_block + block_count - 1
+        length = last * BLOCK_BYTES + ref.block_length(last) - start
+        name = self._name(ref)
+        run = _Bytes(length)
+        looks = [
+            self._look(ref, name, index, partial(run.part, index * BLOCK_BYTES - start))
+            for index in range(first_block, last + 1)
+        ]
+        await self._look_up(name, [look for look in looks if self._is_kept(ref, look)])
+        for look in looks:
+            self._count(look)
+        if all(look.answer is Answer.HIT for look in looks):
+            return run.part(0, length)
+        if not any(look.answer in (Answer.HIT, Answer.HELD) for look in looks):
+            data = await self._timed(fetch, start, length)
+            for look in looks:
+                at = look.block_index * BLOCK_BYTES - start
+                self._admit(name, look, data[at : at + look.length])
+            return data
+        await self._fetch_missing(name, looks, start, run, fetch)
+        await self._wait_for_holders(name, looks)
+        await self._fetch_missing(name, looks, start, run, fetch, may_store=False)
+        return run.part(0, length)
+
+    async def read_many(
+        self, refs: Sequence[ObjectRef], fetch_many: FetchMany
+    ) -> list[memoryview | None]:
+        """Return whole objects of one block each. `fetch_many` gets those that no member has. The
+        result has None for an object that neither has, or that another node is fetching."""
+        names = [self._name(ref) for ref in refs]
+        looks = [
+            self._look(ref, name, 0, partial(_Bytes(ref.block_length(0)).part, 0))
+            for ref, name in zip(refs, names, strict=True)
+        ]
+        by_member: dict[Member, list[Look]] = defaultdict(list)
+        for ref, name, look in zip(refs, names, looks, strict=True):
+            member = self.members.owner(name.group(0)) if self._is_kept(ref, look) else None
+            if member is not None:
+                by_member[member].append(look)
+        await self._ask(by_member)
+        for look in looks:
+            self._count(look)
+        missing = [n for n, look in enumerate(looks) if look.data is None]
+        missing = [n for n in missing if looks[n].answer is not Answer.HELD]
+        if missing:
+            fetched = await fetch_many([refs[n] for n in missing])
+            for n, data in zip(missing, fetched, strict=True):
+                if data is not None and data.nbytes == looks[n].length:
+                    self._admit(names[n], looks[n], data)
+                    looks[n].data = data
+        return [look.data for look in looks]
+
+    def put(self, ref: ObjectRef, data: memoryview) -> None:
+        """Store a file of one block that has come from the origin without a question to the shared
+        tier."""
+        if self.is_on and self._nursery is not None:
+            name = self._name(ref)
+            look = self._look(ref, name, 0, lambda _: data)
+            member = self.members.owner(name.group(0))
+            if member is not None and self._is_kept(ref, look):
+                self._admissions.offer(self._nursery, member, look.key, data, is_leased=False)
+
+    async def forget(self, ref: ObjectRef) -> None:
+        """Delete all blocks of an object's version whose bytes are other ones now. What a member
+        does not answer is left there."""
+        if not len(self.members):
+            return
+        name = self._name(ref)
+        keys: dict[Member, list[bytes]] = defaultdict(list)
+        for index in range(ref.block_count):
+            member = self.members.owner(name.group(index))
+            if member is not None:
+                keys[member].append(self._format.key(name, index))
+        for member, own in keys.items():
+            for first in range(0, len(own), 1000):
+                await member.delete(own[first : first + 1000])
+
+    async def count_blocks(self, ref: ObjectRef, most: int) -> int | None:
+        """Return how many of the first `most` blocks the members have; None if one of them does not
+        answer."""
+        name, found = self._name(ref), 0
+        commands: dict[Member, list[bytes]] = defaultdict(list)
+        for index in range(min(ref.block_count, most)):
+            member = self.members.owner(name.group(index))
+            if member is None:
+                return None
+            commands[member].append(wire.peek(self._format.key(name, index)))
+        for member, own in commands.items():
+            heads = await member.heads(own)
+            if heads is None:
+                return None
+            found += sum(head.answer is Answer.HIT for head in heads)
+        return found
+
+    # -- parts of reads ------------------------------------------------------------------------
+
+    def _name(self, ref: ObjectRef) -> ObjectName:
+        return self._format.name(self._identity, ref.path, ref.meta.version)
+
+    def _look(
+        self,
+        ref: ObjectRef,
+        name: ObjectName,
+        block_index: int,
+        part: Callable[[int], memoryview],
+    ) -> Look:
+        length = ref.block_length(block_index)
+        key = self._format.key(name, block_index)
+        return Look(key, block_index, length, partial(part, length))
+
+    def _is_kept(self, ref: ObjectRef, look: Look) -> bool:
+        """Whether the shared tier keeps this block. It does not if it is smaller than the data and
+        the block has a hash above the limit."""
+        demand = self.demand
+        if not demand.limit_bytes:
+            return True
+        hashed = hash_share(look.key)
+        block = BlockKey(ref.object_id, look.block_index)
+        demand.note(block, hashed, look.length, trio.current_time())
+        return hashed < demand.share
+
+    async def _look_up(self, name: ObjectName, looks: Iterable[Look]) -> None:
+        by_member: dict[Member, list[Look]] = defaultdict(list)
+        for look in looks:
+            member = self.members.owner(name.group(look.block_index))
+            if member is not None:
+                by_member[member].append(look)
+        await self._ask(by_member)
+
+    async def _ask(self, by_member: dict[Member, list[Look]]) -> None:
+        """Ask the members for their blocks, all members at the same time."""
+        began_at = trio.current_time()
+        if len(by_member) == 1:
+            for member, looks in by_member.items():
+                await member.look_up(looks)
+        elif by_member:
+            async with trio.open_nursery() as nursery:
+                for member, looks in by_member.items():
+                    nursery.start_soon(member.look_up, looks)
+        took_s = trio.current_time() - began_at
+        for looks in by_member.values():
+            self._look_s.note(took_s / max(1.0, sum(look.length for look in looks) / BLOCK_BYTES))
+        self._looks += len(by_member)
+        if self._looks >= _SLOW_LOOKS:
+            self._bypass_if_slow()
+
+    def _count(self, look: Look) -> None:
+        self._note_answer(look.answer)
+        if look.answer is Answer.HIT:
+            self.counters.hits += 1
+            self.counters.hit_bytes += look.length
+        elif look.answer is Answer.HELD:
+            self.counters.waited += 1
+        else:
+            self.counters.misses += 1
+
+    def _note_answer(self, answer: Answer) -> None:
+        self._hit_ratio.note(float(answer in (Answer.HIT, Answer.HELD)))
+
+    def _bypass_if_slow(self) -> None:
+        """Bypass the shared tier for a while if it takes longer than the origin."""
+        self._looks = 0
+        look_s, origin_s = self._look_s.value, self._origin_s.value
+        if look_s is None or origin_s is None or look_s <= max(origin_s, _SLOW_S):
+            self._bypass_s = 0.0
+            return
+        self._bypass_s = min(max(2 * self._bypass_s, _FIRST_BYPASS_S), _MOST_BYPASS_S)
+        self._bypassed_until = trio.current_time() + self._bypass_s
+        self._look_s = _Average()
+        log.info(
+            "the shared tier is bypassed for %.0f s: it takes %.0f ms, and the origin %.0f ms",
+            *(self._bypass_s, 1e3 * look_s, 1e3 * origin_s),
+        )
+
+    async def _timed(self, fetch: Fetch, offset: int, length: int) -> memoryview:
+        began_at = trio.current_time()
+        data = await fetch(offset, length)
+        self._origin_s.note(trio.current_time() - began_at)
+        return data
+
+    async def _fetch_missing(
+        self,
+        name: ObjectName,
+        looks: list[Look],
+        start: int,
+        run: _Bytes,
+        fetch: Fetch,
+        may_store: bool = True,
+    ) -> None:
+        """Fetch the blocks that have not come, each run of them with one request. Blocks that
+        another node is fetching are left out while `may_store`."""
+        skipped = (Answer.HIT, Answer.HELD) if may_store else (Answer.HIT,)
+        missing: list[list[Look]] = [[]]
+        for look in looks:
+            if look.answer not in skipped:
+                missing[-1].append(look)
+            elif missing[-1]:
+                missing.append([])
+
+        failures: list[Exception] = []
+
+        async def fetch_run(some: list[Look]) -> None:
+            offset = some[0].block_index * BLOCK_BYTES
+            length = sum(look.length for look in some)
+            try:
+                data = await self._timed(fetch, offset, length)
+            except Exception as error:  # raised below: a nursery would wrap it into a group
+                failures.append(error)
+                return
+            run.part(offset - start, length)[:] = data
+            for look in some:
+                at = look.block_index * BLOCK_BYTES
+                part = data[at - offset : at - offset + look.length]
+                if may_store:
+                    self._admit(name, look, part)
+                look.answer = Answer.HIT
+
+        async with trio.open_nursery() as nursery:
+            for some in filter(None, missing):
+                nursery.start_soon(fetch_run, some)
+        if failures:
+            raise failures[0]
+
+    async def _wait_for_holders(self, name: ObjectName, looks: list[Look]) -> None:
+        """Ask again and again for blocks that other nodes are fetching, for a limited time."""
+        origin_s = self._origin_s.value
+        wait_s = _MOST_WAIT_S if origin_s is None else min(2 * origin_s, _MOST_WAIT_S)
+        pause_s = min(max(wait_s / 20, _POLL_LEAST_S), _POLL_MOST_S)
+        until = trio.current_time() + wait_s
+        while held := [look for look in looks if look.answer is Answer.HELD]:
+            if trio.current_time() >= until:
+                return
+            await trio.sleep(pause_s)
+            await self._look_up(name, held)
+            for look in held:
+                if look.answer is Answer.HIT:
+                    self.counters.hits += 1
+                    self.counters.hit_bytes += look.length
+
+    def _admit(self, name: ObjectName, look: Look, data: memoryview) -> None:
+        """Store a block that has come from the origin, if we have its lease."""
+        if look.answer in (Answer.LEASED, Answer.BAD) and self._nursery is not None:
+            member = self.members.owner(name.group(look.block_index))
+            if member is not None:
+                self._admissions.offer(self._nursery, member, look.key, data)
