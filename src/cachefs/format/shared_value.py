@@ -65,7 +65,7 @@ class SharedFormat:
         """Return what stands before the bytes of a block in its value."""
         return bytes((FORMAT,)) + self._proof(key, data)
 
-    def is_proven(self, key: bytes, prefix: Buffer, data: Buffer) -> bool:
+    def is_valid(self, key: bytes, prefix: Buffer, data: Buffer) -> bool:
         """Whether a value, of `prefix` and `data`, was written for this key with this secret."""
         return bytes(prefix) == self.prefix(key, data)
 

@@ -18,19 +18,26 @@ _MOST_AWAITED_BYTES = 256 << 10
 """The kernel has no room for more unread bytes of one connection, or may have none."""
 
 
-class Look:
+class AskedBlock:
     """One block that is asked for, and what has come of it."""
 
-    __slots__ = ("answer", "block_index", "data", "key", "length", "place")
+    __slots__ = ("answer", "block_index", "data", "group", "key", "length", "memory")
 
     def __init__(
-        self, key: bytes, block_index: int, length: int, place: Callable[[], memoryview]
+        self,
+        key: bytes,
+        group: int,
+        block_index: int,
+        length: int,
+        memory: Callable[[], memoryview],
     ) -> None:
-        """`place` returns where the bytes go; it is called only if they come."""
+        """`group` decides which member has the block (`ObjectName.group`). `memory` returns where
+        the bytes go; it is called only if they come."""
         self.key = key
+        self.group = group
         self.block_index = block_index
         self.length = length
-        self.place = place
+        self.memory = memory
         self.answer = Answer.MISSED
         self.data: memoryview | None = None
         """The bytes of a hit."""
@@ -50,60 +57,60 @@ class MemberConnection(LoopSocket):
         self.has_answered = False
         """A byte of the answers to the present commands has arrived."""
 
-    async def look_up(
+    async def ask(
         self,
-        looks: Sequence[Look],
+        asked: Sequence[AskedBlock],
         shared_format: SharedFormat,
         on_first: Callable[[], None],
     ) -> None:
         """Ask for blocks and fill in the answers, in order. Calls `on_first` when the first answer
         begins. Raises `OSError`, `EOFError` and `ProtocolError`; the answers until then hold."""
-        await self._send(b"".join([wire.look_up(look.key) for look in looks]))
-        for number, look in enumerate(looks):
+        await self._send(b"".join([wire.ask(block.key) for block in asked]))
+        for number, block in enumerate(asked):
             head = wire.read_head(await self._line())
             if not number:
                 on_first()
             if head.value_bytes is None:
-                look.answer = head.answer if head.answer is not Answer.HIT else Answer.MISSED
+                block.answer = head.answer if head.answer is not Answer.HIT else Answer.MISSED
             else:
-                look.answer = await self._value(look, head, shared_format)
+                block.answer = await self._value(block, head, shared_format)
         self.is_in_order = not self._begun
 
-    async def _value(self, look: Look, head: Head, shared_format: SharedFormat) -> Answer:
+    async def _value(self, block: AskedBlock, head: Head, shared_format: SharedFormat) -> Answer:
         assert head.value_bytes is not None
         if head.answer is not Answer.HIT:
             await self._skip(head.value_bytes)
             return head.answer
-        if head.value_bytes != PREFIX_BYTES + look.length:
+        if head.value_bytes != PREFIX_BYTES + block.length:
             await self._skip(head.value_bytes)
             return Answer.BAD
         prefix = bytearray(PREFIX_BYTES)
         await self._fill(memoryview(prefix))
-        data = look.place()
+        data = block.memory()
         await self._fill(data)
         await self._end_of_value()
-        if not shared_format.is_proven(look.key, prefix, data):
+        if not shared_format.is_valid(block.key, prefix, data):
             return Answer.BAD
-        look.data = data
+        block.data = data
         return Answer.HIT
 
     async def heads(self, commands: Sequence[bytes]) -> list[Head]:
         """Send commands whose answers have no values, and return the answers. Raises as
-        `look_up`."""
+        `ask`."""
         await self._send(b"".join(commands))
         heads = [wire.read_head(await self._line()) for _ in commands]
         self.is_in_order = not self._begun
         return heads
 
     async def delete(self, keys: Sequence[bytes]) -> int:
-        """Delete values and return how many were there. Raises as `look_up`."""
+        """Delete values and return how many were there. Raises as `ask`."""
         await self._send(b"".join([wire.delete(key) for key in keys]))
         deleted = sum([wire.is_done(await self._line()) for _ in keys])
         self.is_in_order = not self._begun
         return deleted
 
     async def store(self, key: bytes, prefix: bytes, data: Buffer) -> bool:
-        """Store a block. Return false if the member refuses it. Raises as `look_up`."""
+        """Store a block. Return false if the member refuses it. Raises as `ask`."""
         body = memoryview(data)
         line = wire.store(key, len(prefix) + body.nbytes)
         await self._send(line + prefix, body, b"\r\n")

@@ -13,7 +13,7 @@ from cachefs.errors import reason_of
 _MOST_FILE_BYTES = 1 << 20
 
 
-class Place(NamedTuple):
+class FoundMember(NamedTuple):
     """A member as it was found: what it is called on every node, and its IP address and port."""
 
     address: str
@@ -22,10 +22,10 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The members. `places` is None if the file or the DNS name can't be read now. `problem` is
+    """The members. `members` is None if the file or the DNS name can't be read now. `problem` is
     what was wrong, None if nothing was."""
 
-    places: tuple[Place, ...] | None
+    members: tuple[FoundMember, ...] | None
     problem: str | None = None
 
 
@@ -55,19 +55,19 @@ def _read(path: Path) -> str:
 async def _of_name(name: str, port: int) -> Found:
     """All addresses of a DNS name are members, as a headless service of Kubernetes has them."""
     hosts = await _resolve(name, port)
-    return Found(tuple(Place(_join(host, port), host, port) for host in hosts))
+    return Found(tuple(FoundMember(_join(host, port), host, port) for host in hosts))
 
 
 async def _of_addresses(addresses: list[tuple[str, int]]) -> Found:
-    places, problems = [], []
+    members, problems = [], []
     for name, port in addresses:
         try:
             hosts = await _resolve(name, port)
         except OSError as error:
             problems.append(f"{name}: {reason_of(error)}")
             continue
-        places.append(Place(_join(name, port), hosts[0], port))
-    return Found(tuple(places), "; ".join(problems[:3]) or None)
+        members.append(FoundMember(_join(name, port), hosts[0], port))
+    return Found(tuple(members), "; ".join(problems[:3]) or None)
 
 
 async def _resolve(name: str, port: int) -> list[str]:

@@ -1,6 +1,6 @@
 """`Member`: one memcached of the shared tier, with its connections, its deadlines and its breaker.
 
-**Deadlines.** A look-up must be answered within four times the 95th percentile of earlier ones, at
+**Deadlines.** A block-up must be answered within four times the 95th percentile of earlier ones, at
 least `_LEAST_S` and at most `_MOST_S`, plus the time that the bytes take at `_BYTES_PER_S`. If the
 loop itself was late, the member is not blamed.
 
@@ -22,7 +22,7 @@ from cachefs.errors import reason_of
 from cachefs.format.shared_value import SharedFormat
 from cachefs.loop_socket import CLOSED
 from cachefs.shared import wire
-from cachefs.shared.connection import Look, MemberConnection, connect
+from cachefs.shared.connection import AskedBlock, MemberConnection, connect
 from cachefs.shared.wire import Answer, Head, ProtocolError
 from cachefs.types import BLOCK_BYTES, Buffer
 
@@ -160,7 +160,7 @@ class Member:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def look_up(self, looks: Sequence[Look]) -> None:
+    async def ask(self, asked: Sequence[AskedBlock]) -> None:
         """Ask for blocks and fill in the answers. Those that have not come in time are misses."""
 
         async def ask(connection: MemberConnection) -> None:
@@ -169,19 +169,19 @@ class Member:
             def note_first() -> None:
                 self.latencies.note(trio.current_time() - began_at)
 
-            await connection.look_up(looks, self._format, note_first)
+            await connection.ask(asked, self._format, note_first)
 
-        size_bytes = sum(look.length for look in looks)
+        size_bytes = sum(block.length for block in asked)
         await self._request(ask, self._deadline_s() + size_bytes / _BYTES_PER_S)
         counters = self.counters
-        for look in looks:
-            if look.answer is Answer.HIT:
+        for block in asked:
+            if block.answer is Answer.HIT:
                 counters.hits += 1
-                counters.hit_bytes += look.length
+                counters.hit_bytes += block.length
             else:
                 counters.misses += 1
-                counters.bad_values += look.answer is Answer.BAD
-        bad = [look.key for look in looks if look.answer is Answer.BAD]
+                counters.bad_values += block.answer is Answer.BAD
+        bad = [block.key for block in asked if block.answer is Answer.BAD]
         if bad:
             await self.delete(bad)
 

@@ -7,7 +7,7 @@ import trio
 
 from cachefs.config.address import OFF
 from cachefs.format.shared_value import SharedFormat
-from cachefs.shared.discovery import NOBODY, Place, find_members
+from cachefs.shared.discovery import NOBODY, FoundMember, find_members
 from cachefs.shared.member import Member
 from cachefs.shared.ring import Ring
 
@@ -53,7 +53,7 @@ class Members:
         return self._ring.shares()
 
     def use(self, option: str) -> None:
-        """Take the members from another place: any checked value of `--shared`."""
+        """Take the members from another source: any checked value of `--shared`."""
         self.option = option
         self._option_changed.set()
 
@@ -80,22 +80,22 @@ class Members:
         if found.problem is not None and found.problem != self.problem:
             log.warning("shared tier: %s", found.problem)
         self.problem = found.problem
-        if found.places is not None:
-            self._replace(found.places)
+        if found.members is not None:
+            self._replace(found.members)
 
-    def _replace(self, places: tuple[Place, ...]) -> None:
+    def _replace(self, found: tuple[FoundMember, ...]) -> None:
         before = self._members
-        self._members = {place.address: self._member_at(place) for place in places}
+        self._members = {each.address: self._member_at(each) for each in found}
         for member in before.values():
             if self._members.get(member.address) is not member:
                 member.close()
         self._count_out()
         self._renew_ring()
 
-    def _member_at(self, place: Place) -> Member:
-        member = self._members.get(place.address)
-        if member is None or not member.is_at(place.host, place.port):
-            member = Member(*place, self._format, self._count_out)
+    def _member_at(self, found: FoundMember) -> Member:
+        member = self._members.get(found.address)
+        if member is None or not member.is_at(found.host, found.port):
+            member = Member(*found, self._format, self._count_out)
         return member
 
     def _count_out(self) -> None:

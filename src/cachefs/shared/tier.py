@@ -20,7 +20,7 @@ import trio
 from cachefs.format.shared_value import ObjectName, SharedFormat, hash_share
 from cachefs.shared import wire
 from cachefs.shared.admission import Admissions
-from cachefs.shared.connection import Look
+from cachefs.shared.connection import AskedBlock
 from cachefs.shared.demand import Demand
 from cachefs.shared.member import Member
 from cachefs.shared.members import Members
@@ -37,7 +37,7 @@ _POLL_LEAST_S, _POLL_MOST_S = 0.002, 0.02
 _ADMISSION_BYTES = 64 << 20
 _SLOW_S = 0.005
 """A shared tier that answers sooner never counts as slow, whatever the origin needs."""
-_SLOW_LOOKS = 32
+_SLOW_ASKED = 32
 _FIRST_BYPASS_S, _MOST_BYPASS_S = 1.0, 30.0
 _SMOOTHING = 1 / 16
 
@@ -96,9 +96,9 @@ class SharedTier:
         self._admissions = Admissions(_ADMISSION_BYTES, self._note_answer)
         self._nursery: trio.Nursery | None = None
         self._origin_s = _Average()
-        self._look_s = _Average()
+        self._ask_s = _Average()
         self._hit_ratio = _Average()
-        self._looks = 0
+        self._asked_count = 0
         self._bypass_s = 0.0
         self._bypassed_until = -math.inf
 
@@ -161,24 +161,24 @@ class SharedTier:
         length = last * BLOCK_BYTES + ref.block_length(last) - start
         name = self._name(ref)
         run = _Bytes(length)
-        looks = [
-            self._look(ref, name, index, partial(run.part, index * BLOCK_BYTES - start))
+        asked = [
+            self._asked(ref, name, index, partial(run.part, index * BLOCK_BYTES - start))
             for index in range(first_block, last + 1)
         ]
-        await self._look_up(name, [look for look in looks if self._is_kept(ref, look)])
-        for look in looks:
-            self._count(look)
-        if all(look.answer is Answer.HIT for look in looks):
+        await self._ask_owners([block for block in asked if self._is_kept(ref, block)])
+        for block in asked:
+            self._count(block)
+        if all(block.answer is Answer.HIT for block in asked):
             return run.part(0, length)
-        if not any(look.answer in (Answer.HIT, Answer.HELD) for look in looks):
+        if not any(block.answer in (Answer.HIT, Answer.HELD) for block in asked):
             data = await self._timed(fetch, start, length)
-            for look in looks:
-                at = look.block_index * BLOCK_BYTES - start
-                self._admit(name, look, data[at : at + look.length])
+            for block in asked:
+                at = block.block_index * BLOCK_BYTES - start
+                self._admit(block, data[at : at + block.length])
             return data
-        await self._fetch_missing(name, looks, start, run, fetch)
-        await self._wait_for_holders(name, looks)
-        await self._fetch_missing(name, looks, start, run, fetch, may_store=False)
+        await self._fetch_missing(asked, start, run, fetch, but_held=True)
+        await self._wait_for_holders(asked)
+        await self._fetch_missing(asked, start, run, fetch)
         return run.part(0, length)
 
     async def read_many(
@@ -186,38 +186,28 @@ class SharedTier:
     ) -> list[memoryview | None]:
         """Return whole objects of one block each. `fetch_many` gets those that no member has. The
         result has None for an object that neither has, or that another node is fetching."""
-        names = [self._name(ref) for ref in refs]
-        looks = [
-            self._look(ref, name, 0, partial(_Bytes(ref.block_length(0)).part, 0))
-            for ref, name in zip(refs, names, strict=True)
-        ]
-        by_member: dict[Member, list[Look]] = defaultdict(list)
-        for ref, name, look in zip(refs, names, looks, strict=True):
-            member = self.members.owner(name.group(0)) if self._is_kept(ref, look) else None
-            if member is not None:
-                by_member[member].append(look)
-        await self._ask(by_member)
-        for look in looks:
-            self._count(look)
-        missing = [n for n, look in enumerate(looks) if look.data is None]
-        missing = [n for n in missing if looks[n].answer is not Answer.HELD]
+        asked = [self._only_block(ref) for ref in refs]
+        kept = zip(refs, asked, strict=True)
+        await self._ask_owners([block for ref, block in kept if self._is_kept(ref, block)])
+        for block in asked:
+            self._count(block)
+        missing = [n for n, block in enumerate(asked) if block.data is None]
+        missing = [n for n in missing if asked[n].answer is not Answer.HELD]
         if missing:
             fetched = await fetch_many([refs[n] for n in missing])
             for n, data in zip(missing, fetched, strict=True):
-                if data is not None and data.nbytes == looks[n].length:
-                    self._admit(names[n], looks[n], data)
-                    looks[n].data = data
-        return [look.data for look in looks]
+                if data is not None and data.nbytes == asked[n].length:
+                    self._admit(asked[n], data)
+                    asked[n].data = data
+        return [block.data for block in asked]
 
     def put(self, ref: ObjectRef, data: memoryview) -> None:
-        """Store a file of one block that has come from the origin without a question to the shared
-        tier."""
-        if self.is_on and self._nursery is not None:
-            name = self._name(ref)
-            look = self._look(ref, name, 0, lambda _: data)
-            member = self.members.owner(name.group(0))
-            if member is not None and self._is_kept(ref, look):
-                self._admissions.offer(self._nursery, member, look.key, data, is_leased=False)
+        """Store a file of one block that has come from the origin, and that the members were not
+        asked for."""
+        block = self._only_block(ref)
+        member = self.members.owner(block.group)
+        if self.is_on and self._nursery and member and self._is_kept(ref, block):
+            self._admissions.offer(self._nursery, member, block.key, data, is_leased=False)
 
     async def forget(self, ref: ObjectRef) -> None:
         """Delete all blocks of an object's version whose bytes are other ones now. What a member
@@ -256,59 +246,63 @@ class SharedTier:
     def _name(self, ref: ObjectRef) -> ObjectName:
         return self._format.name(self._identity, ref.path, ref.meta.version)
 
-    def _look(
+    def _asked(
         self,
         ref: ObjectRef,
         name: ObjectName,
         block_index: int,
         part: Callable[[int], memoryview],
-    ) -> Look:
+    ) -> AskedBlock:
         length = ref.block_length(block_index)
-        key = self._format.key(name, block_index)
-        return Look(key, block_index, length, partial(part, length))
+        key, group = self._format.key(name, block_index), name.group(block_index)
+        return AskedBlock(key, group, block_index, length, partial(part, length))
 
-    def _is_kept(self, ref: ObjectRef, look: Look) -> bool:
+    def _only_block(self, ref: ObjectRef) -> AskedBlock:
+        """Return the block of a file that has one."""
+        return self._asked(ref, self._name(ref), 0, partial(_Bytes(ref.block_length(0)).part, 0))
+
+    def _is_kept(self, ref: ObjectRef, block: AskedBlock) -> bool:
         """Whether the shared tier keeps this block. It does not if it is smaller than the data and
         the block has a hash above the limit."""
         demand = self.demand
         if not demand.limit_bytes:
             return True
-        hashed = hash_share(look.key)
-        block = BlockKey(ref.object_id, look.block_index)
-        demand.note(block, hashed, look.length, trio.current_time())
+        hashed = hash_share(block.key)
+        key = BlockKey(ref.object_id, block.block_index)
+        demand.note(key, hashed, block.length, trio.current_time())
         return hashed < demand.share
 
-    async def _look_up(self, name: ObjectName, looks: Iterable[Look]) -> None:
-        by_member: dict[Member, list[Look]] = defaultdict(list)
-        for look in looks:
-            member = self.members.owner(name.group(look.block_index))
+    async def _ask_owners(self, asked: Iterable[AskedBlock]) -> None:
+        by_member: dict[Member, list[AskedBlock]] = defaultdict(list)
+        for block in asked:
+            member = self.members.owner(block.group)
             if member is not None:
-                by_member[member].append(look)
+                by_member[member].append(block)
         await self._ask(by_member)
 
-    async def _ask(self, by_member: dict[Member, list[Look]]) -> None:
+    async def _ask(self, by_member: dict[Member, list[AskedBlock]]) -> None:
         """Ask the members for their blocks, all members at the same time."""
         began_at = trio.current_time()
         if len(by_member) == 1:
-            for member, looks in by_member.items():
-                await member.look_up(looks)
+            for member, asked in by_member.items():
+                await member.ask(asked)
         elif by_member:
             async with trio.open_nursery() as nursery:
-                for member, looks in by_member.items():
-                    nursery.start_soon(member.look_up, looks)
+                for member, asked in by_member.items():
+                    nursery.start_soon(member.ask, asked)
         took_s = trio.current_time() - began_at
-        for looks in by_member.values():
-            self._look_s.note(took_s / max(1.0, sum(look.length for look in looks) / BLOCK_BYTES))
-        self._looks += len(by_member)
-        if self._looks >= _SLOW_LOOKS:
+        for asked in by_member.values():
+            self._ask_s.note(took_s / max(1.0, sum(block.length for block in asked) / BLOCK_BYTES))
+        self._asked_count += len(by_member)
+        if self._asked_count >= _SLOW_ASKED:
             self._bypass_if_slow()
 
-    def _count(self, look: Look) -> None:
-        self._note_answer(look.answer)
-        if look.answer is Answer.HIT:
+    def _count(self, block: AskedBlock) -> None:
+        self._note_answer(block.answer)
+        if block.answer is Answer.HIT:
             self.counters.hits += 1
-            self.counters.hit_bytes += look.length
-        elif look.answer is Answer.HELD:
+            self.counters.hit_bytes += block.length
+        elif block.answer is Answer.HELD:
             self.counters.waited += 1
         else:
             self.counters.misses += 1
@@ -318,17 +312,17 @@ class SharedTier:
 
     def _bypass_if_slow(self) -> None:
         """Bypass the shared tier for a while if it takes longer than the origin."""
-        self._looks = 0
-        look_s, origin_s = self._look_s.value, self._origin_s.value
-        if look_s is None or origin_s is None or look_s <= max(origin_s, _SLOW_S):
+        self._asked_count = 0
+        ask_s, origin_s = self._ask_s.value, self._origin_s.value
+        if ask_s is None or origin_s is None or ask_s <= max(origin_s, _SLOW_S):
             self._bypass_s = 0.0
             return
         self._bypass_s = min(max(2 * self._bypass_s, _FIRST_BYPASS_S), _MOST_BYPASS_S)
         self._bypassed_until = trio.current_time() + self._bypass_s
-        self._look_s = _Average()
+        self._ask_s = _Average()
         log.info(
             "the shared tier is bypassed for %.0f s: it takes %.0f ms, and the origin %.0f ms",
-            *(self._bypass_s, 1e3 * look_s, 1e3 * origin_s),
+            *(self._bypass_s, 1e3 * ask_s, 1e3 * origin_s),
         )
 
     async def _timed(self, fetch: Fetch, offset: int, length: int) -> memoryview:
@@ -339,40 +333,37 @@ class SharedTier:
 
     async def _fetch_missing(
         self,
-        name: ObjectName,
-        looks: list[Look],
+        asked: list[AskedBlock],
         start: int,
         run: _Bytes,
         fetch: Fetch,
-        may_store: bool = True,
+        but_held: bool = False,
     ) -> None:
-        """Fetch the blocks that have not come, each run of them with one request. Blocks that
-        another node is fetching are left out while `may_store`."""
-        skipped = (Answer.HIT, Answer.HELD) if may_store else (Answer.HIT,)
-        missing: list[list[Look]] = [[]]
-        for look in looks:
-            if look.answer not in skipped:
-                missing[-1].append(look)
+        """Fetch the blocks that have not come, each run of them with one request. With `but_held`,
+        leave out those that another node is fetching."""
+        skipped = (Answer.HIT, Answer.HELD) if but_held else (Answer.HIT,)
+        missing: list[list[AskedBlock]] = [[]]
+        for block in asked:
+            if block.answer not in skipped:
+                missing[-1].append(block)
             elif missing[-1]:
                 missing.append([])
 
         failures: list[Exception] = []
 
-        async def fetch_run(some: list[Look]) -> None:
+        async def fetch_run(some: list[AskedBlock]) -> None:
             offset = some[0].block_index * BLOCK_BYTES
-            length = sum(look.length for look in some)
+            length = sum(block.length for block in some)
             try:
                 data = await self._timed(fetch, offset, length)
             except Exception as error:  # raised below: a nursery would wrap it into a group
                 failures.append(error)
                 return
             run.part(offset - start, length)[:] = data
-            for look in some:
-                at = look.block_index * BLOCK_BYTES
-                part = data[at - offset : at - offset + look.length]
-                if may_store:
-                    self._admit(name, look, part)
-                look.answer = Answer.HIT
+            for block in some:
+                at = block.block_index * BLOCK_BYTES
+                self._admit(block, data[at - offset : at - offset + block.length])
+                block.answer = Answer.HIT
 
         async with trio.open_nursery() as nursery:
             for some in filter(None, missing):
@@ -380,25 +371,25 @@ class SharedTier:
         if failures:
             raise failures[0]
 
-    async def _wait_for_holders(self, name: ObjectName, looks: list[Look]) -> None:
+    async def _wait_for_holders(self, asked: list[AskedBlock]) -> None:
         """Ask again and again for blocks that other nodes are fetching, for a limited time."""
         origin_s = self._origin_s.value
         wait_s = _MOST_WAIT_S if origin_s is None else min(2 * origin_s, _MOST_WAIT_S)
         pause_s = min(max(wait_s / 20, _POLL_LEAST_S), _POLL_MOST_S)
         until = trio.current_time() + wait_s
-        while held := [look for look in looks if look.answer is Answer.HELD]:
+        while held := [block for block in asked if block.answer is Answer.HELD]:
             if trio.current_time() >= until:
                 return
             await trio.sleep(pause_s)
-            await self._look_up(name, held)
-            for look in held:
-                if look.answer is Answer.HIT:
+            await self._ask_owners(held)
+            for block in held:
+                if block.answer is Answer.HIT:
                     self.counters.hits += 1
-                    self.counters.hit_bytes += look.length
+                    self.counters.hit_bytes += block.length
 
-    def _admit(self, name: ObjectName, look: Look, data: memoryview) -> None:
+    def _admit(self, block: AskedBlock, data: memoryview) -> None:
         """Store a block that has come from the origin, if we have its lease."""
-        if look.answer in (Answer.LEASED, Answer.BAD) and self._nursery is not None:
-            member = self.members.owner(name.group(look.block_index))
+        if block.answer in (Answer.LEASED, Answer.BAD) and self._nursery is not None:
+            member = self.members.owner(block.group)
             if member is not None:
-                self._admissions.offer(self._nursery, member, look.key, data)
+                self._admissions.offer(self._nursery, member, block.key, data)

@@ -25,7 +25,7 @@ class Answer(Enum):
     """What a member says of one block."""
 
     HIT = "hit"
-    """It has the block, and the value is proven."""
+    """It has the block, and the value is verified."""
     LEASED = "leased"
     """It does not have the block, and gives the lease to us: we fetch and store it."""
     HELD = "held"
@@ -33,17 +33,17 @@ class Answer(Enum):
     MISSED = "missed"
     """It does not have the block, or has not answered."""
     BAD = "bad"
-    """Its value is not proven."""
+    """Its value is not verified."""
 
 
 class Head(NamedTuple):
-    """The first line of the answer to a look-up. `value_bytes` is None if no value follows."""
+    """The first line of the answer to a block-up. `value_bytes` is None if no value follows."""
 
     answer: Answer
     value_bytes: int | None
 
 
-def look_up(key: bytes) -> bytes:
+def ask(key: bytes) -> bytes:
     """Return the command that asks for a block, and for its lease if it is missing."""
     return b"mg %b v N%d\r\n" % (key, LEASE_S)
 
@@ -73,10 +73,10 @@ def delete(key: bytes) -> bytes:
 
 
 def read_head(line: bytes) -> Head:
-    """Parse the first line of the answer to `look_up`, `lease` or `peek`, without its end. Raises
+    """Parse the first line of the answer to `ask`, `lease` or `peek`, without its end. Raises
     `ProtocolError`.
 
-    A HIT without a value (`lease`, `peek`) has not been proven.
+    A HIT without a value (`lease`, `peek`) has not been verified.
     """
     words = line.split(b" ")
     code = words[0]
@@ -126,4 +126,4 @@ def shown(line: bytes) -> str:
     return '"' + "".join(mark if mark.isprintable() else "?" for mark in text) + '"'
 
 
-assert len(look_up(b"k" * KEY_BYTES)) < 256
+assert len(ask(b"k" * KEY_BYTES)) < 256
