@@ -19,7 +19,7 @@ from bench import sandbox
 
 CASES = (
     "herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far",
-    "writes",
+    "writes", "shared",
 )  # fmt: skip
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
@@ -102,6 +102,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
     from bench import hdfs, large_directory, large_file, load, metadata, small_files, writes
     from bench.far import case as far
+    from bench.shared import case as shared
 
     cases = {
         "herd": small_files.herd,
@@ -115,6 +116,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "metadata": metadata.metadata,
         "far": far.far_origin,
         "writes": writes.writes,
+        "shared": shared.shared_tier,
     }
     return [(name, cases[name]) for name in only or CASES]
 

@@ -91,6 +91,15 @@ class Bench:
         name: str = self._made["large"][0]
         return name
 
+    def files(self, prefix: str, sizes: Sequence[int]) -> list[str]:
+        """Return names below `local/PREFIX` and the prefix: files of these sizes in bytes. Makes
+        and uploads the files on the first call."""
+        if prefix not in self._made:
+            self.say(f"making and uploading {len(sizes):,} files: {prefix}")
+            self._made[prefix] = self._make(prefix, sizes)
+        names: list[str] = self._made[prefix]
+        return names
+
     def _make(self, prefix: str, sizes: Sequence[int], directory_files: int = 0) -> list[str]:
         """Make and upload files, in directories of `directory_files` each if that is not 0."""
         directory = self.local / prefix

@@ -113,6 +113,10 @@ class MemoryOrigin(Origin):
         """Make the next `count` requests raise `error`."""
         self._failures += [error] * count
 
+    def heal(self) -> None:
+        """Let no further request fail."""
+        self._failures.clear()
+
     async def check(self) -> None:
         """Send one request, which fails only on demand."""
         self.counters.lists += 1

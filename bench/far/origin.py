@@ -14,14 +14,16 @@ _SOURCE = Path(__file__).with_name("relay.c")
 
 
 @contextlib.contextmanager
-def far(endpoint: str, directory: Path) -> Iterator[str]:
-    """Yield a URL that leads to `endpoint` with a delay of `ROUND_TRIP_MS` and at most
+def far(
+    endpoint: str, directory: Path, round_trip_ms: float = ROUND_TRIP_MS
+) -> Iterator[str]:
+    """Yield a URL that leads to `endpoint` with a delay of `round_trip_ms` and at most
     `CONNECTION_MB_S` per connection. Compiles the relay in `directory`."""
-    program = directory / "relay"
-    subprocess.run(["cc", "-O2", "-o", str(program), str(_SOURCE)], check=True)
     (port,) = free_ports(1)
+    program = directory / f"relay-{port}"
+    subprocess.run(["cc", "-O2", "-o", str(program), str(_SOURCE)], check=True)
     target = urlsplit(endpoint).port
-    arguments = [str(program), str(port), str(target), str(ROUND_TRIP_MS), str(CONNECTION_MB_S)]
+    arguments = [str(program), str(port), str(target), str(round_trip_ms), str(CONNECTION_MB_S)]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as relay:

@@ -174,6 +174,18 @@ class SharedSection(Section):
         )
     )
 
+    shared_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+        0.02,
+        description="How long a reader waits for one of them at most, before it asks the origin.",
+    )
+
+    @field_validator("shared_timeout")
+    @classmethod
+    def _check_shared_timeout(cls, timeout_s: float) -> float:
+        if not 0.001 <= timeout_s <= 86_400:
+            raise ValueError("it is at least 1ms and at most 1d")
+        return timeout_s
+
 
 class ReadingSection(Section):
     """Buffers, and what is fetched before it is read."""

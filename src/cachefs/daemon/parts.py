@@ -135,7 +135,7 @@ def _shared_tier(opened: Opened) -> SharedTier:
     the secret can't be read."""
     config = opened.config
     try:
-        shared = SharedTier(opened.origin.identity, shared_secret(config))
+        shared = SharedTier(opened.origin.identity, shared_secret(config), config.shared_timeout)
     except UsageError as error:
         if not opened.data_path.restarts:
             raise

@@ -1,8 +1,8 @@
 """`Member`: one memcached of the shared tier, with its connections, its deadlines and its breaker.
 
-**Deadlines.** A block-up must be answered within four times the 95th percentile of earlier ones, at
-least `_LEAST_S` and at most `_MOST_S`, plus the time that the bytes take at `_BYTES_PER_S`. If the
-loop itself was late, the member is not blamed.
+**Deadlines.** Blocks must come within four times the 95th percentile of earlier answers, at least
+`_LEAST` of the timeout and at most the timeout (`--shared-timeout`), plus the time that the bytes
+take at `_BYTES_PER_S`. If the loop itself was late, the member is not blamed.
 
 **Breaker.** After `_MOST_FAILURES` failures in a row, the member is out for a second, then twice as
 long each time, up to `_MOST_OUT_S`. After that time a probe is sent, for which no reader waits.
@@ -24,17 +24,19 @@ from cachefs.loop_socket import CLOSED
 from cachefs.shared import wire
 from cachefs.shared.connection import AskedBlock, MemberConnection, connect
 from cachefs.shared.wire import Answer, Head, ProtocolError
-from cachefs.types import BLOCK_BYTES, Buffer
+from cachefs.types import Buffer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CONNECT_S = 0.05
-_LEAST_S, _MOST_S = 0.003, 0.02
+DEFAULT_TIMEOUT_S = 0.02
+_LEAST = 0.15
+_CONNECT = 2.5
+"""Connecting may take as many timeouts."""
+_PATIENT = 50
+"""A request for which no reader waits, such as a store, may take as many timeouts."""
 _BYTES_PER_S = 100e6
-_STORE_S = 1.0
-"""A store may take as long: no reader waits for it."""
 _MOST_FAILURES = 3
 _FIRST_OUT_S, _MOST_OUT_S = 1.0, 30.0
 _LATE_S = 0.005
@@ -97,9 +99,11 @@ class Member:
         host: str,
         port: int,
         shared_format: SharedFormat,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         on_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """`address` is what the member is called; `host` is an IP address. Calls `on_out` when
+        """`address` is what the member is called; `host` is an IP address. A reader waits for
+        `timeout_s` at most, and longer for many bytes. Calls `on_out` when
         `is_out` has changed."""
         self.address = address
         self._host, self._port = host, port
@@ -111,6 +115,8 @@ class Member:
         self.out_since: float | None = None
         """When the member began to be out, on trio's clock."""
         self._format = shared_format
+        self._timeout_s = timeout_s
+        self._patient_s = _PATIENT * timeout_s
         self._idle: list[MemberConnection] = []
         self._places = trio.CapacityLimiter(_CONNECTIONS)
         self._failures = 0
@@ -134,7 +140,7 @@ class Member:
         """Ask a member that is out whether it answers again, if it is time for that."""
         if self.is_out and trio.current_time() >= self._out_until:
             probe = partial(MemberConnection.heads, commands=(wire.PROBE,))
-            if await self._try(probe, _MOST_S) is None:
+            if await self._try(probe, self._timeout_s) is None:
                 self._out_s = min(2 * self._out_s, _MOST_OUT_S)
                 self._out_until = trio.current_time() + self._out_s
 
@@ -187,17 +193,20 @@ class Member:
 
     def _deadline_s(self) -> float:
         p95_s = self.latencies.p95_s
-        return _MOST_S if p95_s is None else min(max(4 * p95_s, _LEAST_S), _MOST_S)
+        most_s = self._timeout_s
+        return most_s if p95_s is None else min(max(4 * p95_s, _LEAST * most_s), most_s)
 
     async def heads(self, commands: Sequence[bytes]) -> list[Head] | None:
         """Send commands whose answers have no values; None if the member does not answer."""
-        return await self._request(partial(MemberConnection.heads, commands=commands), _STORE_S)
+        return await self._request(
+            partial(MemberConnection.heads, commands=commands), self._patient_s
+        )
 
     async def store(self, key: bytes, data: Buffer) -> bool:
         """Store a block. Return whether the member has taken it."""
         prefix = self._format.prefix(key, data)
         store = partial(MemberConnection.store, key=key, prefix=prefix, data=data)
-        is_stored = await self._request(store, _STORE_S)
+        is_stored = await self._request(store, self._patient_s)
         if is_stored:
             self.counters.stored_blocks += 1
             self.counters.stored_bytes += memoryview(data).nbytes
@@ -208,7 +217,7 @@ class Member:
     async def delete(self, keys: Sequence[bytes]) -> bool:
         """Delete blocks. Return whether the member has done it."""
         delete = partial(MemberConnection.delete, keys=keys)
-        return await self._request(delete, _STORE_S) is not None
+        return await self._request(delete, self._patient_s) is not None
 
     async def _request(
         self, request: Callable[[MemberConnection], Awaitable[T]], deadline_s: float
@@ -256,7 +265,7 @@ class Member:
                 if connection.has_answered:
                     raise
                 # The member was started anew, or has closed the idle connection.
-        scope.deadline = trio.current_time() + _CONNECT_S
+        scope.deadline = trio.current_time() + _CONNECT * self._timeout_s
         connection = await connect(self._host, self._port)
         scope.deadline = trio.current_time() + deadline_s
         return await self._use(connection, request)
@@ -280,6 +289,3 @@ class Member:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
-
-
-assert _BYTES_PER_S * _STORE_S > BLOCK_BYTES

@@ -24,7 +24,7 @@ class Members:
     """The present members. Only the event loop may use it. They change while `run` runs, and never
     between two awaits of another task that does not wait."""
 
-    def __init__(self, shared_format: SharedFormat) -> None:
+    def __init__(self, shared_format: SharedFormat, timeout_s: float) -> None:
         self.option = OFF
         """Where the members are named: the checked value of `--shared`."""
         self.problem: str | None = None
@@ -32,6 +32,7 @@ class Members:
         self.are_most_out = False
         """Whether more than half of the members are out."""
         self._format = shared_format
+        self._timeout_s = timeout_s
         self._members: dict[str, Member] = {}
         self._ring = Ring(())
         self._option_changed = trio.Event()
@@ -95,7 +96,7 @@ class Members:
     def _member_at(self, found: FoundMember) -> Member:
         member = self._members.get(found.address)
         if member is None or not member.is_at(found.host, found.port):
-            member = Member(*found, self._format, self._count_out)
+            member = Member(*found, self._format, self._timeout_s, self._count_out)
         return member
 
     def _count_out(self) -> None:

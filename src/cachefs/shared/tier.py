@@ -22,7 +22,7 @@ from cachefs.shared import wire
 from cachefs.shared.admission import Admissions
 from cachefs.shared.connection import AskedBlock
 from cachefs.shared.demand import Demand
-from cachefs.shared.member import Member
+from cachefs.shared.member import DEFAULT_TIMEOUT_S, Member
 from cachefs.shared.members import Members
 from cachefs.shared.wire import Answer
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
@@ -33,10 +33,9 @@ _COMPUTE_S = 10.0
 """How often the share of the blocks that is kept is computed again."""
 _MOST_WAIT_S = 0.3
 """How long a node waits at most for the node that has the lease."""
+_LEAST_WAIT_S = 0.02
 _POLL_LEAST_S, _POLL_MOST_S = 0.002, 0.02
 _ADMISSION_BYTES = 64 << 20
-_SLOW_S = 0.005
-"""A shared tier that answers sooner never counts as slow, whatever the origin needs."""
 _SLOW_ASKED = 32
 _FIRST_BYPASS_S, _MOST_BYPASS_S = 1.0, 30.0
 _SMOOTHING = 1 / 16
@@ -86,13 +85,18 @@ class SharedTier:
     """The shared tier of one mount. It is used while `run` runs; without members nothing is
     asked. Only the event loop may use it."""
 
-    def __init__(self, identity: str, secret: bytes = b"") -> None:
-        """`identity` is that of the origin. An empty `secret` means none."""
+    def __init__(
+        self, identity: str, secret: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """`identity` is that of the origin. An empty `secret` means none. `timeout_s` is how long a
+        reader waits for a member at most."""
         self.counters = SharedCounters()
         self.demand = Demand()
         self._identity = identity
         self._format = SharedFormat(secret)
-        self.members = Members(self._format)
+        self.members = Members(self._format, timeout_s)
+        self._never_slow_s = timeout_s / 4
+        """A shared tier that answers sooner never counts as slow, whatever the origin needs."""
         self._admissions = Admissions(_ADMISSION_BYTES, self._note_answer)
         self._nursery: trio.Nursery | None = None
         self._origin_s = _Average()
@@ -314,7 +318,7 @@ class SharedTier:
         """Bypass the shared tier for a while if it takes longer than the origin."""
         self._asked_count = 0
         ask_s, origin_s = self._ask_s.value, self._origin_s.value
-        if ask_s is None or origin_s is None or ask_s <= max(origin_s, _SLOW_S):
+        if ask_s is None or origin_s is None or ask_s <= max(origin_s, self._never_slow_s):
             self._bypass_s = 0.0
             return
         self._bypass_s = min(max(2 * self._bypass_s, _FIRST_BYPASS_S), _MOST_BYPASS_S)
@@ -374,7 +378,9 @@ class SharedTier:
     async def _wait_for_holders(self, asked: list[AskedBlock]) -> None:
         """Ask again and again for blocks that other nodes are fetching, for a limited time."""
         origin_s = self._origin_s.value
-        wait_s = _MOST_WAIT_S if origin_s is None else min(2 * origin_s, _MOST_WAIT_S)
+        wait_s = _MOST_WAIT_S
+        if origin_s is not None:
+            wait_s = min(max(2 * origin_s, _LEAST_WAIT_S), _MOST_WAIT_S)
         pause_s = min(max(wait_s / 20, _POLL_LEAST_S), _POLL_MOST_S)
         until = trio.current_time() + wait_s
         while held := [block for block in asked if block.answer is Answer.HELD]:

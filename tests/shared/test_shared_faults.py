@@ -1,0 +1,322 @@
+"""Members that are dead, silent, slow, hostile or full: reads get the right bytes all the same."""
+
+import random
+
+import pytest
+import trio
+
+from cachefs.cache.block_cache import BlockCache
+from cachefs.format.shared_value import SharedFormat
+from cachefs.shared import members as members_module
+from cachefs.shared import tier as tier_module
+from cachefs.shared.member import Member
+from cachefs.types import BLOCK_BYTES, ObjectRef
+from tests.cache.harness import put, put_many
+from tests.memory_origin import MemoryOrigin
+from tests.servers.memcached import Memcached
+from tests.shared.harness import Members, closed_port, node, pretender, read, read_ahead, until
+
+pytestmark = pytest.mark.server
+
+SHORT_S = 0.02
+
+
+async def assert_served(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef]) -> None:
+    for ref in refs:
+        assert await read(cache, ref) == origin.expected(ref.path)
+
+
+def only(cache: BlockCache) -> Member:
+    (member,) = cache.shared.members
+    return member
+
+
+def key_of(origin: MemoryOrigin, ref: ObjectRef, block_index: int = 0, secret: bytes = b"") -> str:
+    shared_format = SharedFormat(secret)
+    name = shared_format.name(origin.identity, ref.path, ref.meta.version)
+    return shared_format.key(name, block_index).decode()
+
+
+async def test_nobody_listens(origin: MemoryOrigin) -> None:
+    refs = put_many(origin, 20, 5000)
+    async with node(origin, f"127.0.0.1:{closed_port()}") as cache:
+        await assert_served(cache, origin, refs)
+        member = only(cache)
+        assert member.is_out
+        assert member.counters.failures == 3
+        assert "refused" in (member.problem or "")
+        assert cache.shared.is_bypassed
+        assert not cache.shared.is_on
+
+
+async def test_a_silent_member_costs_three_timeouts(origin: MemoryOrigin) -> None:
+    refs = put_many(origin, 20, 5000)
+    asked = 0
+
+    async def say_nothing(stream: trio.SocketStream) -> None:
+        nonlocal asked
+        async for _ in stream:
+            asked += 1
+
+    async with pretender(say_nothing) as address, node(origin, address, timeout_s=SHORT_S) as cache:
+        # A machine that is busy just then is blamed in place of the member.
+        while not only(cache).is_out:
+            await assert_served(cache, origin, refs[:1])
+        assert only(cache).counters.failures == 3
+        before = asked
+        await assert_served(cache, origin, refs)
+        assert asked - before <= 1 + len(refs) // 10  # a probe, from time to time
+
+
+ANSWERS = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "old": b"ERROR\r\n",
+    "garbage": bytes(range(256)) * 20,
+    "endless": b"V" * 5000,
+    "closed": b"",
+    "half": b"VA 5017\r\n" + b"x" * 100,
+    "huge": b"VA 99999999999999999999\r\n",
+    "large": b"VA 2000000\r\n" + b"x" * 1000,
+    "negative": b"VA -5\r\n",
+    "no size": b"VA\r\n",
+    "words": b"VA 17 x\r\nnot the end",
+    "more": b"VA 5017\r\n" + b"x" * 5030 + b"\r\n",
+    "stored": b"STORED\r\n",
+    "not utf-8": b"\xff\xfe\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_strange_answers(origin: MemoryOrigin, answer: bytes) -> None:
+    refs = put_many(origin, 8, 5000)
+
+    async def say(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(answer)
+
+    async with pretender(say) as address, node(origin, address) as cache:
+        await assert_served(cache, origin, refs)
+        member = only(cache)
+        assert member.is_out
+        assert member.problem is not None
+        assert member.problem.isprintable()
+        assert len(member.problem) < 200
+
+
+WRONG_VALUES = {
+    "short": b"VA 3\r\nabc\r\n",
+    "other bytes": b"VA 5017\r\n\x01" + b"x" * 5016 + b"\r\n",
+    "other format": b"VA 5017\r\n\x02" + b"x" * 5016 + b"\r\n",
+    "no value": b"HD\r\n",
+    "refused": b"SERVER_ERROR out of memory\r\n",
+    "empty, no lease": b"VA 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_VALUES.values(), ids=WRONG_VALUES)
+async def test_wrong_values_are_misses(origin: MemoryOrigin, answer: bytes) -> None:
+    """The member speaks the protocol, but does not tell the truth."""
+    refs = put_many(origin, 8, 5000)
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            await stream.send_all(answer if request.startswith(b"mg") else b"HD\r\n")
+
+    async with pretender(say) as address, node(origin, address) as cache:
+        await assert_served(cache, origin, refs)
+        assert not only(cache).is_out
+        assert cache.shared.counters.hits == 0
+
+
+async def test_flipped_bytes_are_replaced(origin: MemoryOrigin, member: Members) -> None:
+    ref, chance = put(origin, "a", 50_000), random.Random(3)
+    async with node(origin, member.option) as cache:
+        await read(cache, ref)
+        await cache.shared.stored()
+        value = bytearray(_value(member[0], key_of(origin, ref)))
+        value[chance.randrange(len(value))] ^= 1 << chance.randrange(8)
+        command = f"ms {key_of(origin, ref)} {len(value)}".encode()
+        assert member[0].ask(command + b"\r\n" + value) == b"HD\r\n"
+        assert await read(cache, ref) == origin.expected("a")
+        assert only(cache).counters.bad_values == 1
+        assert not only(cache).is_out
+        await cache.shared.stored()
+        gets = origin.counters.gets
+        assert await read(cache, ref) == origin.expected("a")
+        assert origin.counters.gets == gets
+
+
+def _value(member: Memcached, key: str) -> bytes:
+    answer = member.ask(f"mg {key} v".encode(), b"\r\n")
+    while len(answer) < 50_000:
+        answer = member.ask(f"mg {key} v".encode(), answer[-2:])
+    return answer.partition(b"\r\n")[2][:-2]
+
+
+async def test_nodes_with_other_secrets_share_nothing(
+    origin: MemoryOrigin, member: Members
+) -> None:
+    ref = put(origin, "a", 50_000)
+    for count, secret in enumerate((b"", b"one", b"two")):
+        async with node(origin, member.option, secret=secret) as cache:
+            assert await read(cache, ref) == origin.expected("a")
+            await cache.shared.stored()
+            assert cache.shared.counters.hits == 0
+            assert origin.counters.gets == count + 1
+            assert await read(cache, ref) == origin.expected("a")
+            assert cache.shared.counters.hits == 1
+
+
+async def test_a_full_member(
+    origin: MemoryOrigin, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """1 MiB of memory and no disk: most stores are refused or push others out."""
+    flags = ["-m", "1", "-I", "512k"]
+    refs = [*put_many(origin, 60, 100_000), put(origin, "large", 6 * BLOCK_BYTES)]
+    with Memcached(tmp_path_factory.mktemp("full"), flags) as small:
+        async with node(origin, small.address) as cache:
+            for _ in range(2):
+                await assert_served(cache, origin, refs)
+                await cache.shared.stored()
+            assert not only(cache).is_out
+            assert cache.shared.dropped_blocks >= 6
+
+
+async def test_the_lease_of_a_killed_node(
+    origin: MemoryOrigin, member: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for a moment, then ask the origin, and store nothing."""
+    monkeypatch.setattr(tier_module, "_MOST_WAIT_S", 0.1)
+    ref = put(origin, "a", 50_000)
+    member[0].ask(f"mg {key_of(origin, ref)} v N1000".encode(), b"\r\n\r\n")
+    async with node(origin, member.option) as cache:
+        assert await read(cache, ref) == origin.expected("a")
+        await cache.shared.stored()
+        assert cache.shared.counters.waited == 1
+        assert only(cache).counters.stored_blocks == 0
+
+
+async def test_a_lease_that_ends_while_we_wait_is_ours(
+    origin: MemoryOrigin, member: Members, _patient_with_holders: None
+) -> None:
+    ref = put(origin, "a", 50_000)
+    member[0].ask(f"mg {key_of(origin, ref)} v N1".encode(), b"\r\n\r\n")
+    async with node(origin, member.option) as cache:
+        assert await read(cache, ref) == origin.expected("a")
+        await cache.shared.stored()
+        assert only(cache).counters.stored_blocks == 1
+
+
+async def test_a_member_that_is_started_anew(origin: MemoryOrigin, member: Members) -> None:
+    """Idle connections have been closed: no failure, only misses."""
+    refs = put_many(origin, 10, 5000)
+    async with node(origin, member.option) as cache:
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        member[0].stop()
+        member[0].start()
+        await assert_served(cache, origin, refs)
+        assert only(cache).counters.failures == 0
+
+
+async def test_a_member_dies_and_comes_back(origin: MemoryOrigin, members: Members) -> None:
+    refs = put_many(origin, 60, 5000)
+    async with node(origin, members.option) as cache:
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        members[1].kill()
+        gets = origin.counters.gets
+        await assert_served(cache, origin, refs)
+        (dead,) = [each for each in cache.shared.members if each.is_out]
+        assert dead.address == members[1].address
+        shares = cache.shared.members.shares()
+        assert origin.counters.gets - gets < 60 * shares[dead.address] + 15
+        assert not cache.shared.is_bypassed
+        members[1].start()
+        await until(lambda: not dead.is_out)
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        gets = origin.counters.gets
+        await assert_served(cache, origin, refs)
+        assert origin.counters.gets == gets
+
+
+async def test_the_blocks_of_a_lost_member_move(
+    origin: MemoryOrigin, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "_REPLACED_S", 0.2)
+    refs = put_many(origin, 60, 5000)
+    async with node(origin, members.option) as cache:
+        members[1].kill()
+        await assert_served(cache, origin, refs)
+        await until(lambda: members[1].address not in cache.shared.members.shares())
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        gets = origin.counters.gets
+        await assert_served(cache, origin, refs)
+        assert origin.counters.gets == gets
+        members[1].start()
+        await until(lambda: members[1].address in cache.shared.members.shares())
+
+
+async def test_most_members_are_out(origin: MemoryOrigin, members: Members) -> None:
+    refs = put_many(origin, 60, 5000)
+    async with node(origin, members.option) as cache:
+        for member in members[:2]:
+            member.kill()
+        await assert_served(cache, origin, refs)
+        assert cache.shared.is_bypassed
+        for member in members[:2]:
+            member.start()
+        await until(lambda: cache.shared.is_on)
+
+
+async def test_a_tier_that_is_slower_than_the_origin(origin: MemoryOrigin) -> None:
+    refs = put_many(origin, 100, 100)
+
+    async def take_time(stream: trio.SocketStream) -> None:
+        async for _ in stream:
+            await trio.sleep(0.05)
+            await stream.send_all(b"EN\r\n")
+
+    async with pretender(take_time) as address, node(origin, address, timeout_s=0.15) as cache:
+        for ref in refs:
+            await read(cache, ref)
+            if cache.shared.is_bypassed:
+                break
+        assert cache.shared.is_bypassed
+        assert not cache.shared.is_on
+        await until(lambda: cache.shared.is_on)
+
+
+async def test_a_stopped_member_in_the_middle_of_a_run(
+    origin: MemoryOrigin, members: Members
+) -> None:
+    """SIGSTOP: what other members have still comes from them."""
+    ref = put(origin, "large", 64 * BLOCK_BYTES)
+    async with node(origin, members.option, timeout_s=SHORT_S) as cache:
+        await read_ahead(cache, ref)
+        await cache.shared.stored()
+        members[0].pause()
+        assert await read_ahead(cache, ref) == origin.expected("large")
+        members[0].go_on()
+
+
+async def test_a_reader_that_gives_up_leaves_no_wrong_answer(
+    origin: MemoryOrigin, member: Members
+) -> None:
+    """A request that is cancelled half-way closes its connection."""
+    refs = put_many(origin, 30, 200_000)
+    async with node(origin, member.option) as cache:
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        fetch = cache.shared.read
+        for number, ref in enumerate(refs):
+
+            async def never(offset: int, length: int) -> memoryview:
+                raise AssertionError
+
+            with trio.move_on_after(number * 0.0002):
+                await fetch(ref, 0, 1, never)
+        await assert_served(cache, origin, refs)
+        assert only(cache).counters.bad_values == 0
