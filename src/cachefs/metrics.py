@@ -96,6 +96,19 @@ METRICS = (
     _counter("tier_reassigned_slabs", "Slabs given to another size class.", *_TIER),
     _counter("tier_read_errors", "Reads of the disk that failed.", *_TIER),
     _counter("tier_write_errors", "Writes to the disk that failed.", *_TIER),
+    _gauge("shared_on", "1 while blocks are asked for in the shared tier, 0 while all bypass it."),
+    _gauge("shared_members", "Members of the shared tier: in or out.", "state"),
+    _gauge("shared_kept_ratio", "Share of the blocks that the shared tier keeps."),
+    _counter("shared_hits", "Blocks that came from the shared tier."),
+    _counter("shared_misses", "Blocks that the shared tier did not have."),
+    _counter("shared_waits", "Blocks that another node was fetching when this one asked."),
+    _counter("shared_hit_bytes", "Bytes that came from the shared tier."),
+    _counter("shared_dropped_blocks", "Blocks that were not stored there: too many, or refused."),
+    _counter("shared_stored_blocks", "Blocks that this node has stored there."),
+    _counter("shared_stored_bytes", "Bytes that this node has stored there."),
+    _counter("shared_bad_values", "Values with a wrong proof; they were not used."),
+    _counter("shared_failures", "Requests to a member that failed or came too late."),
+    _gauge("shared_latency_seconds", "Median time until the slowest member answers."),
     _counter("origin_requests", "Requests sent to the origin: get, head or list.", "kind"),
     _counter("origin_received_bytes", "Bytes of objects that the origin sent."),
     _counter("origin_errors", "Requests to the origin that failed."),
@@ -148,6 +161,11 @@ OF_WRITES = frozenset(
     }
 )
 """The metrics that only writable mounts export."""
+
+OF_SHARED = frozenset(
+    metric.name for metric in METRICS if metric.name.startswith("cachefs_shared_")
+)
+"""The metrics that only mounts with a shared tier export."""
 
 _SHIFT = 13
 _BUCKETS = 22

@@ -19,6 +19,8 @@ MIB = 1 << 20
 CLI = (sys.executable, "-W", "error", "-c", "from cachefs.cli import main; main()")
 DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
 """What tests mount with that don't say otherwise: the whole suite can be run on each."""
+SHARED = os.environ.get("CACHEFS_TEST_SHARED")
+"""The shared tier that all mounts use, such as 127.0.0.1:11211; none without it."""
 LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
 
 
@@ -26,7 +28,7 @@ PATIENCE_S = 180
 """How long to wait for what comes within a second on a quiet machine."""
 STATUS_S = 20
 """How long to ask for a daemon's status."""
-PATIENT = ("--read-timeout", "60s", "--request-timeout", "30s")
+PATIENT = ("--read-timeout", "60s", "--request-timeout", "30s", "--shared-timeout", "30s")
 """For mounts whose requests are counted: on a busy machine none is sent again. Every mount of a
 local directory has these options."""
 
@@ -104,6 +106,7 @@ class Site:
             *("--cache-dir", self.cache, "--cache-size", "256MiB", "--free-space-ratio", "0"),
             *("--log-file", self.log, "--data-path", DATA_PATH),
             *(PATIENT if self.source.startswith("file://") else ()),
+            *(("--shared", SHARED) if SHARED else ()),
             *self.options,
             *options,
             code=code,

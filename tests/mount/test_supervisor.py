@@ -458,6 +458,7 @@ def another(name: str, value: object, log: Path) -> str:
         "access_log": str(log),
         "stale_if_error": "1h",
         "prefetch": "siblings",
+        "shared": "127.0.0.1:1",
     }[name]
 
 

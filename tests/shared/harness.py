@@ -3,6 +3,7 @@
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,7 @@ async def pretender(answer: Answer) -> AsyncIterator[str]:
             await stream.aclose()
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(
-            lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status)
-        )
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 

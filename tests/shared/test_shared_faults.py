@@ -1,6 +1,7 @@
 """Members that are dead, silent, slow, hostile or full: reads get the right bytes all the same."""
 
 import random
+from pathlib import Path
 
 import pytest
 import trio
@@ -167,13 +168,11 @@ async def test_nodes_with_other_secrets_share_nothing(
             assert cache.shared.counters.hits == 1
 
 
-async def test_a_full_member(
-    origin: MemoryOrigin, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_a_full_member(origin: MemoryOrigin, tmp_path: Path) -> None:
     """1 MiB of memory and no disk: most stores are refused or push others out."""
     flags = ["-m", "1", "-I", "512k"]
     refs = [*put_many(origin, 60, 100_000), put(origin, "large", 6 * BLOCK_BYTES)]
-    with Memcached(tmp_path_factory.mktemp("full"), flags) as small:
+    with Memcached(tmp_path, flags) as small:
         async with node(origin, small.address) as cache:
             for _ in range(2):
                 await assert_served(cache, origin, refs)
@@ -196,8 +195,9 @@ async def test_the_lease_of_a_killed_node(
         assert only(cache).counters.stored_blocks == 0
 
 
+@pytest.mark.usefixtures("_patient_with_holders")
 async def test_a_lease_that_ends_while_we_wait_is_ours(
-    origin: MemoryOrigin, member: Members, _patient_with_holders: None
+    origin: MemoryOrigin, member: Members
 ) -> None:
     ref = put(origin, "a", 50_000)
     member[0].ask(f"mg {key_of(origin, ref)} v N1".encode(), b"\r\n\r\n")

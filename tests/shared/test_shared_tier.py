@@ -45,8 +45,9 @@ async def test_the_second_node_needs_no_origin(origin: MemoryOrigin, members: Me
         assert second.counters.fetched_bytes == 0
 
 
+@pytest.mark.usefixtures("_patient_with_holders")
 async def test_each_block_is_fetched_once_by_all_nodes(
-    origin: MemoryOrigin, members: Members, _patient_with_holders: None
+    origin: MemoryOrigin, members: Members
 ) -> None:
     origin.delay_s = 0.02
     refs = put_many(origin, 60, 30_000)
@@ -63,8 +64,9 @@ async def test_each_block_is_fetched_once_by_all_nodes(
         assert origin.counters.gets == len(refs)
 
 
+@pytest.mark.usefixtures("_patient_with_holders")
 async def test_one_node_fetches_what_all_want_at_once(
-    origin: MemoryOrigin, member: Members, _patient_with_holders: None
+    origin: MemoryOrigin, member: Members
 ) -> None:
     origin.delay_s = 0.2
     ref = put(origin, "large", 5 * BLOCK_BYTES)

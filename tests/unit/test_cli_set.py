@@ -15,6 +15,7 @@ from cachefs.config import LIVE, load_mount_config
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.routes.set import LiveOption, SetRoutes, live_options
+from cachefs.shared.tier import SharedTier
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
@@ -133,7 +134,7 @@ def options(origin: ResilientOrigin, limits: UidLimits) -> dict[str, LiveOption]
     namespace: Any = SimpleNamespace(ttls=Ttls(1.0, 2.0, 3.0, 4.0, math.inf))
     readers = SimpleNamespace(readahead=MIB)
     prefetch: Any = SimpleNamespace(readers=readers, mode="order")
-    return live_options(origin, limits, namespace, prefetch)
+    return live_options(origin, limits, namespace, prefetch, SharedTier("s3://b"))
 
 
 async def test_every_live_option_has_a_function_that_applies_it(

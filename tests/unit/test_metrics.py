@@ -27,10 +27,11 @@ from cachefs.control.routes.set import SetRoutes
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
-from cachefs.metrics import BOUNDS_S, METRICS, OF_WRITES, Histogram, Requests
+from cachefs.metrics import BOUNDS_S, METRICS, OF_SHARED, OF_WRITES, Histogram, Requests
 from cachefs.namespace.namespace import Ttls
 from cachefs.namespace.outage import StaleState
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.shared.tier import SharedTier
 from cachefs.types import DataPath, DataPathName, Medium
 from cachefs.writes.unsent.report import UnsentCounts, UnsentState
 from tests.memory_origin import MemoryOrigin
@@ -44,6 +45,7 @@ class FakeCache:
         self.counters = CacheCounters(hits=7)
         self.tier = TierCounters(hits=3)
         self.waiting_readers = self.fetching_count = self.storing_count = self.held_bytes = 0
+        self.shared = SharedTier("s3://b")
 
     def status(self) -> list[TierStatus]:
         return [TierStatus('/a "b"\\c\n', Medium.SSD, "normal", *range(1, 8), self.tier)]
@@ -162,6 +164,7 @@ def test_the_dashboard_uses_only_metrics_that_exist() -> None:
 
 def test_everything_in_the_table_is_exported_and_nothing_else() -> None:
     house = House(FakeUnsent())
+    house.cache.shared.members.use("127.0.0.1:11211")
     house.state.requests.histogram("read", "hit").note(1)
     house.limits.read_bytes[house.limits.handle(1, 7) >> INO_BITS] = 5
     assert {name for name, _ in house.samples()} == exported_names()
@@ -176,6 +179,15 @@ def test_only_writable_mounts_export_metrics_of_writes(house: House) -> None:
     assert not [name for name in OF_WRITES if name.removesuffix("_total") in text.decode()]
     assert {metric.name for metric in METRICS} >= OF_WRITES
     assert "writes" not in house.state.status()
+
+
+def test_only_mounts_with_a_shared_tier_export_its_metrics(house: House) -> None:
+    text, _ = Exporter(house.state).render("")
+    assert "cachefs_shared" not in text.decode()
+    assert len(OF_SHARED) > 10
+    assert "shared" not in house.state.status()
+    house.cache.shared.members.use("127.0.0.1:11211")
+    assert house.state.status()["shared"]["state"] == "no members"
 
 
 async def test_writes_are_exported() -> None:

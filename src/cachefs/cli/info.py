@@ -57,6 +57,8 @@ def _rows(line: dict[str, Any]) -> list[tuple[str, str]]:
         if tier["blocks"]:
             held = f"{format_bytes(tier['size_bytes'])} in {counted(tier['blocks'], 'block')}"
             rows.append(("", f"{tier['medium']} {place}: {held}"))
+    if (shared := line.get("shared")) and shared["blocks"] is not None:
+        rows.append(("shared", f"{shared['blocks']} of {counted(shared['of'], 'block')}"))
     if unsent := line.get("unsent"):
         why = f": {unsent['reason']}" if unsent["reason"] else ""
         rows.append(("unsent", f"{unsent['state']}{why}"))

@@ -22,6 +22,8 @@ _WIDE_COLUMNS = 110
 _MEDIA = ("MEM", "SSD", "HDD")
 _OF_WRITES = ("SENT", "PUT", "UNS")
 """The columns that only writable mounts have."""
+_OF_SHARED = "SHAR"
+"""The column that only mounts with a shared tier have."""
 
 
 class _Column(NamedTuple):
@@ -40,6 +42,7 @@ _COLUMNS = (
     _Column("READ", 4, lambda r: short_count(r.reads_per_s)),
     _Column("B/s", 4, lambda r: short_bytes(r.read_bytes_per_s)),
     *map(_medium, _MEDIA),
+    _Column("SHAR", 4, lambda r: short_bytes(r.shared.bytes_per_s) if r.shared else "-"),
     _Column("ORIG", 4, lambda r: short_bytes(r.origin_bytes_per_s)),
     _Column("SENT", 4, lambda r: short_bytes(r.writes.sent_bytes_per_s) if r.writes else "-"),
     _Column("PUT", 4, lambda r: short_count(r.writes.puts_per_s) if r.writes else "-"),
@@ -79,7 +82,8 @@ def command(mountpoint: str | None, interval_s: float, count: int | None, as_jso
 
     \b
       READ B/s           reads of the kernel, and bytes given to readers, per second
-      MEM SSD HDD ORIG   bytes per second from the tiers and from the origin
+      MEM SSD HDD        bytes per second from the tiers of this node
+      SHAR ORIG          bytes per second from the shared tier and from the origin
       SENT PUT UNS       of writable mounts: bytes, and objects and parts, sent per second; files
                          that are unsent now
       HIT                share of blocks that readers found in the cache
@@ -126,8 +130,9 @@ def _rates(place: Path, interval_s: float) -> Iterator[Rates]:
 def _json_lines(place: Path, interval_s: float) -> Iterator[str]:
     for rates in _rates(place, interval_s):
         shown = asdict(rates)
-        if rates.writes is None:
-            del shown["writes"]
+        for part in ("writes", "shared"):
+            if shown[part] is None:
+                del shown[part]
         yield json.dumps({"mountpoint": str(place), **shown})
 
 
@@ -154,6 +159,8 @@ def _layout(rates: Rates) -> tuple[list[_Column], float]:
     absent = {*_MEDIA} - {tier.medium for tier in rates.tiers}
     if rates.writes is None:
         absent |= {*_OF_WRITES}
+    if rates.shared is None:
+        absent.add(_OF_SHARED)
     columns = [
         column
         for column in _COLUMNS

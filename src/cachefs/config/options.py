@@ -166,7 +166,7 @@ class SharedSection(Section):
         description="What all of them hold together, if that is less than the data: then only a "
         "share of the blocks is kept there; 0 for enough.",
     )
-    shared_secret: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")] = (
+    shared_secret_file: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")] = (
         Field(
             None,
             description="File with a secret of these nodes: blocks that were stored without it are "

@@ -40,7 +40,9 @@ def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
     known = sorted(_SetRequest.model_fields)
     for name in values:
         if name not in known:
-            fix = nearest(name, known, f"these can be changed: {', '.join(map(_option, known))}")
+            fix = f"these can be changed: {', '.join(map(_option, known))}"
+            if name not in MountConfig.model_fields:
+                fix = nearest(name, known, fix)
             raise UsageError(f'"{_option(name)}" can\'t be changed while mounted; {fix}')
     try:
         return _SetRequest.model_validate(values).model_dump(exclude_unset=True)

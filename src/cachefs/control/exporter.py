@@ -13,9 +13,11 @@ from prometheus_client.registry import Collector
 
 from cachefs import __version__
 from cachefs.cache.counters import TierStatus
+from cachefs.config import OFF
 from cachefs.control.mount_state import MountState
-from cachefs.metrics import BOUNDS_S, METRICS, OF_WRITES, Metric
+from cachefs.metrics import BOUNDS_S, METRICS, OF_SHARED, OF_WRITES, Metric
 from cachefs.origin.writable import WriteCounters
+from cachefs.shared.tier import SharedTier
 from cachefs.writes.unsent.report import UnsentFiles, UnsentState
 
 _USERS = 200
@@ -78,8 +80,11 @@ class _MountCollector(Collector):
         if self._state.relay is not None:
             self._state.relay.update()
         values = _values(self._state)
+        absent = set() if self._state.unsent is not None else set(OF_WRITES)
+        if self._state.cache.shared.members.option == OFF:
+            absent |= OF_SHARED
         for metric in METRICS:
-            if self._state.unsent is None and metric.name in OF_WRITES:
+            if metric.name in absent:
                 continue
             if metric.kind == "histogram":
                 yield self._requests(metric)
@@ -112,6 +117,7 @@ def _values(state: MountState) -> Values:
         for health in _STATES:
             found = ((*labels, health), float(tier.health == health))
             values["cachefs_tier_health"].append(found)
+    values |= _values_of_shared(state.cache.shared)
     origin = state.origin.counters
     sent = {"get": origin.gets, "head": origin.heads, "list": origin.lists}
     values["cachefs_origin_requests_total"] = [((kind,), n) for kind, n in sent.items()]
@@ -143,6 +149,32 @@ def _values_of_writes(unsent: UnsentFiles, counters: WriteCounters) -> Values:
         "cachefs_unsent_bytes": [((s.value,), counts.size_bytes[s]) for s in UnsentState],
         "cachefs_spool_used_bytes": [((), space.used_bytes)],
         "cachefs_spool_limit_bytes": [((), space.limit_bytes)],
+    }
+
+
+def _values_of_shared(shared: SharedTier) -> Values:
+    members, counters = list(shared.members), shared.counters
+    out = sum(member.is_out for member in members)
+    values = {
+        "cachefs_shared_on": float(shared.is_on),
+        "cachefs_shared_kept_ratio": shared.demand.share,
+        "cachefs_shared_hits_total": counters.hits,
+        "cachefs_shared_misses_total": counters.misses,
+        "cachefs_shared_waits_total": counters.waited,
+        "cachefs_shared_hit_bytes_total": counters.hit_bytes,
+        "cachefs_shared_dropped_blocks_total": shared.dropped_blocks,
+        "cachefs_shared_stored_blocks_total": sum(m.counters.stored_blocks for m in members),
+        "cachefs_shared_stored_bytes_total": sum(m.counters.stored_bytes for m in members),
+        "cachefs_shared_bad_values_total": sum(m.counters.bad_values for m in members),
+        "cachefs_shared_failures_total": sum(m.counters.failures for m in members),
+        "cachefs_shared_latency_seconds": max(
+            (m.latencies.p50_s or 0.0 for m in members), default=0.0
+        ),
+    }
+    by_state = [(("in",), len(members) - out), (("out",), out)]
+    return {
+        **{name: [((), value)] for name, value in values.items()},
+        "cachefs_shared_members": [(labels, float(count)) for labels, count in by_state],
     }
 
 

@@ -1,7 +1,7 @@
 """Converts a mount's configuration to the options of its origin."""
 
 from cachefs.config import MountConfig
-from cachefs.errors import UsageError, reason_of
+from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience
 
@@ -52,17 +52,18 @@ def resilience(config: MountConfig) -> Resilience:
 def shared_secret(config: MountConfig) -> bytes:
     """Return the secret of the shared tier without white space around it; empty if there is none.
     Blocks. Raises `UsageError`."""
-    path = config.shared_secret
+    path = config.shared_secret_file
     if path is None:
         return b""
     try:
         with path.open("rb") as file:
             secret = file.read(_MOST_SECRET_BYTES + 1).strip()
     except OSError as error:
-        raise UsageError(f"--shared-secret can't be read: {reason_of(error)}") from None
+        # Without the name: it may be the secret itself, given by mistake.
+        raise UsageError(f"the --shared-secret-file can't be read: {error.strerror}") from None
     if not 0 < len(secret) <= _MOST_SECRET_BYTES:
         raise UsageError(
-            f"--shared-secret {path} has {len(secret) or 'no'} bytes; give 1 to "
-            f"{_MOST_SECRET_BYTES}, such as from openssl rand -hex 32"
+            f"the --shared-secret-file must have 1 to {_MOST_SECRET_BYTES} bytes, such as from "
+            "openssl rand -hex 32"
         )
     return secret

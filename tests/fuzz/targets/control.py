@@ -36,6 +36,7 @@ from cachefs.log import is_debugging, set_debugging
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.prefetch import Prefetch
+from cachefs.shared.tier import SharedTier
 from tests.fuzz.targets._namespace import running_tree
 from tests.namespace.harness import Tree, open_tier
 
@@ -70,7 +71,9 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
             *(namespace, block_cache, nursery, LookUpReads(block_cache)),
             *(lambda: True, throttle, 0, "order"),
         )
-        options = live_options(origin, UidLimits({}), namespace, prefetch)
+        options = live_options(
+            origin, UidLimits({}), namespace, prefetch, SharedTier("memory://")
+        )
         all_routes = (
             CacheRoutes(
                 namespace,

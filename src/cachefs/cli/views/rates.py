@@ -83,6 +83,16 @@ class WriteRates:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedRates:
+    """The rates of the shared tier, in blocks and bytes that it has given to this node."""
+
+    hits_per_s: float
+    bytes_per_s: float
+    hit_ratio: float | None
+    """Hits per blocks asked for; None without any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """The rates between two samples. A ratio or time is None without an event to compute it from,
     and an unknown value is None."""
@@ -110,6 +120,8 @@ class Rates:
     users: list[UserRates] = field(default_factory=list)
     writes: WriteRates | None = None
     """None for a read-only mount."""
+    shared: SharedRates | None = None
+    """None without a shared tier."""
 
     @property
     def origin_requests_per_s(self) -> float:
@@ -160,6 +172,7 @@ def rates_between(before: Sample, after: Sample) -> Rates:
         tiers=tiers,
         users=users,
         writes=_write_rates(was.get("writes", {}), is_.get("writes"), seconds),
+        shared=_shared_rates(was.get("shared", {}), is_.get("shared"), seconds),
     )
 
 
@@ -174,6 +187,16 @@ def _write_rates(
     return WriteRates(
         puts + parts, sent_bytes, errors, after["unsent_files"], after["unsent_bytes"]
     )
+
+
+def _shared_rates(
+    before: Mapping[str, Any], after: Mapping[str, Any] | None, seconds: float
+) -> SharedRates | None:
+    if after is None:
+        return None
+    names = ("hits", "misses", "hit_bytes")
+    hits, misses, hit_bytes = (_less(after, before, name) / seconds for name in names)
+    return SharedRates(hits, hit_bytes, hits / (hits + misses) if hits + misses else None)
 
 
 def quantile(bounds_s: Sequence[float], cumulated: Sequence[int], share: float) -> float | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from cachefs.cli.mounts.all_mounts import SERVING
 from cachefs.cli.mounts.path_request import counted
+from cachefs.cli.views.shared import print_shared
 from cachefs.cli.views.tables import plain_table, stdout_console
 from cachefs.cli.views.tiers import notices, print_tiers
 from cachefs.units import format_bytes, format_duration
@@ -52,6 +53,9 @@ def print_one(row: dict[str, Any]) -> None:
             console.print(f"{title:<14} {line}", soft_wrap=True)
         for title, line in _write_lines(row.get("writes")):
             console.print(f"{title:<14} {line}", soft_wrap=True)
+        if row.get("shared"):
+            console.print()
+            print_shared(console, row)
         console.print()
         print_tiers(console, row)
     elif row["problem"]:

@@ -16,6 +16,8 @@ from cachefs.cli.views.tables import plain_table
 from cachefs.units import format_bytes, format_duration
 
 HEALTHY = "normal"
+IN_USE = "in use"
+"""The state of a shared tier that is well."""
 
 _STYLES = {HEALTHY: "", "unstable": "bold yellow", "down": "bold red"}
 _NOTICES = {
@@ -23,6 +25,7 @@ _NOTICES = {
     "down": "it is not used until it answers again",
 }
 _NEARLY_FULL = 0.9
+_MOST_NOTICES = 3
 _COUNTERS = ("hits", "evicted", "demoted", "promoted", "rejected", "verified")
 
 
@@ -55,6 +58,7 @@ def notices(report: dict[str, Any]) -> list[str]:
         lasts = format_duration(max(0.0, time.time() - report["stale_since"]))
         lines.append(f"the origin does not answer: names are shown as last known, for {lasts} now")
     lines += _notices_of_writes(report.get("writes"))
+    lines += _notices_of_shared(report.get("shared"))
     for tier in report["tiers"]:
         where = f"{tier['medium']} {tier['path']}"
         if tier["health"] != HEALTHY:
@@ -77,6 +81,23 @@ def _notices_of_writes(writes: dict[str, Any] | None) -> list[str]:
     if writes["spool_bytes"] > _NEARLY_FULL * writes["spool_limit_bytes"]:
         used, most = (format_bytes(writes[f"spool_{name}"]) for name in ("bytes", "limit_bytes"))
         lines.append(f"the spool is nearly full, so writes may have to wait: {used} of {most}")
+    return lines
+
+
+def _notices_of_shared(shared: dict[str, Any] | None) -> list[str]:
+    if shared is None:
+        return []
+    lines = [f"the shared tier: {shared['problem']}"] if shared["problem"] else []
+    members = shared["members"]
+    out = [member for member in members if member["state"] == "out"]
+    if shared["state"] == "no members" and not lines:
+        lines.append(f"the shared tier has no members: see {shared['from']}")
+    elif shared["state"] == "bypassed":
+        lines.append("the shared tier is BYPASSED: blocks come from the origin")
+    for member in out[:_MOST_NOTICES]:
+        lines.append(f"{member['address']} of the shared tier is OUT: {member['problem']}")
+    if len(out) > _MOST_NOTICES:
+        lines.append(f"{len(out)} of {len(members)} members of the shared tier are OUT")
     return lines
 
 

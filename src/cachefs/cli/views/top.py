@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from cachefs.cli.mounts.all_mounts import SERVING
-from cachefs.cli.views.rates import Rates, Sample
+from cachefs.cli.views.rates import Rates, Sample, SharedRates
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
-from cachefs.cli.views.tiers import HEALTHY, notices, short_names
+from cachefs.cli.views.tiers import HEALTHY, IN_USE, notices, short_names
 from cachefs.units import format_bytes, format_duration
 
-ORIGIN = "origin"
+ORIGIN, SHARED = "origin", "shared"
 _HISTORY = 200
 _NARROW_COLUMNS = 70
 _WIDE_COLUMNS = 120
@@ -47,7 +47,7 @@ class MountView:
     job_rates: dict[str, float] = field(default_factory=dict)
     """Bytes per second of the running jobs, by id."""
     history: dict[str, deque[float]] = field(default_factory=dict)
-    """Bytes per second, the newest last, by tier path and for `ORIGIN`."""
+    """Bytes per second, the newest last, by tier path, and for `SHARED` and `ORIGIN`."""
 
     @property
     def place(self) -> str:
@@ -58,7 +58,10 @@ class MountView:
         """Add the rates to the history."""
         if self.rates is not None:
             seen = {tier.path: tier.bytes_per_s for tier in self.rates.tiers}
-            for name, bytes_per_s in (seen | {ORIGIN: self.rates.origin_bytes_per_s}).items():
+            seen[ORIGIN] = self.rates.origin_bytes_per_s
+            if self.rates.shared is not None:
+                seen[SHARED] = self.rates.shared.bytes_per_s
+            for name, bytes_per_s in seen.items():
                 self.history.setdefault(name, deque(maxlen=_HISTORY)).append(bytes_per_s)
 
 
@@ -233,7 +236,7 @@ def _pairs(pairs: Iterable[tuple[str, str]], gap: int) -> Text:
 
 
 def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[Text]:
-    """Return a line for each tier and for the origin."""
+    """Return a line for each tier, for the shared tier and for the origin."""
     bar_width = 6 if width < _NARROW_COLUMNS else 12
     rest = width - len("origin  B/s REQ/s  ") - len("  ") - bar_width - len(" 100% of 1023.9 GiB")
     paths = 0
@@ -253,6 +256,11 @@ def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[
         line.append_text(_room(tier, bar_width, glyphs))
         if paths:
             line.append(f"  {plain(tier['path'])}", style="dim")
+        lines.append(line)
+    if rates.shared is not None:
+        curve = _curve(view, SHARED, curve_width, glyphs)
+        line = _source(SHARED, rates.shared.bytes_per_s, rates.shared.hits_per_s, curve)
+        line.append_text(_shared(view.row["shared"], rates.shared))
         lines.append(line)
     curve = _curve(view, ORIGIN, curve_width, glyphs)
     line = _source(ORIGIN, rates.origin_bytes_per_s, rates.origin_requests_per_s, curve)
@@ -290,6 +298,15 @@ def _room(tier: dict[str, Any], width: int, glyphs: Glyphs) -> Text:
     if not is_well:
         text.append(f" {tier['health'].upper()}", style="bold red")
     return text
+
+
+def _shared(report: dict[str, Any], rates: SharedRates) -> Text:
+    if report["state"] != IN_USE:
+        return Text(report["state"].upper(), style="bold yellow")
+    members = report["members"]
+    used = sum(member["state"] == "in" for member in members)
+    style = "default" if used == len(members) else "yellow"
+    return Text(f"{short_share(rates.hit_ratio)} hit, {used} of {len(members)} members", style)
 
 
 def _origin(row: dict[str, Any]) -> Text:

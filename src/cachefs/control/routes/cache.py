@@ -28,6 +28,8 @@ from cachefs.writes.unsent.report import UnsentFiles
 
 NS = 1_000_000_000
 _DRAIN_S = 5.0
+_MOST_SHARED = 10_000
+"""The most blocks of a file for which the shared tier is asked."""
 
 
 class CacheRoutes:
@@ -85,12 +87,19 @@ class CacheRoutes:
         }
         if not inode.is_dir:
             answer |= {"version": inode.version}
+            if self._cache.shared.is_on:
+                answer["shared"] = await self._in_shared_tier(self._namespace.object_ref(inode))
         unsent = None if self._unsent is None else self._unsent.of_inode(inode.ino)
         if unsent is not None:
             answer["unsent"] = {"state": unsent.state.value, "reason": unsent.reason or None}
         if failures:
             answer["problem"] = failures[0]
         yield answer
+
+    async def _in_shared_tier(self, ref: ObjectRef) -> dict[str, object]:
+        """Return how many of the first blocks are in the shared tier; None if it does not say."""
+        asked = min(ref.block_count, _MOST_SHARED)
+        return {"blocks": await self._cache.shared.count_blocks(ref, asked), "of": asked}
 
     async def _sum(self, inode: Inode) -> tuple[FileSums, list[str]]:
         """Return the sums over a file or a tree, and the reasons why some names may be missing."""
