@@ -71,9 +71,7 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
             *(namespace, block_cache, nursery, LookUpReads(block_cache)),
             *(lambda: True, throttle, 0, "order"),
         )
-        options = live_options(
-            origin, UidLimits({}), namespace, prefetch, SharedTier("memory://")
-        )
+        options = live_options(origin, UidLimits({}), namespace, prefetch, SharedTier("memory://"))
         all_routes = (
             CacheRoutes(
                 namespace,

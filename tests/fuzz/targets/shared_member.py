@@ -1,0 +1,49 @@
+"""Answers of a member of the shared tier (shared/connection.py, wire.py)."""
+
+import socket
+from functools import partial
+
+import trio
+
+from cachefs.format.shared_value import SharedFormat
+from cachefs.shared import wire
+from cachefs.shared.connection import AskedBlock, MemberConnection
+from cachefs.shared.wire import Answer, ProtocolError
+
+BODY = b"x" * 100
+FORMAT = SharedFormat(b"")
+KEY = FORMAT.key(FORMAT.name("s3://b", "a", "v"), 0)
+VALUE = FORMAT.prefix(KEY, BODY) + BODY
+
+
+async def _ask(data: bytes) -> None:
+    """Somebody has sent `data` and hung up. `@` stands for a right value: no fuzzer guesses one."""
+    data = data.replace(b"@", b"VA %d\r\n%b\r\n" % (len(VALUE), VALUE))[:65536]
+    asked = [
+        AskedBlock(KEY, 0, 0, len(BODY), partial(memoryview, bytearray(len(BODY))))
+        for _ in range(3)
+    ]
+    mine, peer = socket.socketpair()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
+    connection = MemberConnection(mine)
+    try:
+        with trio.fail_after(300):
+            try:
+                await connection.ask(asked, FORMAT, lambda: None)
+                await connection.heads([wire.PROBE])
+                await connection.store(KEY, VALUE[:17], BODY)
+                await connection.delete([KEY])
+            except (ProtocolError, OSError, EOFError):
+                pass
+        for block in asked:
+            assert (block.answer is Answer.HIT) == (block.data is not None)
+            assert block.data is None or bytes(block.data) == BODY
+    finally:
+        connection.close()
+        peer.close()
+
+
+def fuzz(data: bytes) -> None:
+    trio.run(_ask, data)
