@@ -239,3 +239,34 @@ async def test_a_dns_name(origin: MemoryOrigin, member: Members) -> None:
     async with node(origin, f"dns:localhost:{member[0].port}") as cache:
         addresses = [each.address for each in cache.shared.members]
         assert f"127.0.0.1:{member[0].port}" in addresses
+
+
+@pytest.mark.expect_log("nowhere.invalid: ")
+async def test_a_name_that_can_not_be_resolved_for_a_while(
+    origin: MemoryOrigin, member: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its member stays, and others are found."""
+    from cachefs.shared import discovery
+    from cachefs.shared import members as module
+
+    monkeypatch.setattr(module, "_READ_AGAIN_S", 0.05)
+    hosts = {"nowhere.invalid": ["127.0.0.1"], "127.0.0.1": ["127.0.0.1"]}
+
+    async def resolve(name: str, port: int) -> list[str]:
+        await trio.lowlevel.checkpoint()
+        if not hosts[name]:
+            raise OSError("no answer")
+        return hosts[name]
+
+    monkeypatch.setattr(discovery, "_resolve", resolve)
+    port = member[0].port
+    async with node(origin, f"127.0.0.1:{port},nowhere.invalid:{port}") as cache:
+        before = list(cache.shared.members)
+        assert len(before) == 2
+        hosts["nowhere.invalid"] = []
+        await until(lambda: cache.shared.members.problem)
+        assert list(cache.shared.members) == before
+        hosts["nowhere.invalid"] = ["127.0.0.2"]
+        await until(lambda: cache.shared.members.problem is None)
+        assert len(cache.shared.members) == 2
+        assert list(cache.shared.members) != before

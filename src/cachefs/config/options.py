@@ -166,12 +166,12 @@ class SharedSection(Section):
         description="What all of them hold together, if that is less than the data: then only a "
         "share of the blocks is kept there; 0 for enough.",
     )
-    shared_secret_file: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")] = (
-        Field(
-            None,
-            description="File with a secret of these nodes: blocks that were stored without it are "
-            "not used.",
-        )
+    shared_secret_file: Annotated[
+        Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")
+    ] = Field(
+        None,
+        description="File with a secret of these nodes: blocks that were stored without it are "
+        "not used.",
     )
 
     shared_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(

@@ -14,10 +14,11 @@ _MOST_FILE_BYTES = 1 << 20
 
 
 class FoundMember(NamedTuple):
-    """A member as it was found: what it is called on every node, and its IP address and port."""
+    """A member as it was found: what it is called on every node, and its IP address and port.
+    `host` is None if its name can't be resolved now."""
 
     address: str
-    host: str
+    host: str | None
     port: int
 
 
@@ -61,12 +62,12 @@ async def _of_name(name: str, port: int) -> Found:
 async def _of_addresses(addresses: list[tuple[str, int]]) -> Found:
     members, problems = [], []
     for name, port in addresses:
+        host = None
         try:
-            hosts = await _resolve(name, port)
+            host = (await _resolve(name, port))[0]
         except OSError as error:
             problems.append(f"{name}: {reason_of(error)}")
-            continue
-        members.append(FoundMember(_join(name, port), hosts[0], port))
+        members.append(FoundMember(_join(name, port), host, port))
     return Found(tuple(members), "; ".join(problems[:3]) or None)
 
 

@@ -86,18 +86,23 @@ class Members:
 
     def _replace(self, found: tuple[FoundMember, ...]) -> None:
         before = self._members
-        self._members = {each.address: self._member_at(each) for each in found}
+        members = {each.address: self._member_at(each) for each in found}
+        self._members = {address: member for address, member in members.items() if member}
         for member in before.values():
             if self._members.get(member.address) is not member:
                 member.close()
         self._count_out()
         self._renew_ring()
 
-    def _member_at(self, found: FoundMember) -> Member:
-        member = self._members.get(found.address)
-        if member is None or not member.is_at(found.host, found.port):
-            member = Member(*found, self._format, self._timeout_s, self._count_out)
-        return member
+    def _member_at(self, found: FoundMember) -> Member | None:
+        """Return the member that is there already, or a new one if its IP address is another one
+        now. While a name can't be resolved, its member stays."""
+        member, host = self._members.get(found.address), found.host
+        if host is None or (member is not None and member.is_at(host, found.port)):
+            return member
+        return Member(
+            *(found.address, host, found.port), self._format, self._timeout_s, self._count_out
+        )
 
     def _count_out(self) -> None:
         out = sum(member.is_out for member in self._members.values())
