@@ -158,6 +158,12 @@ async def test_an_origin_that_is_away(origin: MemoryOrigin, member: Members) -> 
         assert await read(second, here) == origin.expected("here")
         with pytest.raises(OriginUnavailableError, match="away"):
             await read_ahead(second, away)
+        second.fetch(away, 0, 3, ahead=True)
+        with pytest.raises(OriginUnavailableError, match="away"):
+            await second.read_block(away, 0, 0, BLOCK_BYTES)
+        second.fetch(away, 0, 3, ahead=True)
+        found = await second.read_block(away, 1, 0, BLOCK_BYTES)
+        assert found == origin.expected("away")[BLOCK_BYTES : 2 * BLOCK_BYTES]
         origin.heal()
         assert await read(second, away) == origin.expected("away")
 

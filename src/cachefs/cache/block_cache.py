@@ -186,6 +186,10 @@ class BlockCache:
         self.waiting_readers += 1
         try:
             await self._fetches.wait_for(fetch)
+            if fetch.error is not None and fetch.block_count > 1 and self.shared.is_on:
+                # Other blocks of the run may be the ones that the shared tier does not have.
+                fetch = self._in_flight.get(key) or self._fetches.start(ref, key.block_index, 1)
+                await self._fetches.wait_for(fetch)
         finally:
             self.waiting_readers -= 1
             self.reader_waited_at = trio.current_time()

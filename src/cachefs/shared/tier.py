@@ -208,10 +208,13 @@ class SharedTier:
     def put(self, ref: ObjectRef, data: memoryview) -> None:
         """Store a file of one block that has come from the origin, and that the members were not
         asked for."""
+        nursery = self._nursery
+        if nursery is None or not self.is_on:
+            return
         block = self._only_block(ref)
         member = self.members.owner(block.group)
-        if self.is_on and self._nursery and member and self._is_kept(ref, block):
-            self._admissions.offer(self._nursery, member, block.key, data, is_leased=False)
+        if member is not None and self._is_kept(ref, block):
+            self._admissions.offer(nursery, member, block.key, data, is_leased=False)
 
     async def forget(self, ref: ObjectRef) -> None:
         """Delete all blocks of an object's version whose bytes are other ones now. What a member
