@@ -129,6 +129,26 @@ async def test_wrong_values_are_misses(origin: MemoryOrigin, answer: bytes) -> N
         assert cache.shared.counters.hits == 0
 
 
+async def test_a_block_that_was_dropped_from_the_disk_is_stored_again(
+    origin: MemoryOrigin,
+) -> None:
+    """memcached answers EN once for such a block, and gives the lease to the next question."""
+    ref = put(origin, "a", 5000)
+    asked: list[bytes] = []
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            asked.append(request[:2])
+            answers = {1: b"EN\r\n", 2: b"VA 0 W\r\n\r\n"}
+            await stream.send_all(answers.get(len(asked), b"HD\r\n"))
+
+    async with pretender(say) as address, node(origin, address) as cache:
+        assert await read(cache, ref) == origin.expected("a")
+        await cache.shared.stored()
+        assert asked[:3] == [b"mg", b"mg", b"ms"]
+        assert only(cache).counters.stored_blocks == 1
+
+
 async def test_flipped_bytes_are_replaced(origin: MemoryOrigin, member: Members) -> None:
     ref, chance = put(origin, "a", 50_000), random.Random(3)
     async with node(origin, member.option) as cache:

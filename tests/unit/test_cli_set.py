@@ -15,13 +15,13 @@ from cachefs.config import LIVE, load_mount_config
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.routes.set import LiveOption, SetRoutes, live_options
-from cachefs.shared.tier import SharedTier
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.mounts import RuntimeEntry
 from cachefs.namespace.namespace import Ttls
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.shared.tier import SharedTier
 from tests.memory_origin import MemoryOrigin
 
 MIB = 1 << 20

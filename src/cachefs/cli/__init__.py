@@ -34,6 +34,7 @@ _VERBS = {
     "refresh": "Ask the origin now whether files have changed.",
     "reload": "Read the configuration file of a mount again.",
     "set": "Change options of a running mount.",
+    "shared": "Show or check the tier that nodes share.",
     "stats": "Print a line each second of what a mount does.",
     "status": "Show what is mounted and how its cache does.",
     "tier": "Show or change the cache tiers of a running mount.",

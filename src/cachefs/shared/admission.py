@@ -75,11 +75,12 @@ class Admissions:
 
     async def _store(self, member: Member, waiting: _Waiting) -> None:
         if not waiting.is_leased:
-            heads = await member.heads([wire.lease(waiting.key)])
-            if heads is None:
-                return
-            self._on_answer(heads[0].answer)
-            if heads[0].answer is not Answer.LEASED:
+            answer = Answer.DROPPED
+            while answer is Answer.DROPPED:
+                heads = await member.heads([wire.lease(waiting.key)])
+                answer = Answer.MISSED if heads is None else heads[0].answer
+            self._on_answer(answer)
+            if answer is not Answer.LEASED:
                 return
         if not await member.store(waiting.key, waiting.data):
             self.dropped_blocks += 1

@@ -65,6 +65,17 @@ class MemberConnection(LoopSocket):
     ) -> None:
         """Ask for blocks and fill in the answers, in order. Calls `on_first` when the first answer
         begins. Raises `OSError`, `EOFError` and `ProtocolError`; the answers until then hold."""
+        await self._ask_once(asked, shared_format, on_first)
+        dropped = [block for block in asked if block.answer is Answer.DROPPED]
+        if dropped:
+            await self._ask_once(dropped, shared_format, lambda: None)
+
+    async def _ask_once(
+        self,
+        asked: Sequence[AskedBlock],
+        shared_format: SharedFormat,
+        on_first: Callable[[], None],
+    ) -> None:
         await self._send(b"".join([wire.ask(block.key) for block in asked]))
         for number, block in enumerate(asked):
             head = wire.read_head(await self._line())

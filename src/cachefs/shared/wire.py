@@ -1,6 +1,6 @@
 """The commands of memcached's meta protocol that the shared tier uses, and their answers.
 
-Source: doc/protocol.txt of memcached 1.6, "Meta Commands".
+Source: doc/protocol.txt of memcached 1.6, "Meta Commands". Before 1.6.10 `ms` had another form.
 """
 
 from enum import Enum
@@ -32,6 +32,8 @@ class Answer(Enum):
     """It does not have the block yet, and another node has the lease."""
     MISSED = "missed"
     """It does not have the block, or has not answered."""
+    DROPPED = "dropped"
+    """It had the block on its disk and has dropped it. The next question gets the lease."""
     BAD = "bad"
     """Its value is not verified."""
 
@@ -87,9 +89,11 @@ def read_head(line: bytes) -> Head:
     if code == b"HD":
         sizes = [_number(word[1:]) for word in words[1:] if word[:1] == b"s"]
         return Head(_lease_answer(words[1:], sizes == [0]), None)
-    if code in (b"EN", b"SERVER_ERROR"):
+    if code == b"EN":
+        return Head(Answer.DROPPED, None)
+    if code == b"SERVER_ERROR":
         return Head(Answer.MISSED, None)
-    raise ProtocolError(f"it is no memcached of version 1.6 or later: it said {shown(line)}")
+    raise ProtocolError(f"it is no memcached of version 1.6.10 or later: it said {shown(line)}")
 
 
 def _lease_answer(flags: list[bytes], is_empty: bool) -> Answer:
@@ -117,7 +121,7 @@ def is_done(line: bytes) -> bool:
         return True
     if code in (b"NS", b"NF", b"EX", b"SERVER_ERROR"):
         return False
-    raise ProtocolError(f"it is no memcached of version 1.6 or later: it said {shown(line)}")
+    raise ProtocolError(f"it is no memcached of version 1.6.10 or later: it said {shown(line)}")
 
 
 def shown(line: bytes) -> str:
