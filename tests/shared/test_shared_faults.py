@@ -138,6 +138,9 @@ async def test_a_block_that_was_dropped_from_the_disk_is_stored_again(
 
     async def say(stream: trio.SocketStream) -> None:
         async for request in stream:
+            if request == b"stats\r\n":
+                await stream.send_all(b"END\r\n")
+                continue
             asked.append(request[:2])
             answers = {1: b"EN\r\n", 2: b"VA 0 W\r\n\r\n"}
             await stream.send_all(answers.get(len(asked), b"HD\r\n"))
@@ -199,6 +202,34 @@ async def test_a_full_member(origin: MemoryOrigin, tmp_path: Path) -> None:
                 await cache.shared.stored()
             assert not only(cache).is_out
             assert cache.shared.dropped_blocks >= 6
+
+
+@pytest.mark.parametrize("free_mib", [5, 60])
+async def test_a_member_whose_disk_does_not_keep_up(origin: MemoryOrigin, free_mib: int) -> None:
+    """It would drop old blocks for new ones, so stores become slow."""
+    refs = put_many(origin, 30, 50_000)
+    stats = f"STAT limit_maxbytes 67108864\r\nSTAT slab_global_page_pool {free_mib}\r\n".encode()
+    stored = 0
+
+    async def say(stream: trio.SocketStream) -> None:
+        nonlocal stored
+        async for request in stream:
+            if request.startswith(b"ms"):
+                stored += 1
+            answers = {b"stats": stats + b"STAT extstore_limit_maxbytes 1\r\nEND\r\n"}
+            answers |= {b"mg": b"VA 0 W\r\n\r\n", b"ms": b"HD\r\n"}
+            code = next((code for code in answers if request.startswith(code)), None)
+            if code is not None:  # else the rest of a value
+                await stream.send_all(answers[code])
+
+    async with pretender(say) as address, node(origin, address) as cache:
+        began_at = trio.current_time()
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        took_s = trio.current_time() - began_at
+        assert stored == len(refs)
+        slow_s = 29 * 50_000 / 5e6
+        assert took_s >= slow_s or free_mib == 60
 
 
 async def test_the_lease_of_a_killed_node(

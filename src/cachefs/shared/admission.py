@@ -5,9 +5,11 @@ memory when they come faster than it writes them to its disk. All queues togethe
 number of bytes. What does not fit is dropped, because the block is in the local cache anyway.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -15,14 +17,28 @@ from cachefs.shared import wire
 from cachefs.shared.member import Member
 from cachefs.shared.wire import Answer
 
-_STORED_BYTES_PER_S = 100e6
+_BYTES_PER_S = 100e6
 """For each member and node (docs/SHARED_TIER.md has the measurement)."""
+_SLOW_BYTES_PER_S = 5e6
+"""The same while the member is short of memory."""
+_LOOK_S = 1.0
+"""How often a member is asked whether it is, while blocks are stored."""
 
 
 class _Waiting(NamedTuple):
     key: bytes
     data: memoryview
     is_leased: bool
+
+
+class _Queue:
+    """The blocks that wait for one member, and how fast they are stored."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Waiting] = deque()
+        self.is_being_emptied = False
+        self.bytes_per_s = _BYTES_PER_S
+        self.looked_at = -math.inf
 
 
 class Admissions:
@@ -34,12 +50,12 @@ class Admissions:
         self._most_bytes = most_bytes
         self._on_answer = on_answer
         self._held_bytes = 0
-        self._queues: dict[Member, deque[_Waiting]] = {}
+        self._queues: WeakKeyDictionary[Member, _Queue] = WeakKeyDictionary()
 
     @property
     def is_idle(self) -> bool:
         """Whether no block waits or is being stored."""
-        return not self._queues
+        return not self._held_bytes
 
     def offer(
         self,
@@ -55,23 +71,32 @@ class Admissions:
             self.dropped_blocks += 1
             return
         self._held_bytes += data.nbytes
-        queue = self._queues.get(member)
-        if queue is None:
-            self._queues[member] = queue = deque()
-            nursery.start_soon(self._store_all, member, queue)
-        queue.append(_Waiting(key, data, is_leased))
+        queue = self._queues.setdefault(member, _Queue())
+        queue.waiting.append(_Waiting(key, data, is_leased))
+        if not queue.is_being_emptied:
+            queue.is_being_emptied = True
+            nursery.start_soon(self._empty, member, queue)
 
-    async def _store_all(self, member: Member, queue: deque[_Waiting]) -> None:
+    async def _empty(self, member: Member, queue: _Queue) -> None:
         try:
-            while queue:
+            while queue.waiting:
                 began_at = trio.current_time()
-                waiting = queue[0]
-                await self._store(member, waiting)
-                self._held_bytes -= queue.popleft().data.nbytes
-                await trio.sleep_until(began_at + waiting.data.nbytes / _STORED_BYTES_PER_S)
+                await self._choose_pace(member, queue)
+                await self._store(member, queue.waiting[0])
+                size_bytes = queue.waiting.popleft().data.nbytes
+                self._held_bytes -= size_bytes
+                await trio.sleep_until(began_at + size_bytes / queue.bytes_per_s)
         finally:
-            self._held_bytes -= sum(waiting.data.nbytes for waiting in queue)
-            del self._queues[member]
+            self._held_bytes -= sum(waiting.data.nbytes for waiting in queue.waiting)
+            queue.waiting.clear()
+            queue.is_being_emptied = False
+
+    async def _choose_pace(self, member: Member, queue: _Queue) -> None:
+        now = trio.current_time()
+        if now >= queue.looked_at + _LOOK_S:
+            queue.looked_at = now
+            is_short = await member.is_short_of_memory()
+            queue.bytes_per_s = _SLOW_BYTES_PER_S if is_short else _BYTES_PER_S
 
     async def _store(self, member: Member, waiting: _Waiting) -> None:
         if not waiting.is_leased:

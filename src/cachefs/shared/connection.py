@@ -129,6 +129,17 @@ class MemberConnection(LoopSocket):
         self.is_in_order = not self._begun
         return is_done
 
+    async def stats(self) -> dict[bytes, int]:
+        """Return the numbers that the member says of itself. Raises as `ask`."""
+        await self._send(wire.STATS)
+        lines: list[bytes] = []
+        while (line := await self._line()) != b"END":
+            lines.append(line)
+            if not line.startswith(b"STAT ") or len(lines) > wire.MOST_STATS:
+                raise ProtocolError(f"it said {wire.shown(line)} about itself")
+        self.is_in_order = not self._begun
+        return wire.read_stats(lines)
+
     async def _send(self, *pieces: Buffer) -> None:
         self.is_in_order = self.has_answered = False
         await self.send_all(*(memoryview(piece).cast("B") for piece in pieces))

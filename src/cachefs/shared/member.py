@@ -42,6 +42,8 @@ _FIRST_OUT_S, _MOST_OUT_S = 1.0, 30.0
 _LATE_S = 0.005
 _CONNECTIONS = 8
 """memcached accepts 1,024 connections unless it is told otherwise (-c)."""
+_LEAST_FREE = 0.1
+"""The share of its memory that a member has free while its disk keeps up. It is 90 % and more."""
 _LATENCIES = 128
 _RECOMPUTE = 16
 
@@ -213,6 +215,15 @@ class Member:
         elif is_stored is not None:
             self.counters.refused_blocks += 1
         return bool(is_stored)
+
+    async def is_short_of_memory(self) -> bool:
+        """Whether blocks come faster than the member writes them to its disk. memcached then takes
+        the memory for new ones from the keys of old ones, which are lost."""
+        stats = await self._request(MemberConnection.stats, self._patient_s)
+        if not stats or b"extstore_limit_maxbytes" not in stats:
+            return False
+        free_bytes = stats.get(b"slab_global_page_pool", 0) << 20
+        return free_bytes < _LEAST_FREE * stats.get(b"limit_maxbytes", 0)
 
     async def delete(self, keys: Sequence[bytes]) -> bool:
         """Delete blocks. Return whether the member has done it."""

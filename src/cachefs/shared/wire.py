@@ -3,6 +3,7 @@
 Source: doc/protocol.txt of memcached 1.6, "Meta Commands". Before 1.6.10 `ms` had another form.
 """
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -62,6 +63,21 @@ def peek(key: bytes) -> bytes:
 
 PROBE = b"mg cachefs-probe s\r\n"
 """A command that any member answers."""
+
+
+STATS = b"stats\r\n"
+MOST_STATS = 1000
+"""The most lines of the answer to it that are read; memcached 1.6.18 sends some 120."""
+
+
+def read_stats(lines: Iterable[bytes]) -> dict[bytes, int]:
+    """Parse the lines of the answer to `STATS`, without their ends and without the last one."""
+    found = {}
+    for line in lines:
+        words = line.split(b" ")
+        if len(words) == 3 and words[0] == b"STAT" and words[2].isdigit() and len(words[2]) < 20:
+            found[words[1]] = int(words[2])
+    return found
 
 
 def store(key: bytes, value_bytes: int) -> bytes:
