@@ -168,6 +168,11 @@ class Site:
         counters: dict[str, int] = self.status()["origin"]
         return counters
 
+    def fetched(self) -> int:
+        """How often blocks have come from elsewhere: GETs, and hits in a shared tier."""
+        status = self.status()
+        return int(status["origin"]["gets"]) + int(status.get("shared", {}).get("hits", 0))
+
     def wait_until_stored(self, blocks: int) -> None:
         """Until the tiers hold so many blocks: they are stored behind the readers' backs, and
         served from memory until then."""

@@ -145,13 +145,13 @@ def test_evict(site: Site, content: dict[str, bytes]) -> None:
     said = site.cli("evict", site.mountpoint / "train/2", site.mountpoint / "large")
     assert said.stdout == "evicted 3.5 MiB in 14 blocks\n"
     assert cached_bytes(site) == total - 10 * SMALL - len(content["large"])
-    gets = site.origin()["gets"]
+    fetched = site.fetched()
     for name in content:  # past the kernel's pages
         fd = os.open(site.mountpoint / name, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
     read(site, content)
-    assert site.origin()["gets"] > gets
+    assert site.fetched() > fetched
     stored(site, "", total)
 
 

@@ -115,14 +115,14 @@ def test_damage_under_a_live_mount_is_fetched_again(
     bad = 0
     for damage, read in ((flip_a_byte_in_four_kilobytes, read_little), (lose, read_whole)):
         have_it_stored(site, data_path)
-        gets = site.origin()["gets"]
+        fetched = site.fetched()
         assert damage_blocks(site, damage) >= BLOCKS
         for name in NAMES:
             read(site.mountpoint / name)
         status = site.status()
         bad += BLOCKS
         assert sum(tier["bad_blocks"] for tier in status["tiers"]) == bad
-        assert 1 <= status["origin"]["gets"] - gets <= BLOCKS
+        assert 1 <= site.fetched() - fetched <= BLOCKS
     have_it_stored(site, data_path)
     # Nobody is told that memory which looks right was read from the disk a moment ago.
     damage_blocks(site, flip_a_byte_in_four_kilobytes)

@@ -46,6 +46,8 @@ def _run(site: Site, line: str) -> str:
         "/mnt/data": str(site.mountpoint),
         "/ssd/cachefs": str(site.cache),
         "/var/log/cachefs": str(site.mountpoint.parent),
+        "cache1:11211,cache2:11211,cache3:11211": "127.0.0.1:1",
+        "cache1:11211,cache2:11211": "127.0.0.1:1",
     }
     for theirs, ours in places.items():
         line = line.replace(theirs, ours)

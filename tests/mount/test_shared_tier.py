@@ -142,7 +142,7 @@ def test_changes_while_mounted(
 ) -> None:
     """`cachefs set`, and the next daemon has it, too."""
     site.expected_trouble = ("what is cached is served on",)
-    site.mount()
+    site.mount("--shared", "off")
     assert "shared" not in site.status()
     assert "has no shared tier" in site.cli("shared", "status", site.mountpoint).stdout
     site.cli("set", site.mountpoint, f"shared={members.option}", "shared-size=1GiB")
