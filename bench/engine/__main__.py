@@ -6,6 +6,7 @@ scale       4 million cached blocks: start, memory, look-ups
 admission   the cost of storing a fetched block
 quota       bytes on disk while the quota changes; hits while evicting
 sick        hits on one disk while another fails, is full, or takes two seconds
+shared      computes what a shared tier does with 24 to 500 nodes, from measured figures
 """
 
 import argparse
@@ -25,6 +26,7 @@ PROGRAMS = {
     "admission": "/dev/shm",
     "quota": "/dev/shm",
     "sick": "/dev/shm",
+    "shared": None,
 }
 """The programs, with the directory of their caches; None means a disk."""
 

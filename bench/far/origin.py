@@ -14,9 +14,7 @@ _SOURCE = Path(__file__).with_name("relay.c")
 
 
 @contextlib.contextmanager
-def far(
-    endpoint: str, directory: Path, round_trip_ms: float = ROUND_TRIP_MS
-) -> Iterator[str]:
+def far(endpoint: str, directory: Path, round_trip_ms: float = ROUND_TRIP_MS) -> Iterator[str]:
     """Yield a URL that leads to `endpoint` with a delay of `round_trip_ms` and at most
     `CONNECTION_MB_S` per connection. Compiles the relay in `directory`."""
     (port,) = free_ports(1)

@@ -9,6 +9,8 @@ import ssl
 
 import trio
 
+_MOST_PIECES = 256
+"""Linux takes 1,024 (IOV_MAX)."""
 CLOSED = (EOFError, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """The errors of a connection that the other side has closed."""
 
@@ -22,13 +24,22 @@ class LoopSocket:
         self._waits_for_bytes = 1
 
     async def send_all(self, *pieces: memoryview) -> None:
-        """Send the bytes. Raises `OSError`."""
-        for left in pieces:
-            while left:
-                try:
-                    left = left[self._socket.send(left) :]
-                except (BlockingIOError, ssl.SSLWantWriteError):
-                    await trio.lowlevel.wait_writable(self._socket)
+        """Send the bytes, several pieces with one system call; over TLS only one piece is allowed.
+        Raises `OSError`."""
+        left = list(pieces)
+        while left:
+            try:
+                if len(left) == 1:
+                    sent = self._socket.send(left[0])
+                else:
+                    sent = self._socket.sendmsg(left[:_MOST_PIECES])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await trio.lowlevel.wait_writable(self._socket)
+                continue
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
 
     def receive(self, into: memoryview) -> int:
         """Receive the bytes that are available and return their count, perhaps 0. Raises `EOFError`

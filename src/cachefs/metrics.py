@@ -102,6 +102,7 @@ METRICS = (
     _counter("shared_hits", "Blocks that came from the shared tier."),
     _counter("shared_misses", "Blocks that the shared tier did not have."),
     _counter("shared_waits", "Blocks that another node was fetching when this one asked."),
+    _counter("shared_bypasses", "Times when it was bypassed, as it was slower than the origin."),
     _counter("shared_hit_bytes", "Bytes that came from the shared tier."),
     _counter("shared_dropped_blocks", "Blocks that were not stored there: too many, or refused."),
     _counter("shared_stored_blocks", "Blocks that this node has stored there."),

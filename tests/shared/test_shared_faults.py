@@ -8,6 +8,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.format.shared_value import SharedFormat
+from cachefs.shared import admission as admission_module
 from cachefs.shared import members as members_module
 from cachefs.shared import tier as tier_module
 from cachefs.shared.member import Member
@@ -205,8 +206,11 @@ async def test_a_full_member(origin: MemoryOrigin, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("free_mib", [5, 60])
-async def test_a_member_whose_disk_does_not_keep_up(origin: MemoryOrigin, free_mib: int) -> None:
+async def test_a_member_whose_disk_does_not_keep_up(
+    origin: MemoryOrigin, free_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would drop old blocks for new ones, so stores become slow."""
+    monkeypatch.setattr(admission_module, "_MOST_BLOCKS", 1)
     refs = put_many(origin, 30, 50_000)
     stats = f"STAT limit_maxbytes 67108864\r\nSTAT slab_global_page_pool {free_mib}\r\n".encode()
     stored = 0
@@ -244,6 +248,64 @@ async def test_the_lease_of_a_killed_node(
         await cache.shared.stored()
         assert cache.shared.counters.waited == 1
         assert only(cache).counters.stored_blocks == 0
+
+
+async def test_a_lease_whose_answer_came_too_late(origin: MemoryOrigin, member: Members) -> None:
+    """Nobody else stores the block, so the node that did not hear of its lease does."""
+    ref = put(origin, "a", 50_000)
+    async with node(origin, member.option, timeout_s=SHORT_S) as cache:
+        member[0].pause()
+        assert await read(cache, ref) == origin.expected("a")
+        assert only(cache).counters.failures >= 1
+        member[0].go_on()
+        await cache.shared.stored()
+    async with node(origin, member.option) as other:
+        gets = origin.counters.gets
+        assert await read(other, ref) == origin.expected("a")
+        assert origin.counters.gets == gets
+
+
+async def test_a_member_that_becomes_slower_is_waited_for(origin: MemoryOrigin) -> None:
+    """From a tenth of a millisecond to a third of the timeout, as from memory to a disk."""
+    refs, is_slow = put_many(origin, 60, 5000), False
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            if request == b"stats\r\n":
+                await stream.send_all(b"END\r\n")
+                continue
+            if is_slow and request.startswith(b"mg"):
+                await trio.sleep(0.3)
+            await stream.send_all(b"SERVER_ERROR\r\n" if request[:2] == b"mg" else b"NS\r\n")
+
+    async with pretender(say) as address, node(origin, address, timeout_s=1.0) as cache:
+        await assert_served(cache, origin, refs)
+        is_slow = True
+        before = only(cache).counters.failures
+        for ref in refs[:8]:
+            await assert_served(cache, origin, [ref])
+        assert only(cache).counters.failures <= before + 2
+        assert not only(cache).is_out
+
+
+async def test_a_member_that_only_answers_probes_is_out_for_longer(origin: MemoryOrigin) -> None:
+    refs = put_many(origin, 10, 5000)
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            if b"cachefs-probe" in request:
+                await stream.send_all(b"EN\r\n")
+
+    async with pretender(say) as address, node(origin, address, timeout_s=SHORT_S) as cache:
+        member, times = only(cache), []
+        for _ in range(2):
+            while not member.is_out:
+                await assert_served(cache, origin, refs[:1])
+            out_at = trio.current_time()
+            await until(lambda: not member.is_out)
+            times.append(trio.current_time() - out_at)
+        assert times[0] >= 1.0
+        assert times[1] >= 2.0
 
 
 @pytest.mark.usefixtures("_patient_with_holders")

@@ -161,6 +161,7 @@ def _values_of_shared(shared: SharedTier) -> Values:
         "cachefs_shared_hits_total": counters.hits,
         "cachefs_shared_misses_total": counters.misses,
         "cachefs_shared_waits_total": counters.waited,
+        "cachefs_shared_bypasses_total": counters.bypasses,
         "cachefs_shared_hit_bytes_total": counters.hit_bytes,
         "cachefs_shared_dropped_blocks_total": shared.dropped_blocks,
         "cachefs_shared_stored_blocks_total": sum(m.counters.stored_blocks for m in members),

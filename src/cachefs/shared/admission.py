@@ -21,6 +21,9 @@ _BYTES_PER_S = 100e6
 """For each member and node (docs/SHARED_TIER.md has the measurement)."""
 _SLOW_BYTES_PER_S = 5e6
 """The same while the member is short of memory."""
+_LEAST_PAUSE_S = 0.005
+_MOST_BLOCKS, _MOST_BYTES = 16, 1 << 20
+"""The most that one request stores."""
 _LOOK_S = 1.0
 """How often a member is asked whether it is, while blocks are stored."""
 
@@ -82,10 +85,15 @@ class Admissions:
             while queue.waiting:
                 began_at = trio.current_time()
                 await self._choose_pace(member, queue)
-                await self._store(member, queue.waiting[0])
-                size_bytes = queue.waiting.popleft().data.nbytes
-                self._held_bytes -= size_bytes
-                await trio.sleep_until(began_at + size_bytes / queue.bytes_per_s)
+                batch = _batch(queue.waiting)
+                size_bytes = sum(waiting.data.nbytes for waiting in batch)
+                try:
+                    await self._store(member, batch)
+                finally:
+                    self._held_bytes -= size_bytes
+                until = began_at + size_bytes / queue.bytes_per_s
+                if until > trio.current_time() + _LEAST_PAUSE_S:
+                    await trio.sleep_until(until)
         finally:
             self._held_bytes -= sum(waiting.data.nbytes for waiting in queue.waiting)
             queue.waiting.clear()
@@ -98,14 +106,36 @@ class Admissions:
             is_short = await member.is_short_of_memory()
             queue.bytes_per_s = _SLOW_BYTES_PER_S if is_short else _BYTES_PER_S
 
-    async def _store(self, member: Member, waiting: _Waiting) -> None:
-        if not waiting.is_leased:
-            answer = Answer.DROPPED
-            while answer is Answer.DROPPED:
-                heads = await member.heads([wire.lease(waiting.key)])
-                answer = Answer.MISSED if heads is None else heads[0].answer
+    async def _store(self, member: Member, batch: list[_Waiting]) -> None:
+        unleased = [waiting for waiting in batch if not waiting.is_leased]
+        if unleased:
+            refused = await self._without_lease(member, unleased)
+            batch = [waiting for waiting in batch if waiting.key not in refused]
+        if batch:
+            stored = await member.store([(waiting.key, waiting.data) for waiting in batch])
+            self.dropped_blocks += len(batch) - stored
+
+    async def _without_lease(self, member: Member, batch: list[_Waiting]) -> set[bytes]:
+        """Ask for the leases of blocks. Return the keys of those that we don't get."""
+        asked = {waiting.key: Answer.DROPPED for waiting in batch}
+        for _ in range(2):  # a block that was dropped gives its lease to the second question
+            keys = [key for key, answer in asked.items() if answer is Answer.DROPPED]
+            heads = await member.heads([wire.lease(key) for key in keys]) if keys else []
+            if heads is None:
+                break
+            asked |= {key: head.answer for key, head in zip(keys, heads, strict=True)}
+        for answer in asked.values():
             self._on_answer(answer)
-            if answer is not Answer.LEASED:
-                return
-        if not await member.store(waiting.key, waiting.data):
-            self.dropped_blocks += 1
+        return {key for key, answer in asked.items() if answer is not Answer.LEASED}
+
+
+def _batch(waiting: deque[_Waiting]) -> list[_Waiting]:
+    """Take the next blocks for one request."""
+    batch: list[_Waiting] = []
+    size_bytes = 0
+    while waiting and len(batch) < _MOST_BLOCKS:
+        size_bytes += waiting[0].data.nbytes
+        if batch and size_bytes > _MOST_BYTES:
+            break
+        batch.append(waiting.popleft())
+    return batch

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -41,6 +42,14 @@ class AskedBlock:
         self.answer = Answer.MISSED
         self.data: memoryview | None = None
         """The bytes of a hit."""
+
+
+class Value(NamedTuple):
+    """A block to store. The prefix and the data are the value."""
+
+    key: bytes
+    prefix: bytes
+    data: memoryview
 
 
 class MemberConnection(LoopSocket):
@@ -120,14 +129,16 @@ class MemberConnection(LoopSocket):
         self.is_in_order = not self._begun
         return deleted
 
-    async def store(self, key: bytes, prefix: bytes, data: Buffer) -> bool:
-        """Store a block. Return false if the member refuses it. Raises as `ask`."""
-        body = memoryview(data)
-        line = wire.store(key, len(prefix) + body.nbytes)
-        await self._send(line + prefix, body, b"\r\n")
-        is_done = wire.is_done(await self._line())
+    async def store(self, values: Sequence[Value]) -> list[bool]:
+        """Store blocks. Return for each whether the member has taken it. Raises as `ask`."""
+        pieces: list[Buffer] = []
+        for key, prefix, data in values:
+            line = wire.store(key, len(prefix) + data.nbytes)
+            pieces += (line + prefix, data, b"\r\n")
+        await self._send(*pieces)
+        stored = [wire.is_done(await self._line()) for _ in values]
         self.is_in_order = not self._begun
-        return is_done
+        return stored
 
     async def stats(self) -> dict[bytes, int]:
         """Return the numbers that the member says of itself. Raises as `ask`."""

@@ -2,7 +2,8 @@
 
 **Deadlines.** Blocks must come within four times the 95th percentile of earlier answers, at least
 `_LEAST` of the timeout and at most the timeout (`--shared-timeout`), plus the time that the bytes
-take at `_BYTES_PER_S`. If the loop itself was late, the member is not blamed.
+take at `_BYTES_PER_S`. An answer that is too late doubles the least for a while. If the loop itself
+was late, the member is not blamed.
 
 **Breaker.** After `_MOST_FAILURES` failures in a row, the member is out for a second, then twice as
 long each time, up to `_MOST_OUT_S`. After that time a probe is sent, for which no reader waits.
@@ -22,9 +23,8 @@ from cachefs.errors import reason_of
 from cachefs.format.shared_value import SharedFormat
 from cachefs.loop_socket import CLOSED
 from cachefs.shared import wire
-from cachefs.shared.connection import AskedBlock, MemberConnection, connect
+from cachefs.shared.connection import AskedBlock, MemberConnection, Value, connect
 from cachefs.shared.wire import Answer, Head, ProtocolError
-from cachefs.types import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ _CONNECT = 2.5
 """Connecting may take as many timeouts."""
 _PATIENT = 50
 """A request for which no reader waits, such as a store, may take as many timeouts."""
+_DECAY = 0.95
 _BYTES_PER_S = 100e6
 _MOST_FAILURES = 3
 _FIRST_OUT_S, _MOST_OUT_S = 1.0, 30.0
@@ -57,7 +58,6 @@ class MemberCounters:
     hit_bytes: int = 0
     stored_blocks: int = 0
     stored_bytes: int = 0
-    refused_blocks: int = 0
     bad_values: int = 0
     failures: int = 0
 
@@ -120,7 +120,10 @@ class Member:
         self._timeout_s = timeout_s
         self._patient_s = _PATIENT * timeout_s
         self._idle: list[MemberConnection] = []
-        self._places = trio.CapacityLimiter(_CONNECTIONS)
+        self._free_places = _CONNECTIONS
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._least_s = _LEAST * timeout_s
+        """The shortest deadline; longer after answers that came too late."""
         self._failures = 0
         self._out_s = 0.0
         self._out_until = -math.inf
@@ -149,6 +152,8 @@ class Member:
     def _note_success(self) -> None:
         self._failures = 0
         self.problem = None
+        if self.out_since is None:
+            self._out_s = 0.0
         if self.out_since is not None:
             self.out_since = None
             self._on_out()
@@ -160,7 +165,8 @@ class Member:
         self._failures += 1
         if self._failures >= _MOST_FAILURES and self.out_since is None:
             self.out_since = trio.current_time()
-            self._out_s = _FIRST_OUT_S
+            # Longer if it was out a moment ago, and has answered nothing but a probe since.
+            self._out_s = min(max(2 * self._out_s, _FIRST_OUT_S), _MOST_OUT_S)
             self._out_until = self.out_since + self._out_s
             self._close_idle()
             self._on_out()
@@ -171,18 +177,24 @@ class Member:
     async def ask(self, asked: Sequence[AskedBlock]) -> None:
         """Ask for blocks and fill in the answers. Those that have not come in time are misses."""
 
+        is_sent = False
+
         async def ask(connection: MemberConnection) -> None:
-            began_at = trio.current_time()
+            nonlocal is_sent
+            is_sent, began_at = True, trio.current_time()
 
             def note_first() -> None:
                 self.latencies.note(trio.current_time() - began_at)
 
             await connection.ask(asked, self._format, note_first)
+            self._least_s = max(_DECAY * self._least_s, _LEAST * self._timeout_s)
 
         size_bytes = sum(block.length for block in asked)
         await self._request(ask, self._deadline_s() + size_bytes / _BYTES_PER_S)
         counters = self.counters
         for block in asked:
+            if not is_sent:
+                block.answer = Answer.LEFT_OUT
             if block.answer is Answer.HIT:
                 counters.hits += 1
                 counters.hit_bytes += block.length
@@ -196,7 +208,7 @@ class Member:
     def _deadline_s(self) -> float:
         p95_s = self.latencies.p95_s
         most_s = self._timeout_s
-        return most_s if p95_s is None else min(max(4 * p95_s, _LEAST * most_s), most_s)
+        return most_s if p95_s is None else min(max(4 * p95_s, self._least_s), most_s)
 
     async def heads(self, commands: Sequence[bytes]) -> list[Head] | None:
         """Send commands whose answers have no values; None if the member does not answer."""
@@ -204,17 +216,18 @@ class Member:
             partial(MemberConnection.heads, commands=commands), self._patient_s
         )
 
-    async def store(self, key: bytes, data: Buffer) -> bool:
-        """Store a block. Return whether the member has taken it."""
-        prefix = self._format.prefix(key, data)
-        store = partial(MemberConnection.store, key=key, prefix=prefix, data=data)
-        is_stored = await self._request(store, self._patient_s)
-        if is_stored:
-            self.counters.stored_blocks += 1
-            self.counters.stored_bytes += memoryview(data).nbytes
-        elif is_stored is not None:
-            self.counters.refused_blocks += 1
-        return bool(is_stored)
+    async def store(self, blocks: Sequence[tuple[bytes, memoryview]]) -> int:
+        """Store blocks, by key. Return how many of them the member has taken."""
+        prefix = self._format.prefix
+        values = [Value(key, prefix(key, data), data) for key, data in blocks]
+        store = partial(MemberConnection.store, values=values)
+        answers = await self._request(store, self._patient_s)
+        if answers is None:
+            return 0
+        taken = [data for (_, data), is_taken in zip(blocks, answers, strict=True) if is_taken]
+        self.counters.stored_blocks += len(taken)
+        self.counters.stored_bytes += sum(data.nbytes for data in taken)
+        return len(taken)
 
     async def is_short_of_memory(self) -> bool:
         """Whether blocks come faster than the member writes them to its disk. memcached then takes
@@ -245,13 +258,17 @@ class Member:
         has_place = False
         try:
             with trio.move_on_after(deadline_s) as scope:
-                async with self._places:
-                    has_place = True
-                    result = await self._on_connection(request, scope, deadline_s)
+                if self._free_places:
+                    self._free_places -= 1
+                else:
+                    await self._waiting.park()
+                has_place = True
+                result = await self._on_connection(request, scope, deadline_s)
                 self._note_success()
                 return result
             is_late = trio.current_time() > scope.deadline + _LATE_S
             if has_place and not is_late:
+                self._least_s = min(2 * self._deadline_s(), self._timeout_s)
                 self._note_failure(f"it has not answered within {1e3 * deadline_s:.0f} ms")
         except ProtocolError as error:
             self._note_failure(str(error))
@@ -259,6 +276,9 @@ class Member:
             self._note_failure("it has closed the connection")
         except OSError as error:
             self._note_failure(reason_of(error))
+        finally:
+            if has_place and not self._waiting.unpark():
+                self._free_places += 1
         return None
 
     async def _on_connection(

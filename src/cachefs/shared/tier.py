@@ -31,12 +31,18 @@ log = logging.getLogger(__name__)
 
 _COMPUTE_S = 10.0
 """How often the share of the blocks that is kept is computed again."""
-_MOST_WAIT_S = 0.3
-"""How long a node waits at most for the node that has the lease."""
-_LEAST_WAIT_S = 0.02
+_MOST_WAIT_S = 0.25
+"""How long a node waits at most for the node that has the lease, without its last question."""
+_LEAST_WAIT_S = 0.1
+"""A node that has much to do may take longer than twice the usual time of the origin."""
 _POLL_LEAST_S, _POLL_MOST_S = 0.002, 0.02
 _ADMISSION_BYTES = 64 << 20
 _SLOW_ASKED = 32
+_SLOWER = 1.5
+"""The shared tier is bypassed if it takes so many times as long as the origin."""
+_OURS = (Answer.LEASED, Answer.BAD, Answer.MISSED)
+"""A member that has not answered in time may have given us the lease: nobody else would store the
+block."""
 _FIRST_BYPASS_S, _MOST_BYPASS_S = 1.0, 30.0
 _SMOOTHING = 1 / 16
 
@@ -55,6 +61,8 @@ class SharedCounters:
     hit_bytes: int = 0
     waited: int = 0
     """Blocks that another node was fetching when we asked."""
+    bypasses: int = 0
+    """How often it was bypassed because it was slower than the origin."""
 
 
 class _Average:
@@ -277,7 +285,10 @@ class SharedTier:
         hashed = hash_share(block.key)
         key = BlockKey(ref.object_id, block.block_index)
         demand.note(key, hashed, block.length, trio.current_time())
-        return hashed < demand.share
+        if hashed < demand.share:
+            return True
+        block.answer = Answer.LEFT_OUT
+        return False
 
     async def _ask_owners(self, asked: Iterable[AskedBlock]) -> None:
         by_member: dict[Member, list[AskedBlock]] = defaultdict(list)
@@ -321,12 +332,17 @@ class SharedTier:
         """Bypass the shared tier for a while if it takes longer than the origin."""
         self._asked_count = 0
         ask_s, origin_s = self._ask_s.value, self._origin_s.value
-        if ask_s is None or origin_s is None or ask_s <= max(origin_s, self._never_slow_s):
+        if (
+            ask_s is None
+            or origin_s is None
+            or ask_s <= max(_SLOWER * origin_s, self._never_slow_s)
+        ):
             self._bypass_s = 0.0
             return
         self._bypass_s = min(max(2 * self._bypass_s, _FIRST_BYPASS_S), _MOST_BYPASS_S)
         self._bypassed_until = trio.current_time() + self._bypass_s
         self._ask_s = _Average()
+        self.counters.bypasses += 1
         log.info(
             "the shared tier is bypassed for %.0f s: it takes %.0f ms, and the origin %.0f ms",
             *(self._bypass_s, 1e3 * ask_s, 1e3 * origin_s),
@@ -397,8 +413,8 @@ class SharedTier:
                     self.counters.hit_bytes += block.length
 
     def _admit(self, block: AskedBlock, data: memoryview) -> None:
-        """Store a block that has come from the origin, if we have its lease."""
-        if block.answer in (Answer.LEASED, Answer.BAD) and self._nursery is not None:
+        """Store a block that has come from the origin, if nobody else does."""
+        if block.answer in _OURS and self._nursery is not None:
             member = self.members.owner(block.group)
             if member is not None:
                 self._admissions.offer(self._nursery, member, block.key, data)
