@@ -288,6 +288,26 @@ async def test_a_member_that_becomes_slower_is_waited_for(origin: MemoryOrigin) 
         assert not only(cache).is_out
 
 
+async def test_a_slow_member_that_stores_is_out_all_the_same(origin: MemoryOrigin) -> None:
+    """Stores have more time. That they succeed does not mean that readers get answers in time."""
+    refs = put_many(origin, 10, 5000)
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            await trio.sleep(0.1)
+            answers = {b"mg": b"VA 0 W\r\n\r\n", b"ms": b"HD\r\n", b"st": b"END\r\n"}
+            await stream.send_all(answers.get(request[:2], b""))
+
+    async with pretender(say) as address, node(origin, address, timeout_s=SHORT_S) as cache:
+        for ref in refs:
+            await assert_served(cache, origin, [ref])
+            await cache.shared.stored()
+            if only(cache).is_out:
+                break
+        assert only(cache).is_out
+        assert only(cache).counters.failures <= 4
+
+
 async def test_a_member_that_only_answers_probes_is_out_for_longer(origin: MemoryOrigin) -> None:
     refs = put_many(origin, 10, 5000)
 

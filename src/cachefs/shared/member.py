@@ -264,7 +264,8 @@ class Member:
                     await self._waiting.park()
                 has_place = True
                 result = await self._on_connection(request, scope, deadline_s)
-                self._note_success()
+                if deadline_s < self._patient_s:
+                    self._note_success()  # else a slow member that stores would never be out
                 return result
             is_late = trio.current_time() > scope.deadline + _LATE_S
             if has_place and not is_late:
