@@ -7,11 +7,13 @@ import pytest
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.errors import OriginUnavailableError
 from cachefs.format.shared_value import SharedFormat
 from cachefs.shared import admission as admission_module
 from cachefs.shared import members as members_module
 from cachefs.shared import tier as tier_module
 from cachefs.shared.member import Member
+from cachefs.shared.tier import SharedTier
 from cachefs.types import BLOCK_BYTES, ObjectRef
 from tests.cache.harness import put, put_many
 from tests.memory_origin import MemoryOrigin
@@ -306,6 +308,84 @@ async def test_a_slow_member_that_stores_is_out_all_the_same(origin: MemoryOrigi
                 break
         assert only(cache).is_out
         assert only(cache).counters.failures <= 4
+
+
+async def test_one_pause_is_one_failure(origin: MemoryOrigin) -> None:
+    """However many requests are under way."""
+    refs, is_paused = put_many(origin, 40, 5000), trio.Event()
+
+    async def say(stream: trio.SocketStream) -> None:
+        async for request in stream:
+            if request[:2] == b"mg" and not is_paused.is_set():
+                await is_paused.wait()
+            await stream.send_all(b"SERVER_ERROR\r\n" if request[:2] == b"mg" else b"END\r\n")
+
+    async with pretender(say) as address, node(origin, address, timeout_s=0.5) as cache:
+        async with trio.open_nursery() as nursery:
+            for ref in refs[:8]:
+                nursery.start_soon(read, cache, ref)
+        is_paused.set()
+        assert only(cache).counters.failures >= 2
+        assert not only(cache).is_out
+        await assert_served(cache, origin, refs)
+        assert not only(cache).is_out
+
+
+async def test_our_own_lease_after_a_failed_get(origin: MemoryOrigin, member: Members) -> None:
+    """The next read does not wait for ourselves, and stores the block."""
+    ref = put(origin, "a", 50_000)
+    async with node(origin, member.option) as cache:
+        origin.fail_next(1, OriginUnavailableError("away"))
+        with pytest.raises(OriginUnavailableError):
+            await read(cache, ref)
+        assert await read(cache, ref) == origin.expected("a")
+        await cache.shared.stored()
+        assert cache.shared.counters.waited == 0
+        assert only(cache).counters.stored_blocks == 1
+
+
+async def test_leases_of_dropped_blocks_are_given_back(
+    origin: MemoryOrigin, member: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_module, "_ADMISSION_BYTES", 100_000)
+    first, second = put(origin, "first", 90_000), put(origin, "second", 90_000)
+    async with node(origin, member.option) as cache:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cache, first)
+            nursery.start_soon(read, cache, second)
+        await cache.shared.stored()
+        assert cache.shared.dropped_blocks == 1
+        stored, dropped = first, second
+        if await cache.shared.count_blocks(first, 1) == 0:
+            stored, dropped = second, first
+        assert await cache.shared.count_blocks(stored, 1) == 1
+        key = key_of(origin, dropped)
+        await until(lambda: member[0].ask(f"mg {key} s".encode()) == b"EN\r\n")
+
+
+async def test_a_member_that_leaves_keeps_no_blocks(origin: MemoryOrigin, member: Members) -> None:
+    """What waits for it is dropped, and its counts remain in the sums."""
+    refs = put_many(origin, 20, 50_000)
+    async with node(origin, member.option) as cache:
+        await assert_served(cache, origin, refs)
+        await cache.shared.stored()
+        before = cache.shared.members.totals()
+        assert before.stored_blocks == 20
+        cache.shared.members.use("off")
+        await until(lambda: len(cache.shared.members) == 0)
+        await cache.shared.stored()
+        assert cache.shared.members.totals() == before
+
+
+async def test_without_its_secret_it_is_never_used(origin: MemoryOrigin, member: Members) -> None:
+    shared = SharedTier(origin.identity, obstacle="the secret can't be read")
+    shared.members.use(member.option)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shared.run)
+        await until(lambda: len(shared.members))
+        assert not shared.is_on
+        assert shared.problem == "the secret can't be read"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_member_that_only_answers_probes_is_out_for_longer(origin: MemoryOrigin) -> None:

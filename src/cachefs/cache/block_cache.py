@@ -186,7 +186,8 @@ class BlockCache:
         self.waiting_readers += 1
         try:
             await self._fetches.wait_for(fetch)
-            if fetch.error is not None and fetch.block_count > 1 and self.shared.is_on:
+            is_quick_failure = fetch.error is not None and not fetch.failed_slowly
+            if is_quick_failure and fetch.block_count > 1 and self.shared.is_on:
                 # Other blocks of the run may be the ones that the shared tier does not have.
                 fetch = self._in_flight.get(key) or self._fetches.start(ref, key.block_index, 1)
                 await self._fetches.wait_for(fetch)
@@ -295,7 +296,6 @@ class BlockCache:
         """Drop all blocks of an object version whose bytes are other ones now, pinned blocks, too.
         Nobody may read or fetch the version meanwhile. Waits until no block is on its way into a
         tier, at most `_PUT_S`."""
-        await self.shared.forget(ref)
         for index in range(ref.block_count):
             if index % _BLOCKS_PER_TURN == _BLOCKS_PER_TURN - 1:
                 await self.give_way()

@@ -50,9 +50,12 @@ def _check(value: object) -> str:
         return OFF
     if text.startswith(_DNS):
         try:
-            return _DNS + join_address(*split_address(text.removeprefix(_DNS)))
+            name, port = split_address(text.removeprefix(_DNS))
+            if port:
+                return _DNS + join_address(name, port)
         except ValueError:
-            raise ValueError(f"{show(text)} is no DNS name and port; write {_FORMS}") from None
+            pass
+        raise ValueError(f"{show(text)} is no DNS name and port; write {_FORMS}")
     if "/" in text:
         return str(absolute_path(text))
     return ",".join(join_address(*member) for member in parse_members(text, "the list"))

@@ -154,7 +154,7 @@ def _values_of_writes(unsent: UnsentFiles, counters: WriteCounters) -> Values:
 
 def _values_of_shared(shared: SharedTier) -> Values:
     members, counters = list(shared.members), shared.counters
-    out = sum(member.is_out for member in members)
+    out, totals = sum(member.is_out for member in members), shared.members.totals()
     values = {
         "cachefs_shared_on": float(shared.is_on),
         "cachefs_shared_kept_ratio": shared.demand.share,
@@ -164,10 +164,10 @@ def _values_of_shared(shared: SharedTier) -> Values:
         "cachefs_shared_bypasses_total": counters.bypasses,
         "cachefs_shared_hit_bytes_total": counters.hit_bytes,
         "cachefs_shared_dropped_blocks_total": shared.dropped_blocks,
-        "cachefs_shared_stored_blocks_total": sum(m.counters.stored_blocks for m in members),
-        "cachefs_shared_stored_bytes_total": sum(m.counters.stored_bytes for m in members),
-        "cachefs_shared_bad_values_total": sum(m.counters.bad_values for m in members),
-        "cachefs_shared_failures_total": sum(m.counters.failures for m in members),
+        "cachefs_shared_stored_blocks_total": totals.stored_blocks,
+        "cachefs_shared_stored_bytes_total": totals.stored_bytes,
+        "cachefs_shared_bad_values_total": totals.bad_values,
+        "cachefs_shared_failures_total": totals.failures,
         "cachefs_shared_latency_seconds": max(
             (m.latencies.p50_s or 0.0 for m in members), default=0.0
         ),

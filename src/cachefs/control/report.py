@@ -242,16 +242,16 @@ def writes_report(unsent: UnsentFiles, counters: WriteCounters) -> WritesStatus:
 def shared_report(shared: SharedTier) -> SharedReport:
     """Return what the status says of the shared tier."""
     members, counters = list(shared.members), shared.counters
-    shares = shared.members.shares()
+    shares, totals = shared.members.shares(), shared.members.totals()
     state: Literal["in use", "bypassed", "no members"] = "in use"
     if not members:
         state = "no members"
-    elif shared.is_bypassed:
+    elif not shared.is_on:
         state = "bypassed"
     return {
         "from": shared.members.option,
         "state": state,
-        "problem": shared.members.problem,
+        "problem": shared.problem,
         "size_bytes": shared.demand.limit_bytes,
         "share_kept": shared.demand.share,
         "hits": counters.hits,
@@ -259,10 +259,10 @@ def shared_report(shared: SharedTier) -> SharedReport:
         "hit_bytes": counters.hit_bytes,
         "waited": counters.waited,
         "bypasses": counters.bypasses,
-        "stored_blocks": sum(member.counters.stored_blocks for member in members),
-        "stored_bytes": sum(member.counters.stored_bytes for member in members),
+        "stored_blocks": totals.stored_blocks,
+        "stored_bytes": totals.stored_bytes,
         "dropped_blocks": shared.dropped_blocks,
-        "bad_values": sum(member.counters.bad_values for member in members),
+        "bad_values": totals.bad_values,
         "members": [
             {
                 "address": member.address,

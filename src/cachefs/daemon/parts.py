@@ -132,15 +132,19 @@ def build_base(opened: Opened) -> Base:
 
 def _shared_tier(opened: Opened) -> SharedTier:
     """Return the shared tier. A daemon that replaces another does without it rather than end, if
-    the secret can't be read."""
-    config = opened.config
+    the secret can't be read. Raises `UsageError`."""
+    config, secret, obstacle = opened.config, b"", None
+    writer = None if config.read_only else opened.origin.writer
+    if writer is not None and writer.repeats_versions:
+        obstacle = "it is not used, as a version may get other bytes in a writable mount of file://"
     try:
-        shared = SharedTier(opened.origin.identity, shared_secret(config), config.shared_timeout)
+        secret = shared_secret(config)
     except UsageError as error:
         if not opened.data_path.restarts:
             raise
         log.error("%s; the mount goes on without the shared tier", error)
-        return SharedTier(opened.origin.identity)
+        obstacle = str(error)
+    shared = SharedTier(opened.origin.identity, secret, config.shared_timeout, obstacle)
     shared.demand.limit_bytes = config.shared_size
     shared.members.use(config.shared)
     return shared

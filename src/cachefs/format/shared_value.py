@@ -5,6 +5,7 @@ knows the secret. Without a secret the proof is only a checksum: anybody can com
 """
 
 import base64
+import hmac
 import struct
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class SharedFormat:
 
     def is_valid(self, key: bytes, prefix: Buffer, data: Buffer) -> bool:
         """Whether a value, of `prefix` and `data`, was written for this key with this secret."""
-        return bytes(prefix) == self.prefix(key, data)
+        return hmac.compare_digest(bytes(prefix), self.prefix(key, data))
 
     def _proof(self, key: bytes, data: Buffer) -> bytes:
         return blake3(key, key=self._proof_key).update(data).digest(PROOF_BYTES)

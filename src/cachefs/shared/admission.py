@@ -39,6 +39,8 @@ class _Queue:
 
     def __init__(self) -> None:
         self.waiting: deque[_Waiting] = deque()
+        self.released: list[bytes] = []
+        """Keys whose leases we don't need any more."""
         self.is_being_emptied = False
         self.bytes_per_s = _BYTES_PER_S
         self.looked_at = -math.inf
@@ -70,21 +72,29 @@ class Admissions:
     ) -> None:
         """Queue a block for its member. `is_leased`: we have the lease. Otherwise the block is only
         stored if the member gives it to us."""
-        if member.is_out or self._held_bytes + data.nbytes > self._most_bytes:
+        if not member.is_usable:
             self.dropped_blocks += 1
             return
-        self._held_bytes += data.nbytes
         queue = self._queues.setdefault(member, _Queue())
-        queue.waiting.append(_Waiting(key, data, is_leased))
+        if self._held_bytes + data.nbytes > self._most_bytes:
+            self.dropped_blocks += 1
+            if is_leased:  # otherwise other nodes would wait for us
+                queue.released.append(key)
+        else:
+            self._held_bytes += data.nbytes
+            queue.waiting.append(_Waiting(key, data, is_leased))
         if not queue.is_being_emptied:
             queue.is_being_emptied = True
             nursery.start_soon(self._empty, member, queue)
 
     async def _empty(self, member: Member, queue: _Queue) -> None:
         try:
-            while queue.waiting:
+            while (queue.waiting or queue.released) and member.is_usable:
                 began_at = trio.current_time()
                 await self._choose_pace(member, queue)
+                released, queue.released = queue.released, []
+                if released:
+                    await member.delete(released)
                 batch = _batch(queue.waiting)
                 size_bytes = sum(waiting.data.nbytes for waiting in batch)
                 try:
@@ -96,7 +106,9 @@ class Admissions:
                     await trio.sleep_until(until)
         finally:
             self._held_bytes -= sum(waiting.data.nbytes for waiting in queue.waiting)
+            self.dropped_blocks += len(queue.waiting)
             queue.waiting.clear()
+            queue.released.clear()
             queue.is_being_emptied = False
 
     async def _choose_pace(self, member: Member, queue: _Queue) -> None:

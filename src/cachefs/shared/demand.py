@@ -68,7 +68,8 @@ class Demand:
         oldest = now_s - _REMEMBERED_S
         self._sample = {b: row for b, row in self._sample.items() if row[2] >= oldest}
         if len(self._sample) <= _SAMPLED * 3 // 4:
-            self._below = 1.0 if len(self._sample) < _SAMPLED // 4 else self._below
+            if not self._sample:
+                self._below = 1.0
             return
         hashes = heapq.nsmallest(_SAMPLED * 3 // 4, (row[0] for row in self._sample.values()))
         self._below = max(hashes[-1], math.ulp(1.0))

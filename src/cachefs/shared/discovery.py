@@ -1,16 +1,22 @@
 """Finds the members of the shared tier: from a list, a file, or a DNS name, read again from time to
 time."""
 
+import os
 import socket
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 import trio
 
+from cachefs.config.fields import show
 from cachefs.config.shared_option import parse_members, split_dns
 from cachefs.errors import reason_of
+from cachefs.units import format_bytes
 
 _MOST_FILE_BYTES = 1 << 20
+_AT_A_TIME = 16
+"""Names that are resolved in parallel."""
 
 
 class FoundMember(NamedTuple):
@@ -40,7 +46,10 @@ async def find_members(option: str) -> Found:
             return await _of_name(*dns)
         if option.startswith("/"):
             text = await trio.to_thread.run_sync(_read, Path(option), abandon_on_cancel=True)
-            return await _of_addresses(parse_members(text, option))
+            addresses = parse_members(text, option)
+            if not addresses:  # perhaps it is being written
+                return Found(None, f"{option} names no members")
+            return await _of_addresses(addresses)
         return await _of_addresses(parse_members(option, "--shared"))
     except OSError as error:
         return Found(None, f"the members can't be read from {option}: {reason_of(error)}")
@@ -49,8 +58,15 @@ async def find_members(option: str) -> Found:
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(_MOST_FILE_BYTES).decode("utf-8", "replace")
+    """Return the text of a file. Raises `OSError` and `ValueError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is no regular file")
+        data = file.read(_MOST_FILE_BYTES + 1)
+    if len(data) > _MOST_FILE_BYTES:
+        raise ValueError(f"{path} has more than {format_bytes(_MOST_FILE_BYTES)}")
+    return data.decode("utf-8", "replace")
 
 
 async def _of_name(name: str, port: int) -> Found:
@@ -60,21 +76,33 @@ async def _of_name(name: str, port: int) -> Found:
 
 
 async def _of_addresses(addresses: list[tuple[str, int]]) -> Found:
-    members, problems = [], []
-    for name, port in addresses:
-        host = None
-        try:
-            host = (await _resolve(name, port))[0]
-        except OSError as error:
-            problems.append(f"{name}: {reason_of(error)}")
-        members.append(FoundMember(_join(name, port), host, port))
-    return Found(tuple(members), "; ".join(problems[:3]) or None)
+    hosts: dict[tuple[str, int], str] = {}
+    problems: list[str] = []
+    limiter = trio.CapacityLimiter(_AT_A_TIME)
+
+    async def resolve(name: str, port: int) -> None:
+        async with limiter:
+            try:
+                hosts[name, port] = (await _resolve(name, port))[0]
+            except (OSError, ValueError) as error:  # ValueError: it can't be a name
+                reason = reason_of(error) if isinstance(error, OSError) else "it is no host name"
+                problems.append(f"{show(name)}: {reason}")
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(resolve, *address)
+    members = tuple(
+        FoundMember(_join(name, port), hosts.get((name, port)), port) for name, port in addresses
+    )
+    return Found(members, "; ".join(sorted(problems)[:3]) or None)
 
 
 async def _resolve(name: str, port: int) -> list[str]:
-    """Return the IP addresses of a name, sorted. Raises `OSError`."""
+    """Return the IP addresses of a name, sorted, those of IPv6 only if there are no others. Raises
+    `OSError`, and `ValueError` for what can't be a name."""
     found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return sorted({str(sockaddr[0]) for *_, sockaddr in found})
+    hosts = sorted({str(sockaddr[0]) for *_, sockaddr in found})
+    return [host for host in hosts if ":" not in host] or hosts
 
 
 def _join(host: str, port: int) -> str:

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT_S = 0.02
 _LEAST = 0.15
 _CONNECT = 2.5
 """Connecting may take as many timeouts."""
 _PATIENT = 50
 """A request for which no reader waits, such as a store, may take as many timeouts."""
 _DECAY = 0.95
-_BYTES_PER_S = 100e6
+_BYTES_PER_S = 50e6
+"""The least speed at which a healthy network of a node brings all bytes that it has asked for."""
 _MOST_FAILURES = 3
 _FIRST_OUT_S, _MOST_OUT_S = 1.0, 30.0
 _LATE_S = 0.005
@@ -60,6 +60,19 @@ class MemberCounters:
     stored_bytes: int = 0
     bad_values: int = 0
     failures: int = 0
+
+    def add(self, other: "MemberCounters") -> None:
+        """Add the counters of another member."""
+        for field in fields(self):
+            total = getattr(self, field.name) + getattr(other, field.name)
+            setattr(self, field.name, total)
+
+
+class Traffic:
+    """The bytes that all members together are asked for now: they share this node's network."""
+
+    def __init__(self) -> None:
+        self.asked_bytes = 0
 
 
 class Latencies:
@@ -101,7 +114,8 @@ class Member:
         host: str,
         port: int,
         shared_format: SharedFormat,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float,
+        traffic: Traffic,
         on_out: Callable[[], None] = lambda: None,
     ) -> None:
         """`address` is what the member is called; `host` is an IP address. A reader waits for
@@ -119,17 +133,24 @@ class Member:
         self._format = shared_format
         self._timeout_s = timeout_s
         self._patient_s = _PATIENT * timeout_s
+        self._traffic = traffic
         self._idle: list[MemberConnection] = []
         self._free_places = _CONNECTIONS
         self._waiting = trio.lowlevel.ParkingLot()
         self._least_s = _LEAST * timeout_s
         """The shortest deadline; longer after answers that came too late."""
         self._failures = 0
+        self._failed_at = -math.inf
         self._out_s = 0.0
         self._out_until = -math.inf
         self._is_closed = False
 
     # -- breaker -------------------------------------------------------------------------------
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether anything but probes is sent to it."""
+        return self.out_since is None and not self._is_closed
 
     @property
     def is_out(self) -> bool:
@@ -145,7 +166,7 @@ class Member:
         """Ask a member that is out whether it answers again, if it is time for that."""
         if self.is_out and trio.current_time() >= self._out_until:
             probe = partial(MemberConnection.heads, commands=(wire.PROBE,))
-            if await self._try(probe, self._timeout_s) is None:
+            if await self._try(probe, self._timeout_s, is_for_reader=True) is None:
                 self._out_s = min(2 * self._out_s, _MOST_OUT_S)
                 self._out_until = trio.current_time() + self._out_s
 
@@ -159,9 +180,14 @@ class Member:
             self._on_out()
             log.info("the member %s of the shared tier answers again", self.address)
 
-    def _note_failure(self, problem: str) -> None:
+    def _note_failure(self, problem: str, began_at: float) -> None:
+        """Count a failure of a request that began at `began_at`. All that were under way at a
+        failure count as one, because one short pause delays all of them."""
         self.problem = problem
         self.counters.failures += 1
+        if began_at < self._failed_at:
+            return
+        self._failed_at = trio.current_time()
         self._failures += 1
         if self._failures >= _MOST_FAILURES and self.out_since is None:
             self.out_since = trio.current_time()
@@ -189,8 +215,13 @@ class Member:
             await connection.ask(asked, self._format, note_first)
             self._least_s = max(_DECAY * self._least_s, _LEAST * self._timeout_s)
 
-        size_bytes = sum(block.length for block in asked)
-        await self._request(ask, self._deadline_s() + size_bytes / _BYTES_PER_S)
+        size_bytes, traffic = sum(block.length for block in asked), self._traffic
+        traffic.asked_bytes += size_bytes
+        try:
+            deadline_s = self._deadline_s() + traffic.asked_bytes / _BYTES_PER_S
+            await self._request(ask, deadline_s, is_for_reader=True)
+        finally:
+            traffic.asked_bytes -= size_bytes
         counters = self.counters
         for block in asked:
             if not is_sent:
@@ -201,9 +232,6 @@ class Member:
             else:
                 counters.misses += 1
                 counters.bad_values += block.answer is Answer.BAD
-        bad = [block.key for block in asked if block.answer is Answer.BAD]
-        if bad:
-            await self.delete(bad)
 
     def _deadline_s(self) -> float:
         p95_s = self.latencies.p95_s
@@ -244,17 +272,25 @@ class Member:
         return await self._request(delete, self._patient_s) is not None
 
     async def _request(
-        self, request: Callable[[MemberConnection], Awaitable[T]], deadline_s: float
+        self,
+        request: Callable[[MemberConnection], Awaitable[T]],
+        deadline_s: float,
+        is_for_reader: bool = False,
     ) -> T | None:
         """Send a request unless the member is out. Return None if it fails."""
-        return None if self.is_out else await self._try(request, deadline_s)
+        return None if self.is_out else await self._try(request, deadline_s, is_for_reader)
 
     async def _try(
-        self, request: Callable[[MemberConnection], Awaitable[T]], deadline_s: float
+        self,
+        request: Callable[[MemberConnection], Awaitable[T]],
+        deadline_s: float,
+        is_for_reader: bool,
     ) -> T | None:
-        """Send a request on an idle connection or a new one, and record whether it succeeds."""
+        """Send a request on an idle connection or a new one. What comes of those for readers, and
+        of probes, decides whether the member is out. A slow member may still store in time."""
         if self._is_closed:
             return None
+        problem, began_at = "", trio.current_time()
         has_place = False
         try:
             with trio.move_on_after(deadline_s) as scope:
@@ -262,24 +298,29 @@ class Member:
                     self._free_places -= 1
                 else:
                     await self._waiting.park()
+                    began_at = trio.current_time()
                 has_place = True
+                if scope.cancel_called:  # the place came too late, for which the member can't
+                    return None
                 result = await self._on_connection(request, scope, deadline_s)
-                if deadline_s < self._patient_s:
-                    self._note_success()  # else a slow member that stores would never be out
+                if is_for_reader:
+                    self._note_success()
                 return result
             is_late = trio.current_time() > scope.deadline + _LATE_S
             if has_place and not is_late:
                 self._least_s = min(2 * self._deadline_s(), self._timeout_s)
-                self._note_failure(f"it has not answered within {1e3 * deadline_s:.0f} ms")
+                problem = f"it has not answered within {1e3 * deadline_s:.0f} ms"
         except ProtocolError as error:
-            self._note_failure(str(error))
+            problem = str(error)
         except EOFError:
-            self._note_failure("it has closed the connection")
+            problem = "it has closed the connection"
         except OSError as error:
-            self._note_failure(reason_of(error))
+            problem = reason_of(error)
         finally:
             if has_place and not self._waiting.unpark():
                 self._free_places += 1
+        if problem and is_for_reader:
+            self._note_failure(problem, began_at)
         return None
 
     async def _on_connection(
@@ -288,7 +329,7 @@ class Member:
         scope: trio.CancelScope,
         deadline_s: float,
     ) -> T:
-        while self._idle:
+        while self._idle and not self._is_closed:
             connection = self._idle.pop()
             scope.deadline = trio.current_time() + deadline_s
             try:

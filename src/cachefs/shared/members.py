@@ -8,7 +8,7 @@ import trio
 from cachefs.config.address import OFF
 from cachefs.format.shared_value import SharedFormat
 from cachefs.shared.discovery import NOBODY, FoundMember, find_members
-from cachefs.shared.member import Member
+from cachefs.shared.member import Member, MemberCounters, Traffic
 from cachefs.shared.ring import Ring
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,12 @@ class Members:
         """Whether more than half of the members are out."""
         self._format = shared_format
         self._timeout_s = timeout_s
+        self._traffic = Traffic()
         self._members: dict[str, Member] = {}
         self._ring = Ring(())
         self._option_changed = trio.Event()
+        self._search = trio.CancelScope()
+        self._departed = MemberCounters()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -53,10 +56,18 @@ class Members:
         """Return the share of the blocks that each member has now, by address."""
         return self._ring.shares()
 
+    def totals(self) -> MemberCounters:
+        """Return the sums over all members, those that have left included."""
+        totals = MemberCounters()
+        for counters in (self._departed, *(member.counters for member in self._members.values())):
+            totals.add(counters)
+        return totals
+
     def use(self, option: str) -> None:
         """Take the members from another source: any checked value of `--shared`."""
         self.option = option
         self._option_changed.set()
+        self._search.cancel()
 
     async def run(self) -> None:
         """Find the members, and probe those that are out, until it is cancelled."""
@@ -65,7 +76,8 @@ class Members:
                 nursery.start_soon(self._probe_members)
                 while True:
                     self._option_changed = trio.Event()
-                    await self._find()
+                    with trio.CancelScope() as self._search:
+                        await self._find()
                     with trio.move_on_after(_READ_AGAIN_S):
                         await self._option_changed.wait()
         finally:
@@ -74,10 +86,7 @@ class Members:
 
     async def _find(self) -> None:
         """Find the members again. If their file or DNS name can't be read now, they stay."""
-        option = self.option
-        found = NOBODY if option == OFF else await find_members(option)
-        if option != self.option:
-            return
+        found = NOBODY if self.option == OFF else await find_members(self.option)
         if found.problem is not None and found.problem != self.problem:
             log.warning("shared tier: %s", found.problem)
         self.problem = found.problem
@@ -90,6 +99,7 @@ class Members:
         self._members = {address: member for address, member in members.items() if member}
         for member in before.values():
             if self._members.get(member.address) is not member:
+                self._departed.add(member.counters)
                 member.close()
         self._count_out()
         self._renew_ring()
@@ -101,7 +111,11 @@ class Members:
         if host is None or (member is not None and member.is_at(host, found.port)):
             return member
         return Member(
-            *(found.address, host, found.port), self._format, self._timeout_s, self._count_out
+            *(found.address, host, found.port),
+            self._format,
+            self._timeout_s,
+            self._traffic,
+            self._count_out,
         )
 
     def _count_out(self) -> None:

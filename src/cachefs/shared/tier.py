@@ -22,13 +22,14 @@ from cachefs.shared import wire
 from cachefs.shared.admission import Admissions
 from cachefs.shared.connection import AskedBlock
 from cachefs.shared.demand import Demand
-from cachefs.shared.member import DEFAULT_TIMEOUT_S, Member
+from cachefs.shared.member import Member
 from cachefs.shared.members import Members
 from cachefs.shared.wire import Answer
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
 
 log = logging.getLogger(__name__)
 
+DEFAULT_TIMEOUT_S = 0.02
 _COMPUTE_S = 10.0
 """How often the share of the blocks that is kept is computed again."""
 _MOST_WAIT_S = 0.25
@@ -41,10 +42,12 @@ _SLOW_ASKED = 32
 _SLOWER = 1.5
 """The shared tier is bypassed if it takes so many times as long as the origin."""
 _OURS = (Answer.LEASED, Answer.BAD, Answer.MISSED)
-"""A member that has not answered in time may have given us the lease: nobody else would store the
-block."""
+"""A member that has not answered in time may have given us the lease, so nobody else would store
+the block. If it has not, the block is stored twice, which does no harm."""
 _FIRST_BYPASS_S, _MOST_BYPASS_S = 1.0, 30.0
 _SMOOTHING = 1 / 16
+_KNOWN_S = 60.0
+_MOST_LEASES = 4096
 
 Fetch = Callable[[int, int], Awaitable[memoryview]]
 """Gets `length` bytes at `offset` of one object from the origin."""
@@ -66,14 +69,20 @@ class SharedCounters:
 
 
 class _Average:
-    """A moving average."""
+    """A moving average. It is unknown if the last value is older than `_KNOWN_S`."""
 
     def __init__(self) -> None:
-        self.value: float | None = None
+        self._value: float | None = None
+        self._noted_at = -math.inf
+
+    @property
+    def value(self) -> float | None:
+        return self._value if trio.current_time() < self._noted_at + _KNOWN_S else None
 
     def note(self, value: float) -> None:
         before = self.value
-        self.value = value if before is None else before + _SMOOTHING * (value - before)
+        self._value = value if before is None else before + _SMOOTHING * (value - before)
+        self._noted_at = trio.current_time()
 
 
 class _Bytes:
@@ -94,10 +103,16 @@ class SharedTier:
     asked. Only the event loop may use it."""
 
     def __init__(
-        self, identity: str, secret: bytes = b"", timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        identity: str,
+        secret: bytes = b"",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        obstacle: str | None = None,
     ) -> None:
         """`identity` is that of the origin. An empty `secret` means none. `timeout_s` is how long a
-        reader waits for a member at most."""
+        reader waits for a member at most. `obstacle` is why the shared tier can't be used, if
+        so."""
+        self._obstacle = obstacle
         self.counters = SharedCounters()
         self.demand = Demand()
         self._identity = identity
@@ -110,6 +125,8 @@ class SharedTier:
         self._origin_s = _Average()
         self._ask_s = _Average()
         self._hit_ratio = _Average()
+        self._leases: dict[bytes, float] = {}
+        """Keys whose lease this node has and has not used yet, and when it ends."""
         self._asked_count = 0
         self._bypass_s = 0.0
         self._bypassed_until = -math.inf
@@ -119,7 +136,14 @@ class SharedTier:
     @property
     def is_on(self) -> bool:
         """Whether blocks are asked for in the shared tier now."""
-        return self._nursery is not None and len(self.members) > 0 and not self.is_bypassed
+        if self._nursery is None or self._obstacle is not None:
+            return False
+        return len(self.members) > 0 and not self.is_bypassed
+
+    @property
+    def problem(self) -> str | None:
+        """Why it can't be used, or what is wrong with its members; None if nothing is."""
+        return self._obstacle or self.members.problem
 
     @property
     def is_bypassed(self) -> bool:
@@ -142,14 +166,14 @@ class SharedTier:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run `members`, and store blocks, until it is cancelled."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
-                nursery.start_soon(self._compute_share)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            nursery.start_soon(self._compute_share)
+            try:
                 await self.members.run()
-        finally:
-            self._nursery = None
+            finally:
+                self._nursery = None
 
     async def stored(self) -> None:
         """Wait until no block waits to be stored."""
@@ -183,7 +207,7 @@ class SharedTier:
         if all(block.answer is Answer.HIT for block in asked):
             return run.part(0, length)
         if not any(block.answer in (Answer.HIT, Answer.HELD) for block in asked):
-            data = await self._timed(fetch, start, length)
+            data = await fetch(start, length)
             for block in asked:
                 at = block.block_index * BLOCK_BYTES - start
                 self._admit(block, data[at : at + block.length])
@@ -223,21 +247,6 @@ class SharedTier:
         member = self.members.owner(block.group)
         if member is not None and self._is_kept(ref, block):
             self._admissions.offer(nursery, member, block.key, data, is_leased=False)
-
-    async def forget(self, ref: ObjectRef) -> None:
-        """Delete all blocks of an object's version whose bytes are other ones now. What a member
-        does not answer is left there."""
-        if not len(self.members):
-            return
-        name = self._name(ref)
-        keys: dict[Member, list[bytes]] = defaultdict(list)
-        for index in range(ref.block_count):
-            member = self.members.owner(name.group(index))
-            if member is not None:
-                keys[member].append(self._format.key(name, index))
-        for member, own in keys.items():
-            for first in range(0, len(own), 1000):
-                await member.delete(own[first : first + 1000])
 
     async def count_blocks(self, ref: ObjectRef, most: int) -> int | None:
         """Return how many of the first `most` blocks the members have; None if one of them does not
@@ -310,10 +319,22 @@ class SharedTier:
                     nursery.start_soon(member.ask, asked)
         took_s = trio.current_time() - began_at
         for asked in by_member.values():
+            self._note_leases(asked)
             self._ask_s.note(took_s / max(1.0, sum(block.length for block in asked) / BLOCK_BYTES))
         self._asked_count += len(by_member)
         if self._asked_count >= _SLOW_ASKED:
             self._bypass_if_slow()
+
+    def _note_leases(self, asked: list[AskedBlock]) -> None:
+        """Remember our own leases: if a GET fails, the next reader need not wait for ourselves."""
+        now = trio.current_time()
+        for block in asked:
+            if block.answer is Answer.LEASED:
+                self._leases[block.key] = now + wire.LEASE_S
+            elif block.answer is Answer.HELD and self._leases.get(block.key, now) > now:
+                block.answer = Answer.LEASED
+        if len(self._leases) > _MOST_LEASES:
+            self._leases = {key: until for key, until in self._leases.items() if until > now}
 
     def _count(self, block: AskedBlock) -> None:
         self._note_answer(block.answer)
@@ -348,11 +369,9 @@ class SharedTier:
             *(self._bypass_s, 1e3 * ask_s, 1e3 * origin_s),
         )
 
-    async def _timed(self, fetch: Fetch, offset: int, length: int) -> memoryview:
-        began_at = trio.current_time()
-        data = await fetch(offset, length)
-        self._origin_s.note(trio.current_time() - began_at)
-        return data
+    def note_origin(self, took_s: float, length: int) -> None:
+        """Note how long the origin has taken for one request."""
+        self._origin_s.note(took_s / max(1.0, length / BLOCK_BYTES))
 
     async def _fetch_missing(
         self,
@@ -378,7 +397,7 @@ class SharedTier:
             offset = some[0].block_index * BLOCK_BYTES
             length = sum(block.length for block in some)
             try:
-                data = await self._timed(fetch, offset, length)
+                data = await fetch(offset, length)
             except Exception as error:  # raised below: a nursery would wrap it into a group
                 failures.append(error)
                 return
@@ -414,7 +433,10 @@ class SharedTier:
 
     def _admit(self, block: AskedBlock, data: memoryview) -> None:
         """Store a block that has come from the origin, if nobody else does."""
+        self._leases.pop(block.key, None)
         if block.answer in _OURS and self._nursery is not None:
             member = self.members.owner(block.group)
             if member is not None:
+                if self.demand.share < 1:  # else the slice keeps the neighbours in memory, too
+                    data = memoryview(bytes(data))
                 self._admissions.offer(self._nursery, member, block.key, data)

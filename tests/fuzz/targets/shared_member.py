@@ -7,7 +7,7 @@ import trio
 
 from cachefs.format.shared_value import SharedFormat
 from cachefs.shared import wire
-from cachefs.shared.connection import AskedBlock, MemberConnection
+from cachefs.shared.connection import AskedBlock, MemberConnection, Value
 from cachefs.shared.wire import Answer, ProtocolError
 
 BODY = b"x" * 100
@@ -33,7 +33,7 @@ async def _ask(data: bytes) -> None:
             try:
                 await connection.ask(asked, FORMAT, lambda: None)
                 await connection.heads([wire.PROBE])
-                await connection.store(KEY, VALUE[:17], BODY)
+                await connection.store([Value(KEY, VALUE[:17], memoryview(BODY))])
                 await connection.delete([KEY])
             except (ProtocolError, OSError, EOFError):
                 pass

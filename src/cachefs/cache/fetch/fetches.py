@@ -227,7 +227,9 @@ class Fetches:
     async def _from_origin(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         self._counters.fetches += 1
         log.debug("%r: %d bytes from %d on are fetched", ref.path, length, offset)
+        began_at = trio.current_time()
         data = memoryview(await self._origin.read(ref.path, ref.meta, offset, length))
+        self._shared.note_origin(trio.current_time() - began_at, length)
         if data.nbytes != length:
             raise BadDataError(f"{ref.path}: got {data.nbytes} bytes instead of {length}")
         self._counters.fetched_bytes += length
