@@ -1,8 +1,9 @@
 """Write to mounts: one large file, many small files, a checkpoint; and read beside it.
 
 The contestants are cachefs, JuiceFS and rclone, each so that close returns when the store has the
-file, and geesefs if `GEESEFS` names its binary. obstore, without any file system, is the floor.
-They take turns in each round, and each row shows the median of the ratios of the rounds.
+file, s3fs if it is installed, and geesefs if `GEESEFS` names its binary. obstore, without any file
+system, is the floor. They take turns in each round, and each row shows the median of the ratios of
+the rounds.
 """
 
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from bench import rig
 from bench.case import Bench, shuffled, small_sizes
-from bench.peers.contestants import Cachefs, JuiceFS, Rclone
+from bench.peers.contestants import Cachefs, JuiceFS, Rclone, S3fs
 from bench.peers.peer import Cache, ForegroundPeer, Peer
 from bench.report import Row, ratio_row
 
@@ -96,6 +97,8 @@ class Figures:
 def writes(bench: Bench) -> list[Row]:
     """Return the figures of as many rounds as there is time for, at least one."""
     peers: list[Peer] = [Cachefs(bench, ["--rw"]), JuiceFS(bench), WritableRclone(bench)]
+    if S3fs.missing() is None:
+        peers.append(S3fs(bench, ["rw"]))
     if Geesefs.missing() is None:
         peers.append(Geesefs(bench))
     for peer in peers:

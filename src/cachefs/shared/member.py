@@ -175,7 +175,7 @@ class Member:
         self.problem = None
         if self.out_since is None:
             self._out_s = 0.0
-        if self.out_since is not None:
+        else:
             self.out_since = None
             self._on_out()
             log.info("the member %s of the shared tier answers again", self.address)
@@ -202,7 +202,6 @@ class Member:
 
     async def ask(self, asked: Sequence[AskedBlock]) -> None:
         """Ask for blocks and fill in the answers. Those that have not come in time are misses."""
-
         is_sent = False
 
         async def ask(connection: MemberConnection) -> None:
@@ -308,7 +307,6 @@ class Member:
                 return result
             is_late = trio.current_time() > scope.deadline + _LATE_S
             if has_place and not is_late:
-                self._least_s = min(2 * self._deadline_s(), self._timeout_s)
                 problem = f"it has not answered within {1e3 * deadline_s:.0f} ms"
         except ProtocolError as error:
             problem = str(error)
@@ -320,6 +318,7 @@ class Member:
             if has_place and not self._waiting.unpark():
                 self._free_places += 1
         if problem and is_for_reader:
+            self._least_s = min(2 * self._deadline_s(), self._timeout_s)
             self._note_failure(problem, began_at)
         return None
 
