@@ -42,7 +42,10 @@ class Answer(Enum):
 
 
 class Head(NamedTuple):
-    """The first line of the answer to a question for a block. `value_bytes` is None if no value follows."""
+    """The first line of the answer to a question for a block.
+
+    `value_bytes` is None if no value follows.
+    """
 
     answer: Answer
     value_bytes: int | None
