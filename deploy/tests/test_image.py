@@ -172,14 +172,17 @@ def test_a_mount_for_other_containers(host: Host) -> None:
     mount(host)
     assert content(host) == "content"
     (status,) = json.loads(host.runc("exec", "daemon", "cachefs", "status", "--json"))
-    assert (status["state"], status["data_path"]["name"]) == ("serving", "relay"), host.log("daemon")
+    assert (status["state"], status["data_path"]["name"]) == ("serving", "relay"), host.log(
+        "daemon"
+    )
 
     host.delete("daemon")  # what it mounted is dead now
     mount(host)
     eventually(lambda: is_read(host))
 
-    host.runc("exec", "daemon", "cachefs", "umount", "/mnt/cachefs/data")
-    eventually(lambda: not is_mounted(host) and is_stopped(host))
+    host.runc("kill", "daemon", "TERM")  # as the kubelet does
+    eventually(lambda: is_stopped(host))
+    assert not is_mounted(host)
 
 
 def is_read(host: Host) -> bool:
