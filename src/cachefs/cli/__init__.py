@@ -24,6 +24,7 @@ _VERBS = {
     "hint": "Say which files will be read, so that they come before.",
     "info": "Show what files are, and what of them is cached where.",
     "install-systemd": "Put the systemd units in place.",
+    "keeper": "Keep mounts while their container is replaced.",
     "jobs": "Show, follow, cancel or resume load jobs.",
     "load": "Load files or directories into the cache.",
     "manifest": "Write lists of files for mount --manifest.",

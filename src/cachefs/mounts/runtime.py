@@ -90,6 +90,11 @@ def spare_path(mountpoint: Path) -> Path:
     return runtime_dir() / f"{_stem(mountpoint)}.spare"
 
 
+def keeper_path() -> Path:
+    """Return the default path of the keeper's socket."""
+    return runtime_dir() / "keeper.sock"
+
+
 def entry_path(mountpoint: Path) -> Path:
     """Return the runtime file's path of a (canonical) mountpoint."""
     return runtime_dir() / f"{_stem(mountpoint)}.json"

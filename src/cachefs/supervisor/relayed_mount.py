@@ -12,6 +12,7 @@ from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
 from cachefs.fuse.relay import _relay
 from cachefs.supervisor.channel import pair
 from cachefs.supervisor.child import Child
+from cachefs.supervisor.keeper_link import Taken
 
 _TABLE_ENTRIES = 1 << 21
 """Most blocks in the relay's table: 40 bytes each, and 130 for part checksums. Only used pages take
@@ -50,6 +51,17 @@ class RelayedMount:
         self.table_fd = _relay.create_table(_TABLE_ENTRIES)
         self._relay: _relay.Relay | None = None
         self._mount: KernelMount | None = None
+        self._init: bytes | None = None
+        """The kernel's INIT of a mount that was taken over."""
+
+    def adopt(self, taken: Taken) -> bool:
+        """Continue a mount of another supervisor. Return False, and take nothing, if another mount
+        is visible at the mountpoint."""
+        mount = KernelMount(self._mountpoint, taken.fd, taken.device)
+        if not mount.is_there():
+            return False
+        self._mount, self._init = mount, taken.init
+        return True
 
     def give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
         """Answer a daemon's request for the mount, with the descriptors to serve it or an error."""
@@ -61,11 +73,13 @@ class RelayedMount:
             child.channel.send({"error": f"the relay could not begin: {reason_of(error)}"})
 
     def _give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
-        is_first = self._mount is None or self._relay is None
+        is_first = self._relay is None
         if self._mount is None:
             self._mount = kernel_mount(self._mountpoint, source, allow_other, writable)
         if self._relay is None:
             self._relay = _relay.Relay(self._mount.fd, self.table_fd, _THREADS, writable)
+            if self._init is not None:
+                self._relay.adopt(self._init)
             self._watch(self._relay.ended_fd)
         ours, its = pair()
         with ours, its:
@@ -74,7 +88,7 @@ class RelayedMount:
             self._relay.attach(ours.fileno())
             if is_first:
                 self._relay.start()  # not earlier: a daemon must answer the kernel's INIT
-            elif not self._relay.resend():
+            if (self._init is not None or not is_first) and not self._relay.resend():
                 _logger.warning(
                     "this kernel can't send requests again (Linux 6.9 can): those that the daemon "
                     "before had not answered have failed with EIO"
@@ -115,6 +129,27 @@ class RelayedMount:
     def is_there(self) -> bool:
         """Return whether this mount is still the visible one at its mountpoint."""
         return self._mount is not None and self._mount.is_there()
+
+    def held(self) -> tuple[str, bytes, int] | None:
+        """Return what another supervisor needs to continue the mount: device, INIT, /dev/fuse.
+
+        The descriptor stays this object's. None before the kernel has sent its INIT, and if it
+        can't send requests again (Linux before 6.9).
+        """
+        init = self._relay.kept_init() if self._relay is not None else self._init
+        return (
+            None
+            if self._mount is None or init is None
+            else (self._mount.device, init, self._mount.fd)
+        )
+
+    def leave(self) -> None:
+        """End the relay, and leave the mount and its unanswered requests to another supervisor.
+
+        This process must exit, and /dev/fuse stays open until then.
+        """
+        if self._relay is not None:
+            self._relay.leave()
 
     def take_away(self) -> None:
         """Unmount lazily, stop the relay, and close /dev/fuse. A second call does nothing."""

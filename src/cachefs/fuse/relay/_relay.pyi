@@ -97,6 +97,26 @@ class Relay:
     def stop(self) -> None:
         """Stop answering, and end the threads. A second call does nothing."""
 
+    def leave(self) -> None:
+        """End the threads as `stop` does, but leave unanswered requests to the next relay.
+
+        They stay in the kernel, which sends them again when the next relay asks for it.
+        """
+
+    def kept_init(self) -> bytes | None:
+        """Return the kernel's INIT, which another relay needs for `adopt`.
+
+        None before the kernel has sent it, and on a kernel that can't send requests again (Linux
+        before 6.9).
+        """
+
+    def adopt(self, init: bytes, /) -> None:
+        """Take over a mount that another relay has left. Must come before `start`.
+
+        `init` is the result of its `kept_init`. Call `resend` after `start`. Raises `OSError`
+        (EINVAL) if it is no such INIT.
+        """
+
     def pretend_no_resend(self) -> None:
         """For tests: behave as on a kernel without FUSE_NOTIFY_RESEND."""
 

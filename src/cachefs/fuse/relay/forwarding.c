@@ -228,6 +228,26 @@ void keep_init(struct relay *relay, const char *request, size_t length) {
     pthread_mutex_unlock(&relay->lock);
 }
 
+size_t relay_kept_init(struct relay *relay, char **bytes) {
+    size_t length = 0;
+    pthread_mutex_lock(&relay->lock);
+    if (relay->init != NULL && relay->can_resend) {
+        length = relay->init->length;
+        *bytes = malloc(length);
+        if (*bytes == NULL) abort();
+        memcpy(*bytes, relay->init->bytes, length);
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return length;
+}
+
+int relay_adopt(struct relay *relay, const char *init, size_t length) {
+    const struct fuse_in_header *in = (const struct fuse_in_header *)init;
+    if (length < sizeof *in || in->opcode != FUSE_INIT || in->len != length) return -EINVAL;
+    keep_init(relay, init, length);
+    return relay->can_resend ? 0 : -EINVAL; /* no thread runs yet */
+}
+
 int relay_attach(struct relay *relay, int requests_fd) {
     int error = 0, fd = dup(requests_fd);
     if (fd < 0) return -errno;

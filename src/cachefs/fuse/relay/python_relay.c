@@ -102,6 +102,33 @@ static PyObject *Relay_stop(RelayObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Relay_leave(RelayObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    relay_leave(self->relay);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_kept_init(RelayObject *self, PyObject *none) {
+    (void)none;
+    char *bytes = NULL;
+    size_t length = relay_kept_init(self->relay, &bytes);
+    if (length == 0) Py_RETURN_NONE;
+    PyObject *result = PyBytes_FromStringAndSize(bytes, (Py_ssize_t)length);
+    free(bytes);
+    return result;
+}
+
+static PyObject *Relay_adopt(RelayObject *self, PyObject *args) {
+    const char *init;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "y#", &init, &length)) return NULL;
+    int result = relay_adopt(self->relay, init, (size_t)length);
+    if (result < 0) return os_error(result);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Relay_pretend_no_resend(RelayObject *self, PyObject *none) {
     (void)none;
     relay_pretend_no_resend(self->relay);
@@ -122,6 +149,9 @@ static PyMethodDef relay_methods[] = {
     {"close_file", (PyCFunction)Relay_close_file, METH_VARARGS, NULL},
     {"drop_files", (PyCFunction)Relay_drop_files, METH_NOARGS, NULL},
     {"stop", (PyCFunction)Relay_stop, METH_NOARGS, NULL},
+    {"leave", (PyCFunction)Relay_leave, METH_NOARGS, NULL},
+    {"kept_init", (PyCFunction)Relay_kept_init, METH_NOARGS, NULL},
+    {"adopt", (PyCFunction)Relay_adopt, METH_VARARGS, NULL},
     {"pretend_no_resend", (PyCFunction)Relay_pretend_no_resend, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

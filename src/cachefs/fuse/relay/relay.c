@@ -92,14 +92,14 @@ static void handle(struct worker *worker, size_t length) {
     forward(relay, request, length);
 }
 
-/* Makes `ended_fd` readable, wakes all threads, and fails unanswered requests. Runs once. The order
- * matters: the daemon ends when it gets no more requests, and the supervisor must know by then that
- * this is no failure of the daemon. */
-static void end(struct relay *relay) {
+/* Makes `ended_fd` readable, wakes all threads, and fails unanswered requests unless another relay
+ * will answer them (`is_left`). Runs once. The order matters: the daemon ends when it gets no more
+ * requests, and the supervisor must know by then that this is no failure of the daemon. */
+static void end(struct relay *relay, bool is_left) {
     uint64_t one = 1;
     while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
     end_forwarding(relay);
-    waiting_fail(&relay->waiting, -ENOTCONN);
+    if (!is_left) waiting_fail(&relay->waiting, -ENOTCONN);
     for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
     for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
     sem_post(&relay->has_ahead);
@@ -112,7 +112,7 @@ static ssize_t next_request(struct worker *worker) {
     ssize_t length = read(relay->device_fd, worker->request, REQUEST_BYTES);
     if (length >= (ssize_t)sizeof(struct fuse_in_header)) return length;
     if (length < 0 && errno != EINTR && errno != EAGAIN && errno != ENOENT)
-        if (!atomic_exchange(&relay->stopping, true)) end(relay);
+        if (!atomic_exchange(&relay->stopping, true)) end(relay, false);
     return 0;
 }
 
@@ -227,5 +227,9 @@ int relay_start(struct relay *relay) {
 int relay_ended_fd(struct relay *relay) { return relay->ended_fd; }
 
 void relay_stop(struct relay *relay) {
-    if (!atomic_exchange(&relay->stopping, true)) end(relay);
+    if (!atomic_exchange(&relay->stopping, true)) end(relay, false);
+}
+
+void relay_leave(struct relay *relay) {
+    if (!atomic_exchange(&relay->stopping, true)) end(relay, true);
 }

@@ -54,6 +54,18 @@ int relay_ended_fd(struct relay *relay);
  * wait for the threads. A second call does nothing. */
 void relay_stop(struct relay *relay);
 
+/* Copies the kernel's INIT to `*bytes`, which the caller frees. Returns its length; 0 if there was
+ * none yet, or if this kernel can't send requests again, so that no other relay can take over. */
+size_t relay_kept_init(struct relay *relay, char **bytes);
+
+/* Takes over a mount that another relay has left: `init` is what its `relay_kept_init` returned.
+ * Call it before `relay_start`, and `relay_resend` afterwards. 0, or -EINVAL if it is no INIT. */
+int relay_adopt(struct relay *relay, const char *init, size_t length);
+
+/* Makes the threads end as soon as they can, as `relay_stop` does, but leaves all unanswered
+ * requests to the relay that takes over. */
+void relay_leave(struct relay *relay);
+
 /* For tests: behaves as on Linux before 6.9. */
 void relay_pretend_no_resend(struct relay *relay);
 
