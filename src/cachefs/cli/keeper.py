@@ -40,7 +40,7 @@ def command(path: str | None, wait: str) -> None:
     """
     try:
         wait_s = parse_duration(wait)
-    except ValueError as error:
+    except UsageError as error:
         raise UsageError(f"--wait: {error}") from error
     manager = systemd_notify.take_over()
     log.setup(tracebacks=False)
