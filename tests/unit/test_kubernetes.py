@@ -87,13 +87,24 @@ def test_files_and_directories_of_the_instance_are_volumes(instance: MountConfig
 def test_the_commands_are_ones_that_cachefs_has(instance: MountConfig) -> None:
     start = shlex.split(daemon()["command"][2].rpartition("exec ")[2])
     assert f"mkdir -p {instance.mountpoint} " in daemon()["command"][2]
-    stop = daemon()["lifecycle"]["preStop"]["exec"]["command"]
-    assert stop[-1] == str(instance.mountpoint)
-    for program, verb, *args in (start, stop):
+    (keeper,) = objects("keeper.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    keep = shlex.split(keeper["command"][2].rpartition("exec ")[2])
+    assert keep[keep.index("--socket") + 1] == str(instance.keeper)
+    for program, verb, *args in (start, keep):
         assert program == "cachefs"
         command = main.get_command(None, verb)  # type: ignore[arg-type]
         assert command is not None
         command.make_context(verb, args)
+
+
+def test_keeper_and_daemon_share_what_they_need(instance: MountConfig) -> None:
+    pod = objects("keeper.yaml")[0]["spec"]["template"]["spec"]
+    assert instance.keeper is not None
+    for name, place in (("mounts", instance.mountpoint.parent), ("run", instance.keeper.parent)):
+        for each in (pod, daemon_pod()):
+            (volume,) = (v for v in each["containers"][0]["volumeMounts"] if v["name"] == name)
+            assert volume["mountPath"] == host_path(each, name) == str(place)
+    assert "lifecycle" not in daemon()  # an unmount before the end would leave nothing to keep
 
 
 def test_the_probes_ask_where_the_daemon_answers() -> None:
