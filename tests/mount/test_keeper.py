@@ -24,7 +24,7 @@ from tests.mount.namespaces import CACHEFS, MountNamespace
 pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: {relay.why_not()}")
 
 LONGEST_PAUSE_S = 60.0
-"""Generous: the machine may be busy. The bar is 3 s; `python -m bench.keeper` measures it."""
+"""Generous: the machine may be busy. The bar is 3 s; `python -m bench.outlives` measures it."""
 
 READER = """
 import hashlib, json, os, random, sys, time
