@@ -7,7 +7,7 @@ CHECK_WORKERS ?= 4
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
 # of pytest 10 s.
 export PYTHONDONTWRITEBYTECODE :=
-PYTHONS := src tests $(wildcard bench demo)
+PYTHONS := src tests $(wildcard bench demo deploy)
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import click.shell_completion
 
 from cachefs import __version__
 from cachefs.errors import CachefsError, UsageError
@@ -18,6 +19,7 @@ from cachefs.errors import CachefsError, UsageError
 _VERBS = {
     "cache": "Show or remove cache directories, mounted or not.",
     "check": "Verify a cache directory that no daemon uses, and repair it.",
+    "completion": "Print the script that completes commands in a shell.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
     "flush": "Send what was written and is unsent, and wait.",
@@ -47,6 +49,9 @@ _VERBS = {
 }
 
 
+COMPLETION_VARIABLE = "_CACHEFS_COMPLETE"
+"""The variable by which the script of `cachefs completion` asks for completions."""
+
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show tracebacks of errors."
 )
@@ -68,6 +73,19 @@ class _Verbs(click.Group):
         module = importlib.import_module(f"cachefs.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the verbs that begin so, without an import of their modules."""
+        if not incomplete.startswith("-"):
+            item = click.shell_completion.CompletionItem
+            return [
+                item(verb, help=text)
+                for verb, text in _VERBS.items()
+                if verb.startswith(incomplete)
+            ]
+        return super().shell_complete(ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -93,8 +111,12 @@ class _Verbs(click.Group):
         """Run the command and exit with 0, 1 for a failure, 2 for wrong usage, or 130 when
         interrupted."""
         argv = sys.argv[1:] if args is None else list(args)
+        if COMPLETION_VARIABLE in os.environ:
+            importlib.import_module("cachefs.cli.completion")  # it changes click's answers
         try:
-            code = super().main(argv, prog_name or "cachefs", complete_var, False, **extra)
+            code = super().main(
+                argv, prog_name or "cachefs", complete_var or COMPLETION_VARIABLE, False, **extra
+            )
         except BaseException as error:
             if not standalone_mode or ("--debug" in argv and isinstance(error, Exception)):
                 raise

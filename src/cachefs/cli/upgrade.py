@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from cachefs.cli import debug_option
+from cachefs.cli.mounts.all_mounts import FOREIGN, STALE, collect
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured, the_mount
 from cachefs.cli.views.progress import waiting
 from cachefs.control.client import ask
-from cachefs.errors import CachefsError, MountError
+from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import find_entry, socket_path
 
 _TIMEOUT_S = 120.0
@@ -30,8 +31,9 @@ _BETWEEN_TWO_S = 15.0
     metavar="FILE",
     help="Upgrade the mountpoint that this TOML file names.",
 )
+@click.option("-a", "--all", "upgrade_all", is_flag=True, help="Upgrade all your mounts.")
 @debug_option
-def command(mountpoint: str | None, config_file: str | None) -> None:
+def command(mountpoint: str | None, config_file: str | None, upgrade_all: bool) -> int:
     """Let the installed version of cachefs serve MOUNTPOINT (default: the only one).
 
     The mount stays: files stay open, reads of cached data continue, and other reads wait for some
@@ -39,9 +41,42 @@ def command(mountpoint: str | None, config_file: str | None) -> None:
     daemon takes over once its code is loaded; if it can't, the old one continues. The new daemon
     starts load jobs again from their beginning, but fetches nothing twice.
 
+    With --all, a mount that can't be upgraded does not keep the others from it; the exit code is
+    then 1. Mounts of other users are only named: only their users can upgrade them.
+
     This works only for mounts on the relay's data path (see cachefs status MOUNTPOINT).
     """
-    place = the_mount(mountpoint_or_configured(mountpoint, config_file))
+    if upgrade_all:
+        if mountpoint is not None or config_file is not None:
+            raise UsageError("--all upgrades all mounts; name none, and leave -c out")
+        return _upgrade_all()
+    _upgrade(the_mount(mountpoint_or_configured(mountpoint, config_file)))
+    return 0
+
+
+def _upgrade_all() -> int:
+    """Upgrade one mount after the other, and return the exit code."""
+    code = 0
+    rows = collect()
+    for row in rows:
+        place, state = Path(row["mountpoint"]), row["state"]
+        if state == FOREIGN:
+            click.echo(f"{place}: {row['problem']}, who can upgrade it")
+        elif state == STALE:
+            click.echo(f"{place}: {row['problem']}", err=True)
+        else:
+            try:
+                _upgrade(place)
+            except CachefsError as error:
+                click.echo(f"cachefs: error: {error}", err=True)
+                code = 1
+    if not rows:
+        click.echo("nothing is mounted")
+    return code
+
+
+def _upgrade(place: Path) -> None:
+    """Replace the daemon of one mount. Raises `CachefsError`."""
     before = _ask_to_be_replaced(place)
     with waiting(f"waiting for another daemon on {place}"):
         after = _await_another(place, before)
