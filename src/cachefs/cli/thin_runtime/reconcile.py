@@ -5,7 +5,7 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -86,6 +86,8 @@ class Reconciler:
             place = mount.mountpoint
             if place not in self._mounts and place.is_relative_to(wanted.target):
                 remove_dead(place)  # of a container that was killed
+        with suppress(OSError):  # Fluid waits for this directory, also if there is no mount yet
+            wanted.target.mkdir(parents=True, exist_ok=True)
         for place, process in self._mounts.items():
             process.want(wanted.mounts.get(place))
         for place, mount_wanted in wanted.mounts.items():
