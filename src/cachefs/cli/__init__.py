@@ -22,6 +22,7 @@ _VERBS = {
     "completion": "Print the script that completes commands in a shell.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
+    "fluid": "Serve the mounts that Fluid asks for, in its FUSE container.",
     "flush": "Send what was written and is unsent, and wait.",
     "hint": "Say which files will be read, so that they come before.",
     "info": "Show what files are, and what of them is cached where.",
