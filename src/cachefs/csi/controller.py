@@ -1,14 +1,16 @@
-"""The Controller service, which has nothing to do: volumes exist where daemons have mounted.
-
-CreateVolume and DeleteVolume are not announced. They are there for csi-sanity, which makes the
-volumes with them that it publishes.
-"""
+"""The Controller service: names volumes for claims. It keeps and deletes nothing, because volumes
+are where daemons have mounted."""
 
 from cachefs.csi.refusal import Refusal
 from cachefs.csi.requests import demand, demand_capabilities
 from cachefs.csi.sources import Sources
 from cachefs.csi.spec import csi_pb2 as csi
-from cachefs.csi.volumes import parse_volume
+from cachefs.csi.volumes import handle_of, parse_volume
+
+_CAPABILITIES = (
+    csi.ControllerServiceCapability.RPC.CREATE_DELETE_VOLUME,
+    csi.ControllerServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
+)
 
 
 class Controller:
@@ -20,26 +22,25 @@ class Controller:
     def ControllerGetCapabilities(  # noqa: N802
         self, request: csi.ControllerGetCapabilitiesRequest
     ) -> csi.ControllerGetCapabilitiesResponse:
-        """Return the one that is true: volumes can have all access modes."""
-        rpc = csi.ControllerServiceCapability.RPC(
-            type=csi.ControllerServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER
-        )
+        """Return what this service can do, and that volumes can have all access modes."""
+        rpcs = [csi.ControllerServiceCapability.RPC(type=each) for each in _CAPABILITIES]
         return csi.ControllerGetCapabilitiesResponse(
-            capabilities=[csi.ControllerServiceCapability(rpc=rpc)]
+            capabilities=[csi.ControllerServiceCapability(rpc=rpc) for rpc in rpcs]
         )
 
     def CreateVolume(self, request: csi.CreateVolumeRequest) -> csi.CreateVolumeResponse:  # noqa: N802
-        """Return a volume that the parameters `mount` and `directory` name.
+        """Return a volume that shows what the parameters `mount` and `directory` name.
 
-        Raises `Refusal` if they name none, or if a size, a content or a place is demanded that only
-        a new volume could have.
+        Its size is that of the mount, whatever is demanded, so the answer has none. Raises
+        `Refusal`.
         """
         demand(request, "name")
         demand_capabilities(request.volume_capabilities)
         if request.HasField("volume_content_source"):
             raise Refusal("INVALID_ARGUMENT", "a volume of cachefs can't be a copy of another")
         volume = parse_volume("", request.parameters)
-        return csi.CreateVolumeResponse(volume=csi.Volume(volume_id=str(volume)))
+        handle = handle_of(volume, request.name)
+        return csi.CreateVolumeResponse(volume=csi.Volume(volume_id=handle))
 
     def DeleteVolume(self, request: csi.DeleteVolumeRequest) -> csi.DeleteVolumeResponse:  # noqa: N802
         """Do nothing: no call of this plugin deletes data."""

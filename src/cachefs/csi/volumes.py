@@ -1,5 +1,6 @@
 """What a volume's handle and attributes say: which mount of the node, and which directory in it."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ _OF_KUBERNETES = ("csi.storage.k8s.io/", "storage.kubernetes.io/")
 """Prefixes of the attributes that Kubernetes adds. They have nothing to say to this plugin."""
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
+_MOST_READABLE_BYTES = 64
 
 
 class Volume(NamedTuple):
@@ -28,9 +30,10 @@ class Volume(NamedTuple):
 def parse_volume(handle: str, attributes: Mapping[str, str]) -> Volume:
     """Return the volume that the attributes `mount` and `directory` name.
 
-    Without `mount`, the handle has both: "MOUNT" or "MOUNT/DIRECTORY". Raises `Refusal` if that is
-    no name, or if there are attributes of other names: a misspelt `directory` would show the whole
-    mount.
+    Without them, the handle does: "MOUNT" or "MOUNT/DIRECTORY", and perhaps "//" and a text that
+    has no meaning, because Kubernetes wants another handle for each PersistentVolume. Raises
+    `Refusal` if no volume can have that name, or if there are attributes of other names: a misspelt
+    `directory` would show the whole mount.
     """
     for name in attributes:
         if name not in (MOUNT, DIRECTORY) and not name.startswith(_OF_KUBERNETES):
@@ -46,7 +49,7 @@ def parse_volume(handle: str, attributes: Mapping[str, str]) -> Volume:
             f"the volume has an attribute {DIRECTORY!r} without {MOUNT!r}; add the name of a mount",
         )
     else:
-        mount, separator, directory = handle.partition("/")
+        mount, separator, directory = handle.partition("//")[0].partition("/")
         if separator and not directory:
             raise _not_a("directory", directory)
         volume = Volume(mount, directory)
@@ -55,6 +58,17 @@ def parse_volume(handle: str, attributes: Mapping[str, str]) -> Volume:
     if volume.directory and not _is_below(volume.directory):
         raise _not_a("directory", volume.directory)
     return volume
+
+
+def handle_of(volume: Volume, name: str) -> str:
+    """Return the handle of the volume that Kubernetes calls `name`.
+
+    Of long names it has a digest: a handle should not be longer than 128 bytes, which is the
+    specification's limit for texts.
+    """
+    if len(name.encode()) > _MOST_READABLE_BYTES:
+        name = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return f"{volume}//{name}"
 
 
 def parse_target(text: str, mounts: Path) -> Path:
