@@ -1,5 +1,6 @@
 """A keeper holds a mount while its processes are replaced: readers wait, and nothing fails."""
 
+import errno
 import hashlib
 import json
 import os
@@ -176,6 +177,77 @@ def test_a_replaced_mount_goes_on_under_readers(
     site.mount()  # the keeper has forgotten the old one
     assert device_of(site)
     assert (site.mountpoint / "00").read_bytes() == (site.files / "00").read_bytes()
+
+
+def pretend_an_old_kernel(site: Site) -> None:
+    """Before Linux 6.9, the kernel can't send requests again."""
+    site.customize(
+        "from cachefs.fuse.relay import _relay\n"
+        "make = _relay.Relay\n"
+        "def pretending(*args):\n"
+        "    made = make(*args)\n"
+        "    made.pretend_no_resend()\n"
+        "    return made\n"
+        "_relay.Relay = pretending\n"
+    )
+
+
+def test_an_old_kernel_continues_what_was_left_in_order(
+    site: Site, keeper: KeeperProcess, content: dict[str, str]
+) -> None:
+    pretend_an_old_kernel(site)
+    site.mount()
+    device = device_of(site)
+    with (site.mountpoint / "59").open("rb") as held, reading(site, content):
+        held.read(1)
+        for _ in range(3):
+            site.signal(signal.SIGTERM)
+            site.mount()
+            assert device_of(site) == device
+        held.seek(0)
+        assert hashlib.sha256(held.read()).hexdigest() == content["59"]
+
+
+def test_an_old_kernel_loses_requests_of_killed_processes(
+    site: Site, keeper: KeeperProcess, content: dict[str, str]
+) -> None:
+    """So the mount ends, and nobody waits for ever."""
+    pretend_an_old_kernel(site)
+    site.mount()
+    crash_all(site)
+    eventually(lambda: keeper.said("can't send its requests again") == 1)
+    eventually(lambda: find_mount(site.mountpoint) is None)
+    site.mount()
+    assert (site.mountpoint / "03").read_bytes() == (site.files / "03").read_bytes()
+
+
+def test_an_old_kernel_waits_for_answers_for_a_while(
+    site: Site, keeper: KeeperProcess, content: dict[str, str]
+) -> None:
+    """A request that a standing daemon does not answer fails in the end."""
+    pretend_an_old_kernel(site)
+    site.expected_trouble += ("was stopped; it is killed", "no sign of life")
+    site.mount()
+    device, daemon = device_of(site), site.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    failed: list[OSError | None] = []
+
+    def look() -> None:
+        try:
+            (site.mountpoint / "unknown").exists()
+            failed.append(None)
+        except OSError as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=look, daemon=True)
+    reader.start()
+    site.signal(signal.SIGTERM)
+    site.mount()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert failed[0] is None or failed[0].errno == errno.EIO
+    assert device_of(site) == device
+    assert (site.mountpoint / "03").read_bytes() == (site.files / "03").read_bytes()
 
 
 def test_requests_wait_for_the_next_mount(

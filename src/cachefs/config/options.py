@@ -297,7 +297,7 @@ class ProcessSection(Section):
         None,
         description="Socket of a keeper (cachefs keeper): SIGTERM and kills then leave the mount "
         "to the next cachefs mount of the same mountpoint, and its readers only wait. Takes the "
-        "relay and Linux 6.9.",
+        "relay; before Linux 6.9 a kill still ends the mount.",
     )
     foreground: Annotated[bool, SWITCH, Flag(names=("-f", "--foreground"))] = Field(
         False, description="Stay in the foreground and log to the terminal."

@@ -46,7 +46,9 @@ _logger = logging.getLogger(__name__)
 class _KeptMount:
     """A mount that the keeper has a descriptor of. It owns `fd`.
 
-    `client` serves the mount now; None while it waits, until `until_s` (monotonic).
+    `client` serves the mount now; None while it waits, until `until_s` (monotonic). `resends` says
+    whether the kernel can send unanswered requests again, and `was_left` whether the client has
+    seen to it that there are none.
     """
 
     mountpoint: str
@@ -54,8 +56,10 @@ class _KeptMount:
     device: str
     init: bytes
     fd: int
+    resends: bool
     client: Channel | None
-    until_s: float
+    until_s: float = 0.0
+    was_left: bool = False
 
     def has_ended(self) -> bool:
         """Return whether the kernel has ended the mount: unmounted, and no longer used."""
@@ -181,10 +185,7 @@ class Keeper:
             case {"keep": dict(kept)}:
                 self._keep(client, kept, fds)
             case {"leave": _}:
-                if self._served_by(client):
-                    client.send({"left": True}, wait=False)
-                else:
-                    client.send({"error": "the keeper has no mount of it"}, wait=False)
+                self._let_leave(client)
             case {"forget": _}:
                 for mount in self._served_by(client):
                     self._remove(mount)
@@ -192,6 +193,13 @@ class Keeper:
                 for mount in self._served_by(client):
                     mount.unmount()
                     self._remove(mount)
+
+    def _let_leave(self, client: Channel) -> None:
+        mounts = self._served_by(client)
+        for mount in mounts:
+            mount.was_left = True
+        text = "the keeper has no mount of this process"
+        client.send({"left": True} if mounts else {"error": text}, wait=False)
 
     def _take(self, client: Channel, mountpoint: str, view: str) -> None:
         mount = self._mounts.get(mountpoint)
@@ -209,7 +217,7 @@ class Keeper:
             mount.unmount()
             self._remove(mount)
         elif mount is not None:
-            mount.client = client
+            mount.client, mount.was_left = client, False
             init = base64.b64encode(mount.init).decode()
             client.send({"taken": {"device": mount.device, "init": init}}, [mount.fd], wait=False)
             return
@@ -228,8 +236,10 @@ class Keeper:
             raise ValueError(f"another process serves {mountpoint}")
         if before is not None:
             self._remove(before)
-        fd = fds.pop()
-        self._mounts[mountpoint] = _KeptMount(mountpoint, view, device, init, fd, client, 0.0)
+        resends = kept.get("resends") is True
+        self._mounts[mountpoint] = _KeptMount(
+            mountpoint, view, device, init, fds.pop(), resends, client
+        )
         _logger.info("%s is kept", mountpoint)
 
     def _served_by(self, client: Channel) -> list[_KeptMount]:
@@ -244,6 +254,15 @@ class Keeper:
         client.close()
         for mount in self._served_by(client):
             mount.client = None
+            if not (mount.resends or mount.was_left):
+                _logger.warning(
+                    "%s is unmounted: its process was killed, and this kernel can't send its "
+                    "requests again (Linux 6.9 can)",
+                    mount.mountpoint,
+                )
+                mount.unmount()
+                self._remove(mount)
+                continue
             # A supervisor that never served it does not make it wait longer.
             mount.until_s = mount.until_s or time.monotonic() + self._wait_s
             _logger.info("%s waits for its next supervisor", mount.mountpoint)

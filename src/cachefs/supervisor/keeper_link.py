@@ -6,8 +6,11 @@ One connection is about one mount. The messages have the form of `channel.py`.
 From the supervisor:
     {"take": {"mountpoint": TEXT, "view": TEXT}}        has an answer
     {"keep": {"mountpoint": TEXT, "view": TEXT,         the mount is served; no answer
-        "device": TEXT, "init": BASE64}} and /dev/fuse
-    {"leave": true}                                     has an answer; the supervisor then exits
+        "device": TEXT, "init": BASE64,
+        "resends": BOOL}} and /dev/fuse
+    {"leave": true}                                     has an answer; the supervisor then exits,
+                                                        and leaves no request that the kernel can't
+                                                        send again
     {"forget": true}                                    the mount has ended; no answer
     {"drop": true}                                      the taken mount is of no use; no answer
 From the keeper:
@@ -20,7 +23,9 @@ From the keeper:
 
 Both sides ignore unknown keys. The keeper counts a mount as served until the connection ends, and
 that must not be before all threads of the relay have ended. So the socket of a supervisor that
-leaves is closed by the end of its process only.
+leaves is closed by the end of its process only. If the kernel can't send requests again
+("resends") and the connection ends without "leave", requests are lost, and the keeper ends the
+mount.
 """
 
 import base64
@@ -49,6 +54,16 @@ class Taken(NamedTuple):
     device: str
     init: bytes
     fd: int
+
+
+class Held(NamedTuple):
+    """A mount for the keeper. `fd` is its /dev/fuse and stays the sender's. `resends` says whether
+    the kernel can send unanswered requests again."""
+
+    device: str
+    init: bytes
+    fd: int
+    resends: bool
 
 
 class KeeperLink:
@@ -101,10 +116,10 @@ class KeeperLink:
                     _close_all(fds)
                     raise OSError(f"the keeper answers {message}")
 
-    def keep(self, device: str, init: bytes, fd: int) -> None:
-        """Give the keeper the mount that this supervisor serves. `fd` stays the caller's."""
-        text = base64.b64encode(init).decode()
-        self._send({"keep": {**self._name, "device": device, "init": text}}, fd)
+    def keep(self, held: Held) -> None:
+        """Give the keeper the mount that this supervisor serves."""
+        fields = {"init": base64.b64encode(held.init).decode(), "resends": held.resends}
+        self._send({"keep": {**self._name, "device": held.device, **fields}}, held.fd)
 
     def leave(self) -> None:
         """Make sure that the keeper has the mount. The socket is then closed by the end of this

@@ -134,18 +134,10 @@ class KeptMount:
 
     def _keep(self) -> None:
         held = self._mount.held()
-        if self._link is None or self.next_try_s is not None:
-            return
-        if held is None:
-            if not self._has_complained:
-                _logger.warning(
-                    "the keeper can't keep this mount: it takes Linux 6.9, which can send requests "
-                    "again"
-                )
-            self._has_complained = True
+        if self._link is None or held is None:
             return
         try:
-            self._link.keep(*held)
+            self._link.keep(held)
         except OSError as error:
             self._lose(error)
             return

@@ -12,7 +12,7 @@ from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
 from cachefs.fuse.relay import _relay
 from cachefs.supervisor.channel import pair
 from cachefs.supervisor.child import Child
-from cachefs.supervisor.keeper_link import Taken
+from cachefs.supervisor.keeper_link import Held, Taken
 
 _TABLE_ENTRIES = 1 << 21
 """Most blocks in the relay's table: 40 bytes each, and 130 for part checksums. Only used pages take
@@ -88,7 +88,9 @@ class RelayedMount:
             self._relay.attach(ours.fileno())
             if is_first:
                 self._relay.start()  # not earlier: a daemon must answer the kernel's INIT
-            if (self._init is not None or not is_first) and not self._relay.resend():
+            if is_first and not self._relay.can_resend:
+                pass  # the relay before has answered all that it had read, see `stop_reading`
+            elif (self._init is not None or not is_first) and not self._relay.resend():
                 _logger.warning(
                     "this kernel can't send requests again (Linux 6.9 can): those that the daemon "
                     "before had not answered have failed with EIO"
@@ -130,18 +132,27 @@ class RelayedMount:
         """Return whether this mount is still the visible one at its mountpoint."""
         return self._mount is not None and self._mount.is_there()
 
-    def held(self) -> tuple[str, bytes, int] | None:
-        """Return what another supervisor needs to continue the mount: device, INIT, /dev/fuse.
-
-        The descriptor stays this object's. None before the kernel has sent its INIT, and if it
-        can't send requests again (Linux before 6.9).
-        """
+    def held(self) -> Held | None:
+        """Return what another supervisor needs to continue the mount; None before the kernel has
+        sent its INIT. The descriptor stays this object's."""
         init = self._relay.kept_init() if self._relay is not None else self._init
-        return (
-            None
-            if self._mount is None or init is None
-            else (self._mount.device, init, self._mount.fd)
-        )
+        if self._mount is None or init is None:
+            return None
+        return Held(self._mount.device, init, self._mount.fd, self.can_resend)
+
+    @property
+    def can_resend(self) -> bool:
+        """Whether the kernel can send unanswered requests again, to another relay."""
+        return self._relay is not None and self._relay.can_resend
+
+    def stop_reading(self) -> None:
+        """Let all further requests wait in the kernel."""
+        if self._relay is not None:
+            self._relay.stop_reading()
+
+    def unanswered(self) -> int:
+        """Return how many requests the daemon has not answered yet."""
+        return self._relay.unanswered() if self._relay is not None else 0
 
     def leave(self) -> None:
         """End the relay, and leave the mount and its unanswered requests to another supervisor.

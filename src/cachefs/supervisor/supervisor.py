@@ -35,6 +35,9 @@ from cachefs.systemd_notify import NOBODY, ServiceManager
 
 STOP_S = 25.0
 """Time for a daemon to store fetched blocks before SIGKILL."""
+DRAIN_S = 5.0
+"""Time for a daemon to answer all requests, if the kernel can't send them to the next one."""
+_DRAIN_LOOK_S = 0.02
 _ABORT_S = 5.0
 """Time for a daemon that hangs to log its stacks before SIGKILL."""
 
@@ -78,6 +81,8 @@ class Supervisor:
         self._is_ending = False
         self._is_leaving = False
         """The mount stays with the keeper. `_is_ending` is then True, too."""
+        self._drained_by_s: float | None = None
+        """Until then the daemon may answer requests before it is ended."""
         self._failure: BaseException | None = None
         self._start_at_s: float | None = None
         self._down_since_s = 0.0
@@ -139,6 +144,8 @@ class Supervisor:
             times.append(self._watchdog_at_s)
         if self._kept.next_try_s is not None:
             times.append(self._kept.next_try_s)
+        if self._drained_by_s is not None:
+            times.append(time.monotonic() + _DRAIN_LOOK_S)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _look_at_the_clock(self) -> None:
@@ -152,6 +159,9 @@ class Supervisor:
             self._start_at_s = None
             self._start_daemon()
         self._kept.look_at_the_clock(now_s)
+        until_s = self._drained_by_s
+        if until_s is not None and (now_s >= until_s or self._mount.unanswered() == 0):
+            self._let_daemons_end()
         for child in self._children():
             if child.ends_by_s is not None:
                 if now_s >= child.ends_by_s:
@@ -447,13 +457,22 @@ class Supervisor:
         """End all daemons, and then leave the mount to the keeper (`_leave_nothing`).
 
         Until they have ended, the relay serves cached blocks, and other requests wait in the
-        kernel. A second call makes their SIGKILL due at once.
+        kernel, which sends them again. If it can't, all new requests wait, and the daemon first
+        answers the others. A second call ends that wait, and a third makes SIGKILL due at once.
         """
         if not self._is_ending:
             self._is_ending = self._is_leaving = True
             self._start_at_s = None
             self._manager.stopping()
-            self._mount.detach()
+            if not self._mount.can_resend:
+                self._mount.stop_reading()
+                self._drained_by_s = time.monotonic() + DRAIN_S
+                return
+        self._let_daemons_end()
+
+    def _let_daemons_end(self) -> None:
+        self._drained_by_s = None
+        self._mount.detach()
         for child in self._children():
             child.end(STOP_S)
 

@@ -231,7 +231,7 @@ void keep_init(struct relay *relay, const char *request, size_t length) {
 size_t relay_kept_init(struct relay *relay, char **bytes) {
     size_t length = 0;
     pthread_mutex_lock(&relay->lock);
-    if (relay->init != NULL && relay->can_resend) {
+    if (relay->init != NULL) {
         length = relay->init->length;
         *bytes = malloc(length);
         if (*bytes == NULL) abort();
@@ -245,7 +245,14 @@ int relay_adopt(struct relay *relay, const char *init, size_t length) {
     const struct fuse_in_header *in = (const struct fuse_in_header *)init;
     if (length < sizeof *in || in->opcode != FUSE_INIT || in->len != length) return -EINVAL;
     keep_init(relay, init, length);
-    return relay->can_resend ? 0 : -EINVAL; /* no thread runs yet */
+    return 0;
+}
+
+bool relay_can_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    bool can_resend = relay->can_resend;
+    pthread_mutex_unlock(&relay->lock);
+    return can_resend;
 }
 
 int relay_attach(struct relay *relay, int requests_fd) {
