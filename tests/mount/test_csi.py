@@ -1,6 +1,8 @@
 """The CSI node plugin: real mounts in directories that a kubelet could have made for pods."""
 
 import os
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 from cachefs.csi.spec import csi_pb2 as csi
 from cachefs.mounts import find_entry
 from tests.mount.csi_plugin import READER, WRITER, Plugin, capability, running
-from tests.mount.harness import DATA_PATH, Site, crash, eventually, standing_still
+from tests.mount.harness import DATA_PATH, Site, crash, eventually, is_running, standing_still
 from tests.mount.namespaces import CACHEFS, MountNamespace
 
 pytestmark = pytest.mark.root
@@ -233,6 +235,49 @@ def test_a_dead_mount_is_healed_in_pods_that_run(tmp_path: Path, site: Site) -> 
         for pod in ("first", "second"):
             plugin.unpublish(pod)
         assert str(pods) + "/" not in host.run("cat", "/proc/self/mountinfo")
+
+
+def test_a_daemons_container_is_replaced(node: Site, plugin: Plugin) -> None:
+    """With the steps of docs/kubernetes/daemonset.yaml: preStop, SIGTERM, another container."""
+    node.mount()
+    pid = node.pid()
+    pod = plugin.publish("pod", "data/train")
+    with (pod / "file").open() as file:
+        node.cli("umount", "--lazy", node.mountpoint)
+        assert file.read() == "of train"  # until the daemon ends
+    code, text = plugin.refused("NodePublishVolume", **plugin.volume("pod", "data/train"))
+    assert (code, "is not mounted now" in text) == ("UNAVAILABLE", True)
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not is_running(pid))
+    assert plugin.condition("pod").abnormal
+    node.mount()
+    plugin.publish("pod", "data/train")
+    assert (pod / "file").read_text() == "of train"
+    assert not plugin.condition("pod").abnormal
+    plugin.unpublish("pod")
+    assert plugin.mounted() == []
+
+
+def test_a_directory_that_was_made_anew_is_shown(node: Site, plugin: Plugin) -> None:
+    node.mount(
+        *(
+            word
+            for name in ("attr", "entry", "list", "negative")
+            for word in (f"--{name}-ttl", "0s")
+        )
+    )
+    pod = plugin.publish("pod", "data/train")
+    shutil.rmtree(node.files / "train")
+    eventually(lambda: not (node.mountpoint / "train").exists())
+    code, _ = plugin.refused("NodePublishVolume", **plugin.volume("pod", "data/train"))
+    assert code == "UNAVAILABLE", "NOT_FOUND would let the kubelet take the volume away"
+    (node.files / "train").mkdir()
+    (node.files / "train/new").write_text("new")
+    eventually((node.mountpoint / "train/new").exists)
+    plugin.publish("pod", "data/train")
+    eventually((pod / "new").exists)
+    plugin.unpublish("pod")
+    assert plugin.mounted() == []
 
 
 def test_a_hanging_mount_stops_nothing_else(node: Site, tmp_path: Path) -> None:

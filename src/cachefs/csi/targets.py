@@ -79,7 +79,14 @@ def publish(source: Source, target: Path, access: Access, published: MountEntry 
         return
     is_new = published is None and _make_directory(target)
     try:
-        bind_mount(source.descriptor, target, access.attributes)
+        try:
+            bind_mount(source.descriptor, target, access.attributes)
+        except FileNotFoundError:
+            if published is None:
+                raise
+            # The kernel mounts nothing over a directory that was removed from its file system.
+            _unmount_all(target)
+            bind_mount(source.descriptor, target, access.attributes)
     except BaseException:
         if is_new:
             with suppress(OSError):
@@ -94,13 +101,19 @@ def unpublish(target: Path) -> None:
     The unmounting is lazy: a process that still has files open there keeps them until it closes
     them, and the mount of the node is not concerned. Raises `Refusal`, `OSError`.
     """
-    for _ in range(_MOST_LAYERS):
-        if published_on(target) is None:
-            break
-        unmount(target, lazy=True)
+    if _unmount_all(target):
         _logger.info("unmounted %s", target)
     with suppress(FileNotFoundError):
         target.rmdir()
+
+
+def _unmount_all(target: Path) -> int:
+    """Unmount what is on a target, lazily, and return how many mounts there were."""
+    count = 0
+    while published_on(target) is not None and count < _MOST_LAYERS:
+        unmount(target, lazy=True)
+        count += 1
+    return count
 
 
 def _make_directory(target: Path) -> bool:
