@@ -179,7 +179,8 @@ def test_a_mount_that_is_not_ours_is_left_alone(node: Site, plugin: Plugin) -> N
 
 
 def test_a_dead_mount_is_healed_in_pods_that_run(tmp_path: Path, site: Site) -> None:
-    """The pod is a container with HostToContainer, which has nothing but its own volume."""
+    """All are in containers with the propagation of deploy/csi. The pod's container has
+    nothing but its own volume."""
     node = moved(site)
     node.expected_trouble += (LEFT,)
     pods = tmp_path / "pods"
@@ -187,8 +188,13 @@ def test_a_dead_mount_is_healed_in_pods_that_run(tmp_path: Path, site: Site) -> 
     with ExitStack() as stack:
         host = MountNamespace("private")
         stack.callback(host.close)
-        host.run("mount", "--bind", pods, pods)
-        host.run("mount", "--make-rshared", pods)
+        mounts = node.mountpoint.parent
+        for place in (pods, mounts):
+            host.run("mount", "--bind", place, place)
+            host.run("mount", "--make-rshared", place)
+        inside = MountNamespace("unchanged", host)
+        stack.callback(inside.close)
+        inside.run("mount", "--make-rslave", mounts)
 
         def mount() -> None:
             command = (CACHEFS, "mount", node.source, node.mountpoint, "--cache-dir", node.cache)
@@ -203,7 +209,7 @@ def test_a_dead_mount_is_healed_in_pods_that_run(tmp_path: Path, site: Site) -> 
 
         mount()
         stack.callback(kill)
-        plugin = Plugin(tmp_path, node.mountpoint.parent, "--timeout", "60s", enter=host.enter())
+        plugin = Plugin(tmp_path, node.mountpoint.parent, "--timeout", "60s", enter=inside.enter())
         stack.callback(plugin.tear_down)
         for pod in ("first", "second"):
             plugin.publish(pod, readonly=pod == "second")
