@@ -79,20 +79,25 @@ def publish(source: Source, target: Path, access: Access, published: MountEntry 
         return
     is_new = published is None and _make_directory(target)
     try:
-        try:
-            bind_mount(source.descriptor, target, access.attributes)
-        except FileNotFoundError:
-            if published is None:
-                raise
-            # The kernel mounts nothing over a directory that was removed from its file system.
-            _unmount_all(target)
-            bind_mount(source.descriptor, target, access.attributes)
+        _bind(source, target, access, over=published is not None)
     except BaseException:
         if is_new:
             with suppress(OSError):
                 target.rmdir()
         raise
     _logger.info("%s %s", "mounted" if published is None else "mounted again", target)
+
+
+def _bind(source: Source, target: Path, access: Access, over: bool) -> None:
+    """Mount a source on a target; `over` says whether a mount is there that it may cover."""
+    try:
+        bind_mount(source.descriptor, target, access.attributes)
+    except FileNotFoundError:
+        if not over:
+            raise
+        # The kernel mounts nothing over a directory that was removed from its file system.
+        _unmount_all(target)
+        bind_mount(source.descriptor, target, access.attributes)
 
 
 def unpublish(target: Path) -> None:
