@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo check test test-python-path lint format bench bench-peers lock clean
+.PHONY: help bootstrap demo check test test-python-path test-csi lint format bench bench-peers lock clean
 
 WORKERS ?= 3
 # The quick tests wait less for disks and timers than the CPU allows with three.
@@ -34,6 +34,9 @@ test: lint ## all checks and all tests
 test-python-path: bootstrap ## the tests of mounts again, without the relay
 	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
 		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py)
+
+test-csi: bootstrap ## the CSI plugin against csi-sanity of the Kubernetes project (needs Go and root)
+	@scripts/csi-sanity
 
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)

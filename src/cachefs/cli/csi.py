@@ -55,9 +55,10 @@ def command(endpoint: str, node_id: str, mounts: Path, timeout: str) -> None:
         raise UsageError("cachefs csi mounts volumes in pods, so it must run as root")
     if not mounts.is_dir():
         raise UsageError(f"there is no directory {mounts}; name the one with the mounts (--mounts)")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would explain errors once more
     try:
         from cachefs.csi.server import Server
-    except ImportError as error:
+    except Exception as error:  # an ImportError, or protobuf's own error about its version
         raise UsageError(
             f"cachefs csi needs grpcio and protobuf ({error}): pip install 'cachefs[csi]'"
         ) from error

@@ -79,7 +79,7 @@ def publish(source: Source, target: Path, access: Access, published: MountEntry 
         return
     is_new = published is None and _make_directory(target)
     try:
-        bind_mount(source.descriptor, target, access.attributes)
+        _bind(source, target, access, over=published is not None)
     except BaseException:
         if is_new:
             with suppress(OSError):
@@ -88,19 +88,37 @@ def publish(source: Source, target: Path, access: Access, published: MountEntry 
     _logger.info("%s %s", "mounted" if published is None else "mounted again", target)
 
 
+def _bind(source: Source, target: Path, access: Access, over: bool) -> None:
+    """Mount a source on a target; `over` says whether a mount is there that it may cover."""
+    try:
+        bind_mount(source.descriptor, target, access.attributes)
+    except FileNotFoundError:
+        if not over:
+            raise
+        # The kernel mounts nothing over a directory that was removed from its file system.
+        _unmount_all(target)
+        bind_mount(source.descriptor, target, access.attributes)
+
+
 def unpublish(target: Path) -> None:
     """Remove all mounts on a target, and its directory. Do nothing if there is none.
 
     The unmounting is lazy: a process that still has files open there keeps them until it closes
     them, and the mount of the node is not concerned. Raises `Refusal`, `OSError`.
     """
-    for _ in range(_MOST_LAYERS):
-        if published_on(target) is None:
-            break
-        unmount(target, lazy=True)
+    if _unmount_all(target):
         _logger.info("unmounted %s", target)
     with suppress(FileNotFoundError):
         target.rmdir()
+
+
+def _unmount_all(target: Path) -> int:
+    """Unmount what is on a target, lazily, and return how many mounts there were."""
+    count = 0
+    while published_on(target) is not None and count < _MOST_LAYERS:
+        unmount(target, lazy=True)
+        count += 1
+    return count
 
 
 def _make_directory(target: Path) -> bool:
