@@ -13,7 +13,8 @@ from cachefs.cli import main
 from cachefs.config import MountConfig, load_mount_config
 
 DOCS = Path(__file__).parents[2] / "docs"
-FILES = sorted((DOCS / "kubernetes").glob("*.yaml"))
+DEPLOY = DOCS.parent / "deploy"
+FILES = sorted([*(DOCS / "kubernetes").glob("*.yaml"), *(DEPLOY / "kubernetes").glob("*.yaml")])
 
 
 def objects(name: str) -> list[dict[str, Any]]:
