@@ -38,7 +38,6 @@ FLUIDS_FIELDS: dict[str, set[str]] = {
         "sharedOptions.*",
     },
     "ThinRuntime": {
-        "fuse.cleanPolicy",
         "fuse.env.name",
         "fuse.env.value",
         "fuse.options.*",
