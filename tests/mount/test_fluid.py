@@ -39,6 +39,7 @@ class Container:
         self.config = root / "config/config.json"
         self.log = root / "log"
         self.environment: dict[str, str] = {}
+        self.prefix: tuple[str, ...] = ()
         self.process: subprocess.Popen[bytes] | None = None
         self.options = {"data_path": DATA_PATH, "cache_size": "256MiB", "free_space_ratio": "0"}
         if SHARED:
@@ -72,7 +73,7 @@ class Container:
         environment = {"CACHEFS_CACHE_DIR": str(self.root / "cache"), **self.environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*CLI, "fluid", "--config", self.config, "--secrets", self.secrets],
+                [*self.prefix, *CLI, "fluid", "--config", self.config, "--secrets", self.secrets],
                 stderr=log,
                 env=os.environ | environment,
             )
@@ -162,6 +163,12 @@ def command_of(pid: int) -> list[str]:
     return [""]
 
 
+def owner_of(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_uid
+    return None
+
+
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Container]:
     container = Container(tmp_path)
@@ -203,9 +210,8 @@ def test_mounts_come_and_go_and_equal_ones_stay(container: Container) -> None:
     eventually(lambda: sorted(os.listdir(container.target)) == ["comes", "stays"])
 
     container.write(container.mount("comes"), container.mount("stays", options={"uid": "12"}))
-    eventually(lambda: bool(container.lines(f"unmounting {container.target}/stays")))
+    eventually(lambda: owner_of(container.target / "stays/who") == 12)
     container.wait_for("comes", "stays")
-    assert (container.target / "stays/who").stat().st_uid == 12
     assert container.end() == 0
     assert container.mounted() == []
 
@@ -276,11 +282,29 @@ def test_a_killed_mount_comes_back(container: Container) -> None:
     container.wait_for("one", "two")
     before = container.pid_of("two")
     crash(container.pid_of("one"))
-    eventually(lambda: container.lines(LATER) == 1)
+    eventually(lambda: container.lines(LATER) >= 1)
     container.wait_for("one", "two")
     assert container.who("one") == "one"
     assert container.pid_of("two") == before
     assert container.end() == 0
+
+
+@pytest.mark.root
+def test_as_process_1_it_reaps_orphans(container: Container) -> None:
+    container.prefix = ("unshare", "--pid", "--fork", "--kill-child")
+    container.write(container.mount("data"))
+    container.start()
+    container.wait_for(".")
+    assert container.process is not None
+    (first,) = children_of(container.process.pid)
+    (served,) = children_of(first)
+    os.kill(served, signal.SIGKILL)  # with a supervisor, its daemon is an orphan until it ends
+    eventually(lambda: container.lines(LATER) >= 1)
+    container.wait_for(".")
+    eventually(lambda: len(children_of(first)) == 1)
+    os.kill(first, signal.SIGTERM)
+    assert container.process.wait(PATIENCE_S) == 0
+    assert container.mounted() == []
 
 
 def test_a_mount_that_fails_is_tried_again(container: Container) -> None:
@@ -372,7 +396,9 @@ def credentials_dir(container: Container, name: str) -> Path:
 def used_key_is_read(container: Container, name: str, key: str) -> bool:
     file = credentials_dir(container, name) / "..data/access_key_id"
     assert file.parent.parent.stat().st_mode & 0o077 == 0
-    return file.read_text() == key
+    with contextlib.suppress(FileNotFoundError):  # it is being replaced
+        return file.read_text() == key
+    return False
 
 
 def test_writes_reach_the_source_before_the_end(container: Container) -> None:
