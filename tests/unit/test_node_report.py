@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from cachefs.cli import node_report
 from cachefs.cli.nodes.api_server import ApiServer
 from cachefs.cli.nodes.labels import PREFIX, changes, checked_name, label_value, names_of
 from cachefs.errors import CachefsError, UsageError
@@ -109,19 +111,22 @@ class FakeServer:
         self._server.server_close()
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("api") / "certificates")
+
+
 @pytest.fixture
-def account(tmp_path: Path) -> Path:
-    certificates = make_certificates(tmp_path / "certificates")
+def account(tmp_path: Path, certificates: Certificates) -> Path:
+    """The directory of the pod's service account."""
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     (tmp_path / "ca.crt").write_bytes(certificates.ca.read_bytes())
     return tmp_path
 
 
 @pytest.fixture
-def server(account: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    place = account / "certificates"
-    names = (place / "ca.pem", place / "server.pem", place / "server.key")
-    server = FakeServer(Certificates(*names))
+def server(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    server = FakeServer(certificates)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
     yield server
@@ -186,3 +191,35 @@ def test_outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(UsageError, match="this is no pod"):
         ApiServer("node")
+
+
+def test_the_command_changes_only_what_differs(
+    server: FakeServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [Path("/mnt/data"), Path("/mnt/broken")]
+    sums: dict[str, Any] = {"data": {"cached_bytes": 85, "size_bytes": 100}}
+
+    def usage(data_set: Any) -> Any:
+        if data_set.name not in sums:
+            raise CachefsError("no answer")
+        return sums[data_set.name]
+
+    monkeypatch.setattr(node_report, "live_mounts", lambda: places)
+    monkeypatch.setattr(node_report, "_usage", usage)
+    monkeypatch.setattr(ApiServer.__init__, "__defaults__", (account,))
+    labels = {f"{PREFIX}data": "70", f"{PREFIX}gone": "10", "other": "1"}
+    server.node = {"metadata": {"labels": labels}}
+
+    def run(code: int) -> list[Any]:
+        server.seen.clear()
+        done = CliRunner().invoke(node_report.command, ["--apply", "node"], standalone_mode=False)
+        assert (done.return_value, done.exception) == (code, None)
+        assert f"{PREFIX}data=80\n" in done.stdout
+        return [body["metadata"]["labels"] for _, _, _, body in server.seen if body]
+
+    assert run(1) == [{f"{PREFIX}data": "80"}]  # the other may come back, so nothing is removed
+    del places[1]
+    assert run(0) == [{f"{PREFIX}data": "80", f"{PREFIX}gone": None}]
+    labels[f"{PREFIX}data"] = "80"
+    del labels[f"{PREFIX}gone"]
+    assert run(0) == []
