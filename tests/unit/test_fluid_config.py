@@ -255,6 +255,8 @@ def test_words_of_mount_options() -> None:
     assert parse_words("limit_uid=1=1MiB,2=2MiB") == {"limit_uid": "1=1MiB,2=2MiB"}
     with pytest.raises(UsageError):
         parse_words("=x")
+    for value in ("region=\udcc6", "region=a\n", "a\0"):
+        assert "MOUNT_OPTIONS has a control" in refused(config(), MOUNT_OPTIONS=value)
     with pytest.raises(UsageError, match="MOUNT_OPTIONS: unknown option 'b'"):
         merge_options({"MOUNT_OPTIONS": parse_words("shared=a,b")})
 

@@ -17,8 +17,15 @@ from cachefs.csi import identity as csi_identity
 from cachefs.csi.volumes import parse_volume
 
 DOCS = Path(__file__).parents[2] / "docs"
-CSI = Path(__file__).parents[2] / "deploy/csi"
-FILES = sorted([*(DOCS / "kubernetes").glob("*.yaml"), *CSI.glob("*.yaml")])
+DEPLOY = DOCS.parent / "deploy"
+CSI = DEPLOY / "csi"
+FILES = sorted(
+    [
+        *(DOCS / "kubernetes").glob("*.yaml"),
+        *(DEPLOY / "kubernetes").glob("*.yaml"),
+        *CSI.glob("*.yaml"),
+    ]
+)
 
 
 def objects(name: str) -> list[dict[str, Any]]:

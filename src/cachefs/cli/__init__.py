@@ -34,6 +34,7 @@ _VERBS = {
     "manifest": "Write lists of files for mount --manifest.",
     "metadata": "Carry what a mount knows about names to other nodes.",
     "mount": "Mount a bucket or directory tree, cached on local disk.",
+    "node-report": "Say how much of each data set this node has cached.",
     "pin": "Keep cached files from being evicted.",
     "profile": "Show what was slow and what was hot during a while.",
     "refresh": "Ask the origin now whether files have changed.",

@@ -19,9 +19,6 @@ MOST_PAUSE_S = 60.0
 STEADY_S = 60.0
 """After so long a process that ends counts as the first that fails."""
 
-_COMMAND = (sys.executable, "-P", "-m", "cachefs", "mount", "--foreground")
-"""-P keeps code in the working directory from being imported."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -80,7 +77,7 @@ class MountProcess:
             write_secrets(wanted.secrets_dir, wanted.secrets)
             self.pid = os.posix_spawn(
                 sys.executable,
-                [*_COMMAND, *wanted.arguments, "--", wanted.source, str(wanted.place)],
+                [*_command(), *wanted.arguments, "--", wanted.source, str(wanted.place)],
                 os.environ,
                 setpgroup=0,  # Ctrl-C ends the mounts in order, too
             )
@@ -110,6 +107,13 @@ class MountProcess:
         _logger.warning("%s; the next try comes in %.0f s", why, self._pause_s)
         self._may_start_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+
+
+def _command() -> list[str]:
+    """Return the command that mounts. -P keeps code in the working directory from being
+    imported."""
+    warnings = [f"-W{option}" for option in sys.warnoptions]
+    return [sys.executable, *warnings, "-P", "-m", "cachefs", "mount", "--foreground"]
 
 
 def write_secrets(directory: Path, secrets: dict[str, SecretFile]) -> None:

@@ -76,9 +76,9 @@ def wanted_mounts(
     """
     config = parse_config(content)
     shared: dict[str, Mapping[str, str]] = {}
-    if environment.get(CACHE_DIR_VARIABLE):
-        shared[CACHE_DIR_VARIABLE] = {"cache_dir": environment[CACHE_DIR_VARIABLE]}
-    shared[_OPTIONS_VARIABLE] = parse_words(environment.get(_OPTIONS_VARIABLE, ""))
+    if cache_dir := _variable(environment, CACHE_DIR_VARIABLE):
+        shared[CACHE_DIR_VARIABLE] = {"cache_dir": cache_dir}
+    shared[_OPTIONS_VARIABLE] = parse_words(_variable(environment, _OPTIONS_VARIABLE))
     shared["runtimeOptions"] = config.options
     target = Path(os.path.realpath(config.target.parent), config.target.name)
     mounts: dict[Path, WantedMount] = {}
@@ -94,6 +94,13 @@ def wanted_mounts(
         except UsageError as error:
             raise UsageError(f"{mount.shown}: {error}") from None
     return Wanted(target, mounts)
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name, "")
+    if not value.isprintable():  # a byte that is no UTF-8 is a surrogate
+        raise UsageError(f"the variable {name} has a control character or is not UTF-8")
+    return value
 
 
 def _wanted(
