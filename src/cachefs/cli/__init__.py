@@ -18,6 +18,7 @@ from cachefs.errors import CachefsError, UsageError
 _VERBS = {
     "cache": "Show or remove cache directories, mounted or not.",
     "check": "Verify a cache directory that no daemon uses, and repair it.",
+    "console": "Show in the browser what a mount does.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
     "flush": "Send what was written and is unsent, and wait.",
