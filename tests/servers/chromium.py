@@ -20,6 +20,9 @@ from typing import Any
 PATIENCE_S = 180.0
 """How long to wait for what comes within a second on a quiet machine."""
 
+_NAMES = "MAP rebound.test 127.0.0.1,MAP * ~NOTFOUND,EXCLUDE 127.0.0.1"
+"""No name leads away from this machine, and one that is not its own leads to it."""
+
 KEYS = {
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -50,9 +53,7 @@ class Browser:
             *(binary, "--remote-debugging-pipe", "--no-sandbox", f"--user-data-dir={directory}"),
             *("--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
             *("--disable-background-networking", "--disable-component-update", "--no-first-run"),
-            *(
-                "--host-resolver-rules=MAP rebound.test 127.0.0.1,MAP * ~NOTFOUND,EXCLUDE 127.0.0.1",
-            ),
+            f"--host-resolver-rules={_NAMES}",
             "--proxy-server=direct://",
         ]
         self._process = subprocess.Popen(
@@ -157,7 +158,10 @@ class Page:
     def resize(self, width: int, height: int) -> None:
         self.send(
             "Emulation.setDeviceMetricsOverride",
-            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
 
     def prefer(self, scheme: str) -> None:
@@ -173,7 +177,9 @@ class Page:
         """Return the value of an expression in JavaScript, or what its promise gives."""
         found = self.send(
             "Runtime.evaluate",
-            **{"expression": expression, "awaitPromise": True, "returnByValue": True},
+            expression=expression,
+            awaitPromise=True,
+            returnByValue=True,
         )
         assert "exceptionDetails" not in found, (expression, found["exceptionDetails"])
         return found["result"].get("value")

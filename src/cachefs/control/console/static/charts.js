@@ -3,6 +3,7 @@
 import { $, make, setText } from "./dom.js";
 import { percent, printable, rate, short, time } from "./format.js";
 
+const LEAST_SPAN_S = 60;
 const DASHES = [[], [], [6, 3], [2, 3], [8, 3, 2, 3], [4, 4]];
 const color = (at) => getComputedStyle(document.documentElement).getPropertyValue(at).trim();
 const tiers = (snapshot) => snapshot.metrics.cachefs_tier_hit_bytes_total || [];
@@ -77,7 +78,7 @@ class Chart {
     this.place.replaceChildren();
     const axis = { stroke: () => color("--quiet"), font: "12px system-ui, sans-serif", grid: { stroke: () => color("--grid"), width: 1 }, ticks: { show: false } };
     this.plotted = new uPlot({
-      width: this.place.clientWidth, height: this.place.clientHeight, padding: [10, 6, 0, 0],
+      width: this.place.clientWidth, height: this.place.clientHeight, padding: [10, 26, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "time" }, points: { size: 6 } },
       hooks: { setCursor: [(plot) => this.point(plot.cursor.idx)] },
@@ -125,9 +126,11 @@ class Chart {
       this.build(series);
     }
     this.values = [rows.map((row) => row.at), ...series.map(([, read]) => rows.map((row) => read(row) ?? null))];
+    // While the page knows less than the user wants to see, show what it knows.
+    const span = Math.max(LEAST_SPAN_S, Math.min(seconds, snapshot.at - rows[0].at));
     this.plotted.batch(() => {
       this.plotted.setData(this.values, false);
-      this.plotted.setScale("x", { min: snapshot.at - seconds, max: snapshot.at });
+      this.plotted.setScale("x", { min: snapshot.at - span, max: snapshot.at });
     });
     this.point(this.plotted.cursor.left >= 0 ? this.plotted.cursor.idx : null);
     this.values.slice(1).forEach((values, i) => {
