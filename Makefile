@@ -50,6 +50,8 @@ bench-peers: bootstrap ## beside JuiceFS, rclone, s3fs and ext4, some 25 minutes
 	@.venv/bin/python -m bench.peers
 
 screenshots: bootstrap ## pictures of the console for docs/CONSOLE.md
+	@command -v pngquant >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends pngquant >/dev/null || true
 	@.venv/bin/python -m bench.console
 
 lock: ## resolve all dependencies again into requirements/*.lock
