@@ -20,6 +20,7 @@ _VERBS = {
     "cache": "Show or remove cache directories, mounted or not.",
     "check": "Verify a cache directory that no daemon uses, and repair it.",
     "completion": "Print the script that completes commands in a shell.",
+    "console": "Show in the browser what a mount does.",
     "csi": "Show mounts in pods, as a CSI node plugin.",
     "du": "Show how much of each directory is cached.",
     "evict": "Drop files from the cache at once.",
