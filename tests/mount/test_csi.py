@@ -394,6 +394,5 @@ def test_requests_without_what_they_need(node: Site, plugin: Plugin) -> None:
         assert plugin.refused("NodePublishVolume", **request)[0] == "INVALID_ARGUMENT"
     assert plugin.refused("NodeUnpublishVolume", volume_id="x")[0] == "INVALID_ARGUMENT"
     assert plugin.refused("NodeGetVolumeStats", volume_id="x")[0] == "INVALID_ARGUMENT"
-    assert plugin.refused("NodeStageVolume")[0] == "UNIMPLEMENTED"
     assert plugin.call("NodeGetInfo").node_id == "n"
     assert plugin.mounted() == []
