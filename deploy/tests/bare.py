@@ -103,7 +103,7 @@ class Machine:
     def close(self) -> None:
         """End all its processes, and so all its mounts."""
         self._first.kill()
-        self._first.wait()
+        self._first.communicate()
         shutil.rmtree(self.root)
 
 
