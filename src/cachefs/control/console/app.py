@@ -19,7 +19,7 @@ from cachefs.config import OFF, split_address
 from cachefs.control import api, server
 from cachefs.control.api import Handler, Route
 from cachefs.control.console.assets import asset, page
-from cachefs.control.console.guard import Guard, LocalGuard, SessionGuard
+from cachefs.control.console.guard import Guard, LocalGuard, SessionGuard, is_local
 from cachefs.control.console.node import NodeMounts
 from cachefs.control.console.snapshot import Snapshots
 from cachefs.control.exporter import Exporter
@@ -54,7 +54,10 @@ def console_app(
         return Response(snapshots.content(), media_type="application/json")
 
     async def node(request: Request) -> Response:
-        return JSONResponse({"mounts": await mounts.rows()})
+        rows = await mounts.rows()
+        if not is_local(request.scope):  # the mount table is for users of this machine
+            rows = [row for row in rows if row.get("is_this")]
+        return JSONResponse({"mounts": rows})
 
     used = {route: handlers[route] for route in ROUTES if route in handlers}
     if api.SET in used:

@@ -115,6 +115,9 @@ function showChoice() {
   all.indeterminate = chosen.size > 0 && chosen.size < names.length;
 }
 
+/** Add what could not be done. */
+const told = (text, done) => [text, ...done.failures.slice(0, 1).map((failure) => `Not all of it: ${failure}`)].join(" ");
+
 const ACTIONS = {
   async load(paths) {
     const job = await act("/v1/jobs/create", { paths });
@@ -123,11 +126,12 @@ const ACTIONS = {
   },
   async pin(paths) {
     const done = await act("/v1/cache/pin", { paths });
-    return `${bytes(done.pinned_bytes)} in ${count(done.files, "file")} are pinned.`;
+    const refused = done.refused_bytes ? ` ${bytes(done.refused_bytes)} could not be pinned.` : "";
+    return told(`${bytes(done.pinned_bytes)} in ${count(done.files, "file")} are pinned.${refused}`, done);
   },
   async unpin(paths) {
     const done = await act("/v1/cache/unpin", { paths });
-    return `${bytes(done.size_bytes)} are unpinned.`;
+    return told(`${bytes(done.size_bytes)} are unpinned.`, done);
   },
   async evict(paths) {
     const plan = await act("/v1/cache/evict", { paths, dry_run: true });
@@ -136,7 +140,7 @@ const ACTIONS = {
     const what = `${bytes(plan.size_bytes)} of ${count(plan.files, "file")} go from the cache. The origin keeps them, and the next read fetches them again.${kept}`;
     if (!(await confirmed(what))) return "Nothing was evicted.";
     const done = await act("/v1/cache/evict", { paths });
-    return `${bytes(done.size_bytes)} were evicted.`;
+    return told(`${bytes(done.size_bytes)} were evicted.`, done);
   },
 };
 

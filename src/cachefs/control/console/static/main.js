@@ -3,7 +3,7 @@ import { clearBrowser, openDirectory, prepareBrowser } from "./browser.js";
 import { Charts } from "./charts.js";
 import { act, begin, end, look, session, whenSessionEnds } from "./client.js";
 import { $, setText } from "./dom.js";
-import { History, sum } from "./history.js";
+import { History, one, sum } from "./history.js";
 import { showJobs } from "./jobs.js";
 import { prepareLimits, readLimits } from "./limits.js";
 import { showHead, showMounts, showState, showTiers, showTiles, troubleOf } from "./overview.js";
@@ -20,6 +20,7 @@ let failures = 0;
 let mounts = [];
 let mountsAt = -Infinity;
 let said = "";
+let daemonBegan = null;
 
 /** Show a notice; `said` is one that stays while the mount is well. */
 function notice(text) {
@@ -36,6 +37,9 @@ function draw() {
 function show(snapshot) {
   const row = figures.add(snapshot);
   if (!row) return;
+  const began = one(snapshot, "process_start_time_seconds");
+  if (daemonBegan !== null && daemonBegan !== began && session()) readLimits(); // is it still valid?
+  daemonBegan = began;
   showHead(snapshot);
   showTiles(snapshot, row);
   showTiers(snapshot, row);
