@@ -35,8 +35,7 @@ class Host:
         (directory / "source").mkdir()
         (directory / "source/file").write_text("content")
         self._first = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private"]
-            + ["sh", "-euc", _HOST, "sh", str(directory)],
+            [*"unshare --mount --propagation private sh -euc".split(), _HOST, "sh", str(directory)],
             stdout=subprocess.PIPE,
         )
         assert self._first.stdout is not None
