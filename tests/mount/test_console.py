@@ -19,6 +19,7 @@ from cachefs.control.console.guard import HEADERS
 from cachefs.mounts import socket_path
 from tests.mount.harness import Site, eventually
 from tests.servers.chromium import Browser, Page, find_browser
+from tests.servers.ports import free_ports
 
 AXE = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
 MOST_BYTES = 300_000
@@ -426,8 +427,8 @@ def test_it_asks_nothing_while_it_is_hidden(page: Page) -> None:
 
 
 def test_a_daemon_that_is_gone_and_comes_back(browser: Browser, site: Site) -> None:
-    site.mount()
-    where = site.status()["metrics"]
+    where = f"127.0.0.1:{free_ports(1)[0]}"
+    site.mount("--metrics", where)
     with browser.page() as page:
         page.open(f"http://{where}/")
         page.wait(SHOWN)
