@@ -55,10 +55,9 @@ class Machine:
         (root / "data/train/0001").write_text("content")
         (root / "data/large").write_bytes(os.urandom(4 << 20))
         self.root = root
-        alone = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork"]
+        apart = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork"]
         self._first = subprocess.Popen(
-            [*alone, "--kill-child", "sh", "-euc", _ENTER, "sh", str(root)],
-            stdout=subprocess.PIPE,
+            [*apart, "--kill-child", "sh", "-euc", _ENTER, "sh", root], stdout=subprocess.PIPE
         )
         assert self._first.stdout is not None
         assert self._first.stdout.readline() == b"entered\n"

@@ -25,8 +25,10 @@ exec sleep infinity
 
 
 class Host:
-    """A node: a mount namespace with a shared mount, as systemd makes `/`. The containers' roots lie
-    outside it, as on a node: runc makes the mount private that a root lies on."""
+    """A node: a mount namespace with a shared mount, as systemd makes `/`.
+
+    The containers' roots lie outside it, as on a node: runc makes the mount private on which a
+    root lies."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -35,7 +37,17 @@ class Host:
         (directory / "source").mkdir()
         (directory / "source/file").write_text("content")
         self._first = subprocess.Popen(
-            [*"unshare --mount --propagation private sh -euc".split(), _HOST, "sh", str(directory)],
+            [
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-euc",
+                _HOST,
+                "sh",
+                directory,
+            ],
             stdout=subprocess.PIPE,
         )
         assert self._first.stdout is not None
@@ -170,18 +182,24 @@ def test_a_mount_for_other_containers(host: Host) -> None:
     host.start("reader", ["/bin/sleep", "infinity"], "rslave", privileged=False)
     mount(host)
     assert content(host) == "content"
-    (status,) = json.loads(host.runc("exec", "daemon", "cachefs", "status", "--json"))
-    assert (status["state"], status["data_path"]["name"]) == ("serving", "relay"), host.log(
-        "daemon"
-    )
+    status = status_of(host)
+    assert (status["state"], status["data_path"]["name"]) == ("serving", "relay")
 
     host.delete("daemon")  # what it mounted is dead now
     mount(host)
     eventually(lambda: is_read(host))
+    # A first process without handlers of signals, as it is during its start, ignores SIGTERM.
+    eventually(lambda: status_of(host)["state"] == "serving")
 
     host.runc("kill", "daemon", "TERM")  # as the kubelet does
     eventually(lambda: is_stopped(host))
     assert not is_mounted(host)
+
+
+def status_of(host: Host) -> dict[str, Any]:
+    (status,) = json.loads(host.runc("exec", "daemon", "cachefs", "status", "--json"))
+    assert isinstance(status, dict)
+    return status
 
 
 def is_read(host: Host) -> bool:
