@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo check test test-python-path lint format bench bench-peers lock clean
+.PHONY: help bootstrap demo check test test-python-path test-csi lint format bench bench-peers \
+	screenshots lock clean
 
 WORKERS ?= 3
 # The quick tests wait less for disks and timers than the CPU allows with three.
@@ -7,6 +8,8 @@ CHECK_WORKERS ?= 4
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
 # of pytest 10 s.
 export PYTHONDONTWRITEBYTECODE :=
+# These need a browser, which `scripts/bootstrap` then installs.
+test test-python-path screenshots: export WITH_BROWSER := 1
 PYTHONS := src tests $(wildcard bench demo deploy)
 
 help: ## list the targets
@@ -35,6 +38,9 @@ test-python-path: bootstrap ## the tests of mounts again, without the relay
 	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
 		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py)
 
+test-csi: bootstrap ## the CSI plugin against csi-sanity of the Kubernetes project (needs Go and root)
+	@scripts/csi-sanity
+
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)
 	.venv/bin/ruff format $(PYTHONS)
@@ -46,6 +52,11 @@ bench-peers: bootstrap ## beside JuiceFS, rclone, s3fs and ext4, some 25 minutes
 	@command -v s3fs >/dev/null || [ "$$(id -u)" != 0 ] \
 		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends s3fs >/dev/null || true
 	@.venv/bin/python -m bench.peers
+
+screenshots: bootstrap ## pictures of the console for docs/CONSOLE.md
+	@command -v pngquant >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends pngquant >/dev/null || true
+	@.venv/bin/python -m bench.console
 
 lock: ## resolve all dependencies again into requirements/*.lock
 	@scripts/lock

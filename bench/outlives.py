@@ -3,11 +3,14 @@
 First, eight readers compare every byte while the daemon is killed (SIGKILL) 20 times. The results
 are errors, wrong bytes, and the longest read. Then one reader reads cached files while the daemon
 is stopped for three seconds (SIGSTOP, which stops more than a thread that holds the GIL does).
+Then a keeper holds the mount, and all its processes are replaced under four readers, as in an
+update of a container: after SIGTERM and after SIGKILL in turns.
 """
 
 import argparse
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -27,6 +30,8 @@ BETWEEN_S = 1.5
 STUCK_S = 3.0
 PAUSE_BAR_S = 2.0
 STUCK_P99_BAR_S = 0.005
+REPLACED_READERS = 4
+REPLACED_PAUSE_BAR_S = 3.0
 _SCRIPT = Path(__file__).with_name("checking_reader.py")
 
 
@@ -80,6 +85,7 @@ def main() -> None:
     """Parse the arguments and run in the sandbox."""
     parser = argparse.ArgumentParser(prog="python -m bench.outlives", description=__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--replacements", type=int, default=10)
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     arguments = parser.parse_args()
     sandbox.run("outlives", lambda directory: _work(directory, arguments))
@@ -93,6 +99,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
         _have_it_served(mount)
         missed = _kill_again_and_again(mount, arguments.kills)
         missed |= _be_stuck(mount)
+    missed |= _replace_again_and_again(directory, options, arguments.replacements)
     return int(arguments.strict and missed)
 
 
@@ -171,6 +178,49 @@ def _be_stuck(mount: rig.Mount) -> bool:
         flush=True,
     )
     return bool(seen.errors or seen.wrong or p99_s > STUCK_P99_BAR_S)
+
+
+def _replace_again_and_again(directory: Path, options: Sequence[str], count: int) -> bool:
+    socket = directory / "keeper"
+    options = [*options, "--keeper", str(socket)]
+    mount = rig.Mount(directory / "kept", f"file://{directory}/source", {}, None, options)
+    command = [*rig.cachefs_command(), "keeper", "--socket", str(socket)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as keeper:
+        try:
+            while not socket.exists():
+                time.sleep(0.01)
+            with mount:
+                return _replace(mount, count)
+        finally:
+            keeper.terminate()
+
+
+def _replace(mount: rig.Mount, count: int) -> bool:
+    """Replace all processes of the mount, while readers read. No other process comes in between, so
+    the pauses are those of a container that is there at once."""
+    _have_it_served(mount)
+    readers = Readers(mount.path, FILES, REPLACED_READERS, drop=True)
+    for turn in range(count):
+        time.sleep(BETWEEN_S)
+        status = mount.status()
+        supervisor = int(status["supervisor_pid"])
+        ended = os.pidfd_open(supervisor)
+        if turn % 2:
+            os.kill(int(status["pid"]), signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL if turn % 2 else signal.SIGTERM)
+        select.select([ended], [], [])
+        os.close(ended)
+        mount.mount()
+    time.sleep(BETWEEN_S)
+    seen = readers.stop()
+    print(
+        f"all processes replaced {count} times under {REPLACED_READERS} readers: "
+        f"{len(seen.times):,} reads, {sum(seen.errors.values())} errors {seen.errors or ''}, "
+        f"{seen.wrong} wrong, the longest {seen.longest_s:.2f} s (bar "
+        f"{REPLACED_PAUSE_BAR_S:.0f} s)",
+        flush=True,
+    )
+    return bool(seen.errors or seen.wrong or seen.longest_s > REPLACED_PAUSE_BAR_S)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -174,8 +174,12 @@ class Mount:
 
     def __enter__(self) -> "Mount":
         self.path.mkdir(parents=True, exist_ok=True)
-        self._call(self.arguments)
+        self.mount()
         return self
+
+    def mount(self) -> None:
+        """Mount, or mount again after the end of all processes of the mount."""
+        self._call(self.arguments)
 
     def __exit__(self, *failure: object) -> None:
         self.unmount()

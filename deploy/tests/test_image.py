@@ -95,8 +95,9 @@ class Host:
             ("mounts", "/mnt/cachefs", propagation),
             ("source", "/source", "rprivate"),
             (f"cache-{name}", "/var/cache/cachefs", "rprivate"),
+            ("run", "/run/cachefs", "rprivate"),
         ):
-            (self.directory / source).mkdir(exist_ok=True)
+            (self.directory / source).mkdir(0o700 if source == "run" else 0o755, exist_ok=True)
             config["mounts"].append(
                 {
                     "source": str(self.directory / source),

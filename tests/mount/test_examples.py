@@ -15,6 +15,8 @@ _SHORTER = {
     "install-systemd": ("--dry-run",),
 }
 """What would never end, or change this machine."""
+_SERVERS = {"csi", "fluid", "keeper"}
+"""Verbs that serve until they are ended. Only their options are checked here."""
 
 
 @pytest.fixture
@@ -52,6 +54,11 @@ def _run(site: Site, line: str) -> str:
     for theirs, ours in places.items():
         line = line.replace(theirs, ours)
     _, verb, *words = shlex.split(line)
+    if verb in _SERVERS:
+        command = main.get_command(None, verb)  # type: ignore[arg-type]
+        assert command is not None
+        command.make_context(verb, words)
+        return verb
     if verb == "mount":
         if site.is_mounted():
             site.umount()

@@ -56,9 +56,10 @@ def test_one_directory_serves_one_mount(sites: list[Site]) -> None:
 
 
 def test_both_leave_the_same_share_of_their_file_system_free(
-    sites: list[Site], small_disk: Path
+    small_disk: Path, sites: list[Site]
 ) -> None:
-    """Neither knows of the other; both look at what is free."""
+    """Neither knows of the other; both look at what is free. (The disk comes first, so that it is
+    there until both daemons have ended.)"""
     noise = random.Random(1)
     for site in sites:
         for number in range(30):

@@ -1,4 +1,4 @@
-"""docs/kubernetes: right by Kubernetes' schemas, and by what cachefs understands."""
+"""docs/kubernetes and deploy/csi: right by Kubernetes' schemas, and by what cachefs understands."""
 
 import shlex
 import tomllib
@@ -10,10 +10,22 @@ import pytest
 import yaml
 
 from cachefs.cli import main
+from cachefs.cli.csi import command as csi_command
+from cachefs.cli.csi import parse_endpoint
 from cachefs.config import MountConfig, load_mount_config
+from cachefs.csi import identity as csi_identity
+from cachefs.csi.volumes import parse_volume
 
 DOCS = Path(__file__).parents[2] / "docs"
-FILES = sorted((DOCS / "kubernetes").glob("*.yaml"))
+DEPLOY = DOCS.parent / "deploy"
+CSI = DEPLOY / "csi"
+FILES = sorted(
+    [
+        *(DOCS / "kubernetes").glob("*.yaml"),
+        *(DEPLOY / "kubernetes").glob("*.yaml"),
+        *CSI.glob("*.yaml"),
+    ]
+)
 
 
 def objects(name: str) -> list[dict[str, Any]]:
@@ -87,13 +99,24 @@ def test_files_and_directories_of_the_instance_are_volumes(instance: MountConfig
 def test_the_commands_are_ones_that_cachefs_has(instance: MountConfig) -> None:
     start = shlex.split(daemon()["command"][2].rpartition("exec ")[2])
     assert f"mkdir -p {instance.mountpoint} " in daemon()["command"][2]
-    stop = daemon()["lifecycle"]["preStop"]["exec"]["command"]
-    assert stop[-1] == str(instance.mountpoint)
-    for program, verb, *args in (start, stop):
+    (keeper,) = objects("keeper.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    keep = shlex.split(keeper["command"][2].rpartition("exec ")[2])
+    assert keep[keep.index("--socket") + 1] == str(instance.keeper)
+    for program, verb, *args in (start, keep):
         assert program == "cachefs"
         command = main.get_command(None, verb)  # type: ignore[arg-type]
         assert command is not None
         command.make_context(verb, args)
+
+
+def test_keeper_and_daemon_share_what_they_need(instance: MountConfig) -> None:
+    pod = objects("keeper.yaml")[0]["spec"]["template"]["spec"]
+    assert instance.keeper is not None
+    for name, place in (("mounts", instance.mountpoint.parent), ("run", instance.keeper.parent)):
+        for each in (pod, daemon_pod()):
+            (volume,) = (v for v in each["containers"][0]["volumeMounts"] if v["name"] == name)
+            assert volume["mountPath"] == host_path(each, name) == str(place)
+    assert "lifecycle" not in daemon()  # an unmount before the end would leave nothing to keep
 
 
 def test_the_probes_ask_where_the_daemon_answers() -> None:
@@ -103,3 +126,87 @@ def test_the_probes_ask_where_the_daemon_answers() -> None:
         assert daemon()[probe]["httpGet"]["port"] == 9567
     assert daemon()["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert daemon()["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def csi_objects(name: str, kind: str) -> list[dict[str, Any]]:
+    found = yaml.safe_load_all((CSI / name).read_text())
+    return [each for each in found if each["kind"] == kind]
+
+
+def test_the_csi_plugin_is_started_as_it_can_be() -> None:
+    (daemon_set,) = csi_objects("plugin.yaml", "DaemonSet")
+    (deployment,) = csi_objects("provisioner.yaml", "Deployment")
+    for workload in (daemon_set, deployment):
+        containers = workload["spec"]["template"]["spec"]["containers"]
+        (plugin,) = (each for each in containers if each["name"] == "cachefs-csi")
+        program, verb, *args = plugin["args"]
+        assert (program, verb) == ("cachefs", "csi")
+        context = csi_command.make_context(verb, args)
+        socket = parse_endpoint(context.params["endpoint"])
+        places = {volume["mountPath"] for volume in plugin["volumeMounts"]}
+        assert {str(socket.parent), str(context.params["mounts"])} <= places
+        for sidecar in containers:
+            addresses = [each for each in sidecar["args"] if each.startswith("--csi-address=")]
+            assert addresses in ([], [f"--csi-address={socket}"])
+
+
+def test_the_csi_plugin_sees_mounts_and_shows_volumes(instance: MountConfig) -> None:
+    (daemon_set,) = csi_objects("plugin.yaml", "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    plugin = pod["containers"][0]
+    assert plugin["securityContext"]["privileged"] is True
+    volumes = {volume["name"]: volume for volume in plugin["volumeMounts"]}
+    assert volumes["pods"]["mountPropagation"] == "Bidirectional"
+    assert volumes["mounts"]["mountPropagation"] == "HostToContainer"
+    assert host_path(pod, "mounts") == str(instance.mountpoint.parent)
+    for name in ("pods", "mounts"):  # the kubelet names paths of the host
+        assert host_path(pod, name) == volumes[name]["mountPath"]
+    assert f"--node-id=$({plugin['env'][0]['name']})" in plugin["args"]
+    assert plugin["env"][0]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+
+
+def test_the_csi_driver_is_registered_where_its_socket_is() -> None:
+    (driver,) = csi_objects("plugin.yaml", "CSIDriver")
+    assert driver["metadata"]["name"] == csi_identity.NAME
+    assert driver["spec"]["requiresRepublish"] is True
+    assert driver["spec"]["attachRequired"] is False
+    (daemon_set,) = csi_objects("plugin.yaml", "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    registrar, probe = pod["containers"][1:]
+    path = f"{host_path(pod, 'socket')}/csi.sock"
+    assert f"--kubelet-registration-path={path}" in registrar["args"]
+    assert path == f"/var/lib/kubelet/plugins/{csi_identity.NAME}/csi.sock"
+    port = pod["containers"][0]["ports"][0]["containerPort"]
+    assert f"--health-port={port}" in probe["args"]
+
+
+def test_csi_volumes_are_those_of_the_instance(instance: MountConfig) -> None:
+    (volume,) = csi_objects("volume.yaml", "PersistentVolume")
+    _, inline = csi_objects("volume.yaml", "Pod")
+    (storage_class,) = csi_objects("provisioner.yaml", "StorageClass")
+    csi, pod_csi = volume["spec"]["csi"], inline["spec"]["volumes"][0]["csi"]
+    assert {csi["driver"], pod_csi["driver"], storage_class["provisioner"]} == {csi_identity.NAME}
+    named = [
+        parse_volume(csi["volumeHandle"], {}),
+        parse_volume("csi-0", pod_csi["volumeAttributes"]),
+        parse_volume("", storage_class["parameters"]),
+    ]
+    assert named[0] == named[1]
+    assert {each.mount for each in named} == {instance.mountpoint.name}
+
+
+def test_claims_pods_and_volumes_fit_each_other() -> None:
+    (volume,) = csi_objects("volume.yaml", "PersistentVolume")
+    (claim,) = csi_objects("volume.yaml", "PersistentVolumeClaim")
+    pods = csi_objects("volume.yaml", "Pod")
+    (storage_class,) = csi_objects("provisioner.yaml", "StorageClass")
+    (other,) = csi_objects("provisioner.yaml", "PersistentVolumeClaim")
+    name = claim["metadata"]["name"]
+    assert volume["spec"]["claimRef"] == {"namespace": "default", "name": name}
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
+    assert pods[0]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == name
+    assert other["spec"]["storageClassName"] == storage_class["metadata"]["name"]
+    for pod in pods:
+        for container in pod["spec"]["containers"]:
+            assert container["volumeMounts"][0]["mountPropagation"] == "HostToContainer"

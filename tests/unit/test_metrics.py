@@ -86,7 +86,7 @@ class House:
             DataPath(DataPathName.PYTHON),
             Requests(),
             FakeNamespace(config.stale_if_error),  # type: ignore[arg-type]
-            SimpleNamespace(running_count=0),  # type: ignore[arg-type]
+            SimpleNamespace(running_count=0, all=list),  # type: ignore[arg-type]
             None,
             unsent,
         )
@@ -278,7 +278,7 @@ async def test_ready_when_mounted(house: House) -> None:
     house.state.mounted = True
     assert await answer(house, "/readyz") == (200, "ok\n")
     assert (await answer(house, "/metrics"))[0] == 200
-    assert (await answer(house, "/"))[0] == 404
+    assert (await answer(house, "/other"))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -316,6 +316,25 @@ async def test_nothing_needs_a_thread(nursery: trio.Nursery) -> None:
     finally:
         for borrower in borrowers:
             limiter.release_on_behalf_of(borrower)
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+async def test_a_connection_is_closed_for_a_client_that_asks_for_it(
+    nursery: trio.Nursery, version: str
+) -> None:
+    house = House(metrics="127.0.0.1:0")
+    await nursery.start(serve_metrics, house.state)
+    assert house.state.metrics_address is not None
+    host, port = split_address(house.state.metrics_address)
+    head = f"GET /healthz {version}\r\nHost: x\r\nConnection: close\r\n\r\n"
+    idle_tasks = trio.lowlevel.current_statistics().tasks_living
+    with trio.fail_after(300):
+        async with await trio.open_tcp_stream(host, port) as stream:
+            await stream.send_all(head.encode())
+            received = b"".join([piece async for piece in stream])
+            while trio.lowlevel.current_statistics().tasks_living > idle_tasks:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    assert received.endswith(b"ok\n")
 
 
 async def test_idle_connections_do_not_stand_in_the_way(nursery: trio.Nursery) -> None:

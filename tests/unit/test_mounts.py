@@ -290,15 +290,18 @@ class TestRuntimeFile:
         assert len(calls) == 2
 
 
-def test_the_runtime_directory_must_be_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", os.getuid if os.getuid() else lambda: 0)
+@pytest.mark.root
+def test_the_runtime_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "RUNTIME_DIR", tmp_path / "cachefs")
     assert runtime.runtime_dir().stat().st_mode & 0o777 == 0o700
     (tmp_path / "cachefs").chmod(0o755)
+    assert runtime.runtime_dir().stat().st_mode & 0o777 == 0o700
+    (tmp_path / "cachefs").rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "cachefs").symlink_to("elsewhere")
     with pytest.raises(CachefsError, match="mode 700"):
         runtime.runtime_dir()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
 def test_the_default_log_file_names_the_mountpoint() -> None:

@@ -15,6 +15,7 @@ from cachefs.config import load_mount_config
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 NAMES = {"cachefs@.service", "cachefs-load@.service", "cachefs-load@.timer"}
+SYSTEM_NAMES = {"cachefs-keeper.service"}
 PROJECT = Path(__file__).parents[2]
 
 MAKES_A_MOUNT_NAMESPACE = (
@@ -42,8 +43,9 @@ def test_systemd_has_nothing_to_say_against_the_units(tmp_path: Path, user: bool
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
     install(*(["--user"] if user else []), "--dir", tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == NAMES
-    instances = [tmp_path / name.replace("@", "@data") for name in sorted(NAMES)]
+    names = NAMES if user else NAMES | SYSTEM_NAMES
+    assert {file.name for file in tmp_path.iterdir()} == names
+    instances = [tmp_path / name.replace("@", "@data") for name in sorted(names)]
     done = subprocess.run(
         ["systemd-analyze", *(["--user"] if user else []), "verify", *instances],
         capture_output=True,
@@ -134,7 +136,7 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
         check=True,
         timeout=300,
     )
-    assert sorted(done.stdout.split()) == sorted([*NAMES, *NAMES])
+    assert sorted(done.stdout.split()) == sorted([*NAMES, *NAMES, *SYSTEM_NAMES])
     entry_points = next((tmp_path / "site").glob("*.dist-info/entry_points.txt")).read_text()
     assert "mount.cachefs = cachefs.cli.mount_helper:main" in entry_points
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_OURS = {"xxhash.h"}
+NOT_OURS = {"xxhash.h", "csi_pb2.py"}
 SOURCES = sorted(
     path
     for suffix in ("py", "c", "h")

@@ -31,7 +31,8 @@ _SYSTEM_INSTANCES = Path("/etc/cachefs")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be done.")
 @debug_option
 def command(user: bool, directory: Path | None, dry_run: bool) -> None:
-    """Install cachefs@.service, cachefs-load@.service and cachefs-load@.timer.
+    """Install cachefs@.service, cachefs-load@.service, cachefs-load@.timer and, as root,
+    cachefs-keeper.service.
 
     The file /etc/cachefs/NAME.toml (with --user: ~/.config/cachefs/NAME.toml) defines the instance
     NAME: the options of `cachefs mount`, a source and a mountpoint.

@@ -34,6 +34,8 @@ LAZY_TIMEOUT_S = 1.0
 KILL_AFTER_S = 2.5
 BUSY_RETRY_S = 1.0
 """How long to retry a busy mount, which a process such as an indexer may use for a moment."""
+DEAD_S = 0.5
+"""How long a dead mount may take to fail a request."""
 
 
 @click.command("umount")
@@ -111,8 +113,11 @@ def _place(mountpoint: str | None, config_file: str | None) -> Path:
 
 
 def _remove_stale(place: Path) -> None:
+    """Remove a dead mount. It fails each request at once, so a mount that a keeper holds, and that
+    does not answer, need not be waited for."""
     mount = find_mount(place)
-    if mount is not None and mount.fstype == FSTYPE and check_answers(place) is MountHealth.DEAD:
+    is_ours = mount is not None and mount.fstype == FSTYPE
+    if mount is not None and is_ours and check_answers(place, DEAD_S) is MountHealth.DEAD:
         _remove(mount, lazy=True, force=False)
     remove_leftovers(place)
 

@@ -15,6 +15,7 @@ from cachefs.config.model import MountConfig, flags
 from cachefs.config.set_request import LIVE, load_changes
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.config.transport import from_json, to_json
+from cachefs.config.view_key import view_key
 
 __all__ = [
     "LIVE",
@@ -40,4 +41,5 @@ __all__ = [
     "to_json",
     "user_cache_home",
     "user_mem_home",
+    "view_key",
 ]

@@ -293,6 +293,12 @@ class ProcessSection(Section):
         "outlives the daemon; or python, the daemon alone. auto is relay where that is possible; "
         "cachefs status shows why it is not.",
     )
+    keeper: Annotated[Path | None, OPTIONAL_PATH, Flag("SOCKET", shown_default="none")] = Field(
+        None,
+        description="Socket of a keeper (cachefs keeper): SIGTERM and kills then leave the mount "
+        "to the next cachefs mount of the same mountpoint, and its readers only wait. Takes the "
+        "relay; before Linux 6.9 a kill still ends the mount.",
+    )
     foreground: Annotated[bool, SWITCH, Flag(names=("-f", "--foreground"))] = Field(
         False, description="Stay in the foreground and log to the terminal."
     )

@@ -55,6 +55,7 @@ CACHE_EVICT = Route("POST", "/v1/cache/evict")
 CACHE_PIN = Route("POST", "/v1/cache/pin")
 CACHE_UNPIN = Route("POST", "/v1/cache/unpin")
 CACHE_REFRESH = Route("POST", "/v1/cache/refresh")
+CACHE_NAMES = Route("POST", "/v1/cache/names")
 WRITES = Route("GET", "/v1/writes")
 WRITES_CONTENT = Route("GET", "/v1/writes/content")
 WRITES_DROP = Route("POST", "/v1/writes/drop")
@@ -63,6 +64,7 @@ WRITES_FLUSH = Route("POST", "/v1/writes/unsent/flush")
 WRITES_LEAVE = Route("POST", "/v1/writes/leave")
 METADATA_EXPORT = Route("GET", "/v1/metadata/export")
 METADATA_IMPORT = Route("POST", "/v1/metadata/import")
+CONSOLE_TOKEN = Route("POST", "/v1/console/token")
 
 
 class UnknownError(CachefsError):

@@ -2,8 +2,9 @@
 
 import resource
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -24,6 +25,8 @@ _USERS = 200
 """The first users have their own series, up to this number. All others share the series "other"."""
 
 _STATES = ("normal", "unstable", "down")
+
+(_REQUESTS,) = (metric for metric in METRICS if metric.kind == "histogram")
 
 _BUCKETS = [*(repr(bound) for bound in BOUNDS_S), "+Inf"]
 
@@ -62,8 +65,10 @@ class Exporter:
     """Renders the metrics of one mount. Each scrape takes a few milliseconds on the loop."""
 
     def __init__(self, state: MountState) -> None:
+        self._state = state
+        self._collector = _MountCollector(state)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_MountCollector(state))
+        self._registry.register(self._collector)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the text and its content type. The type is one that `accept` (the value of the
@@ -71,12 +76,37 @@ class Exporter:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
+    def figures(self) -> dict[str, list[list[Any]]]:
+        """Return the same values for JSON: by metric name, pairs of the values of the labels and
+        the value. That of a histogram is an object: `cumulated`, the number of requests that took
+        no longer than each of `BOUNDS_S`, then of all requests; and `sum`, their seconds."""
+        figures: dict[str, list[list[Any]]] = {}
+        for metric, values in self._collector.values():
+            figures[metric.name] = [[labels, value] for labels, value in values]
+        histograms = sorted(self._state.requests.histograms().items())
+        figures[_REQUESTS.name] = [
+            [labels, {"cumulated": histogram.cumulated(), "sum": histogram.sum_ns / 1e9}]
+            for labels, histogram in histograms
+        ]
+        return figures
+
 
 class _MountCollector(Collector):
     def __init__(self, state: MountState) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Family]:
+        plain = list(self.values())
+        yield self._requests(_REQUESTS)
+        for metric, values in plain:
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(metric.name, metric.text, labels=metric.labels)
+            for labels, value in values:
+                family.add_metric(labels, value)
+            yield family
+
+    def values(self) -> Iterator[tuple[Metric, Sequence[tuple[tuple[str, ...], float]]]]:
+        """Yield the values of each metric except the histogram, after an update of the relay's."""
         if self._state.relay is not None:
             self._state.relay.update()
         values = _values(self._state)
@@ -84,16 +114,8 @@ class _MountCollector(Collector):
         if self._state.cache.shared.members.option == OFF:
             absent |= OF_SHARED
         for metric in METRICS:
-            if metric.name in absent:
-                continue
-            if metric.kind == "histogram":
-                yield self._requests(metric)
-                continue
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = kind(metric.name, metric.text, labels=metric.labels)
-            for labels, value in values[metric.name]:
-                family.add_metric(labels, value)
-            yield family
+            if metric.name not in absent and metric is not _REQUESTS:
+                yield metric, values[metric.name]
 
     def describe(self) -> Iterator[Family]:
         return iter(())

@@ -8,6 +8,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -138,7 +139,7 @@ class _Bounded:
         into, out = trio.open_memory_channel[Message](math.inf)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._take_in, receive, into, nursery.cancel_scope)
-            await self._app(scope, out.receive, send)
+            await self._app(scope, out.receive, partial(_send, send))
             nursery.cancel_scope.cancel()
 
     async def _take_in(
@@ -154,3 +155,15 @@ class _Bounded:
                     answering.cancel()
                 return
             size_bytes += len(message.get("body", b""))
+
+
+async def _send(send: Send, message: Message) -> None:
+    """Send a part of the answer; the last one without an interruption.
+
+    During the last one hypercorn reports a disconnect, and `_take_in` may then cancel the answer.
+    Without the shield this would stop hypercorn before it has closed the connection of a client
+    that wants it to be closed.
+    """
+    is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+    with trio.CancelScope(shield=is_last):
+        await send(message)

@@ -1,18 +1,24 @@
-"""Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`. There is no access control: every
-process that can connect gets an answer."""
+"""Metrics and health on TCP: `/metrics`, `/healthz`, `/readyz`, and the console.
+
+There is no access control: every process that can connect gets an answer. Only the console has
+parts that need a session (`console/app.py`)."""
 
 import logging
 import math
 import os
 import socket
+from collections.abc import Mapping
 
 import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount
+from starlette.routing import Route as Path
 
 from cachefs.config import OFF, MountConfig, join_address, split_address
+from cachefs.control.api import Handler, Route
+from cachefs.control.console.app import console_app
 from cachefs.control.exporter import Exporter
 from cachefs.control.http import serve_http
 from cachefs.control.mount_state import MountState
@@ -20,15 +26,21 @@ from cachefs.errors import CachefsError
 
 log = logging.getLogger(__name__)
 
+_NO_HANDLERS: Mapping[Route, Handler] = {}
+
 _PAUSE, _LEAST_PAUSE_S = 10, 0.02
 """After a scrape, the next one waits ten times as long as the scrape took. So the loop has nine
 tenths of its time for readers, with any number of scraping clients."""
 
 
 async def serve_metrics(
-    state: MountState, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    state: MountState,
+    handlers: Mapping[Route, Handler] = _NO_HANDLERS,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled, on the configured address; sets `state.metrics_address`.
+    """Answer until cancelled, on the configured address; sets `state.metrics_address`. `handlers`
+    are those of the control socket; the console uses some of them.
 
     If the default port is taken (by an earlier mount), this uses another port, so that the mount
     doesn't fail. Raises `CachefsError` if it can't listen on an address set in the configuration.
@@ -40,13 +52,14 @@ async def serve_metrics(
     state.metrics_address = join_address(*sock.getsockname()[:2])
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     try:
-        await serve_http(application(state), listener, makes_room=True, task_status=task_status)
+        app = application(state, handlers)
+        await serve_http(app, listener, makes_room=True, task_status=task_status)
     finally:
         sock.close()
         state.metrics_address = None
 
 
-def application(state: MountState) -> Starlette:
+def application(state: MountState, handlers: Mapping[Route, Handler] = _NO_HANDLERS) -> Starlette:
     """Return the ASGI application."""
     exporter = Exporter(state)
     turn = trio.Lock()  # fair: waiting requests get it in the order of their arrival
@@ -74,12 +87,17 @@ def application(state: MountState) -> Starlette:
             return PlainTextResponse("ok\n" if problem is None else f"ok, {problem}\n")
         return PlainTextResponse(f"{reason}\n", 503)
 
+    console = console_app(state, exporter, handlers)
     routes = [
-        Route("/metrics", metrics),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
+        Path("/metrics", metrics),
+        Path("/healthz", healthz),
+        Path("/readyz", readyz),
+        Path("/", console),
+        Mount("/console", console),
     ]
-    return Starlette(routes=routes)
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    return app
 
 
 def _listen(config: MountConfig) -> socket.socket | None:

@@ -1,12 +1,13 @@
 """The status of a mount, and whether it is ready for use."""
 
+import ipaddress
 import os
 import time
 from collections.abc import Mapping
 
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
-from cachefs.config import OFF, MountConfig
+from cachefs.config import OFF, MountConfig, join_address, split_address
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.control.report import (
@@ -19,6 +20,8 @@ from cachefs.control.report import (
     writes_report,
 )
 from cachefs.control.routes.set import SetRoutes
+from cachefs.control.sessions import TOKEN_S, Sessions
+from cachefs.errors import CachefsError
 from cachefs.fuse.relay.stats import RelayStats
 from cachefs.fuse.uid_limits import UidLimits
 from cachefs.load.jobs import Jobs
@@ -62,15 +65,39 @@ class MountState:
         """Whether the kernel has received an answer from this mount."""
         self.metrics_address: str | None = None
         """Where the metrics are; None if nobody serves them."""
+        self.sessions = Sessions()
+        """Who has opened the console with a token."""
         self._settings = settings
 
     def handlers(self) -> dict[Route, Handler]:
         """Return the handlers by route."""
-        return {api.STATUS: self.answer_status, api.REQUESTS: self.answer_requests}
+        return {
+            api.STATUS: self.answer_status,
+            api.REQUESTS: self.answer_requests,
+            api.CONSOLE_TOKEN: self.answer_token,
+        }
 
     async def answer_status(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
         """Answer with `status`, for the control socket."""
         return {**self.status()}
+
+    async def answer_token(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
+        """Answer with a new one-time token for the console, and the console's `address`. Raises
+        `CachefsError` if there is no console."""
+        if self.metrics_address is None:
+            raise CachefsError(
+                f"{self.config.mountpoint} has no console, because nothing listens for metrics; "
+                "mount without --metrics off"
+            )
+        host, port = split_address(self.metrics_address)
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1" if address.version == 4 else "::1"
+        return {
+            "address": join_address(host, port),
+            "token": self.sessions.new_token(),
+            "valid_s": TOKEN_S,
+        }
 
     async def answer_requests(self, arguments: Mapping[str, object]) -> Mapping[str, object]:
         """Answer with the counts of `metrics.Requests` and `UidLimits`, for the control socket."""

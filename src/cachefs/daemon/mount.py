@@ -174,7 +174,7 @@ class RunningMount:
         serve_control, serve_metrics = await trio.to_thread.run_sync(_load_servers)
         async with trio.open_nursery() as nursery:
             await nursery.start(serve_control, socket_path(self._config.mountpoint), handlers)
-            await nursery.start(serve_metrics, state)
+            await nursery.start(serve_metrics, state, handlers)
             task_status.started()
 
     async def _serve_kernel(self, parts: Parts, on_ready: Callable[[], None]) -> None:

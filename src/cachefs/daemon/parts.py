@@ -15,6 +15,7 @@ from cachefs.control.mount_state import MountState
 from cachefs.control.routes.cache import CacheRoutes
 from cachefs.control.routes.load import LoadRoutes
 from cachefs.control.routes.metadata import MetadataRoutes
+from cachefs.control.routes.names import NamesRoutes
 from cachefs.control.routes.profile import ProfileRoutes
 from cachefs.control.routes.set import SetRoutes, live_options
 from cachefs.control.routes.tier import TierRoutes
@@ -241,6 +242,7 @@ def build(
         set_routes,
         LoadRoutes(jobs),
         cache_routes,
+        NamesRoutes(namespace, cache),
         WritesRoutes(unsent, cache_routes.refresh),
         MetadataRoutes(namespace, base.db, origin, config.manifest),
         ProfileRoutes(namespace, origin, observers),

@@ -52,7 +52,8 @@ class RuntimeEntry:
 
 
 def runtime_dir() -> Path:
-    """Return this user's directory (mode 700), and create it if necessary.
+    """Return this user's directory (mode 700), and create it if necessary. Root's gets this mode,
+    because nobody else can have made it in /run.
 
     Raises `CachefsError` if it can't be created, or has another owner, mode or type.
     """
@@ -67,13 +68,21 @@ def runtime_dir() -> Path:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat()
+        is_roots = stat.S_ISDIR(info.st_mode) and info.st_uid == uid == 0
+        if is_roots and path == RUNTIME_DIR and _is_public(info):
+            path.chmod(0o700)  # the kubelet creates the directory of a volume with 755
+            info = path.lstat()
     except OSError as error:
         raise CachefsError(f"can't create {path}: {error.strerror}") from error
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or info.st_mode & 0o077:
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or _is_public(info):
         raise CachefsError(
             f"{path} must be a directory of uid {uid} with mode 700, and is not; remove it"
         )
     return path
+
+
+def _is_public(info: os.stat_result) -> bool:
+    return bool(info.st_mode & 0o077)
 
 
 def _stem(mountpoint: Path) -> str:
@@ -88,6 +97,11 @@ def socket_path(mountpoint: Path) -> Path:
 def spare_path(mountpoint: Path) -> Path:
     """Return the directory that a (canonical) mountpoint's daemon uses when its disk is gone."""
     return runtime_dir() / f"{_stem(mountpoint)}.spare"
+
+
+def keeper_path() -> Path:
+    """Return the default path of the keeper's socket."""
+    return runtime_dir() / "keeper.sock"
 
 
 def entry_path(mountpoint: Path) -> Path:

@@ -25,7 +25,8 @@ class MountEntry(NamedTuple):
     """One line of the kernel's mount table.
 
     `device` is "MAJOR:MINOR", the same for all mounts of one file system. `root` is the visible
-    directory of that file system: "/", or a directory below it for a bind mount.
+    directory of that file system: "/", or a directory below it for a bind mount. `options` are
+    those of this mount alone, such as "rw,nosuid".
     """
 
     mountpoint: Path
@@ -33,6 +34,12 @@ class MountEntry(NamedTuple):
     source: str
     device: str = ""
     root: str = "/"
+    options: str = ""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this mount is read-only; its file system may be so, too."""
+        return "ro" in self.options.split(",")
 
 
 class MountHealth(Enum):
@@ -56,7 +63,7 @@ def parse_mountinfo(lines: Iterable[str]) -> list[MountEntry]:
         if separator and len(fields) >= 6 and len(rest) >= 2:
             place, source = Path(_unescape(fields[4])), _unescape(rest[1])
             root = _unescape(fields[3])
-            mounts.append(MountEntry(place, rest[0], source, fields[2], root))
+            mounts.append(MountEntry(place, rest[0], source, fields[2], root, fields[5]))
     return mounts
 
 

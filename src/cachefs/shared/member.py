@@ -1,9 +1,10 @@
 """`Member`: one memcached of the shared tier, with its connections, its deadlines and its breaker.
 
-**Deadlines.** Blocks must come within four times the 95th percentile of earlier answers, at least
-`_LEAST` of the timeout and at most the timeout (`--shared-timeout`), plus the time that the bytes
-take at `_BYTES_PER_S`. An answer that is too late doubles the least for a while. If the loop itself
-was late, the member is not blamed.
+**Deadlines.** The first answer must begin within four times the 95th percentile of earlier ones, at
+least `_LEAST` of the timeout and at most the timeout (`--shared-timeout`), plus the time that the
+bytes take at `_BYTES_PER_S` that were asked for before. Its own bytes may take their time once it
+has begun. An answer that is too late doubles the least for a while. If the loop itself was late,
+the member is not blamed.
 
 **Breaker.** After `_MOST_FAILURES` failures in a row, the member is out for a second, then twice as
 long each time, up to `_MOST_OUT_S`. After that time a probe is sent, for which no reader waits.
@@ -203,6 +204,7 @@ class Member:
     async def ask(self, asked: Sequence[AskedBlock]) -> None:
         """Ask for blocks and fill in the answers. Those that have not come in time are misses."""
         is_sent = False
+        scopes: list[trio.CancelScope] = []
 
         async def ask(connection: MemberConnection) -> None:
             nonlocal is_sent
@@ -210,15 +212,16 @@ class Member:
 
             def note_first() -> None:
                 self.latencies.note(trio.current_time() - began_at)
+                scopes[0].deadline += size_bytes / _BYTES_PER_S
 
             await connection.ask(asked, self._format, note_first)
             self._least_s = max(_DECAY * self._least_s, _LEAST * self._timeout_s)
 
         size_bytes, traffic = sum(block.length for block in asked), self._traffic
+        deadline_s = self._deadline_s() + traffic.asked_bytes / _BYTES_PER_S
         traffic.asked_bytes += size_bytes
         try:
-            deadline_s = self._deadline_s() + traffic.asked_bytes / _BYTES_PER_S
-            await self._request(ask, deadline_s, is_for_reader=True)
+            await self._request(ask, deadline_s, is_for_reader=True, on_begin=scopes.append)
         finally:
             traffic.asked_bytes -= size_bytes
         counters = self.counters
@@ -275,15 +278,21 @@ class Member:
         request: Callable[[MemberConnection], Awaitable[T]],
         deadline_s: float,
         is_for_reader: bool = False,
+        on_begin: Callable[[trio.CancelScope], None] = lambda scope: None,
     ) -> T | None:
-        """Send a request unless the member is out. Return None if it fails."""
-        return None if self.is_out else await self._try(request, deadline_s, is_for_reader)
+        """Send a request unless the member is out. Return None if it fails.
+
+        `on_begin` gets the scope with the deadline, which the request may move."""
+        if self.is_out:
+            return None
+        return await self._try(request, deadline_s, is_for_reader, on_begin)
 
     async def _try(
         self,
         request: Callable[[MemberConnection], Awaitable[T]],
         deadline_s: float,
         is_for_reader: bool,
+        on_begin: Callable[[trio.CancelScope], None] = lambda scope: None,
     ) -> T | None:
         """Send a request on an idle connection or a new one. What comes of those for readers, and
         of probes, decides whether the member is out. A slow member may still store in time."""
@@ -293,6 +302,7 @@ class Member:
         has_place = False
         try:
             with trio.move_on_after(deadline_s) as scope:
+                on_begin(scope)
                 if self._free_places:
                     self._free_places -= 1
                 else:

@@ -44,6 +44,8 @@ class Start:
     """Mountpoint and device of the mount, if it exists; needed to unmount without a supervisor."""
     suspect: bool = False
     """The daemon before has crashed, so this one must read its files before it maps them."""
+    kept: bool = False
+    """The keeper has the mount, so it stays if the supervisor dies."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> "Start":
@@ -87,6 +89,7 @@ class Link:
         self._channel = channel
         self._answers: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._mount: KernelMount | None = None
+        self._is_kept = False
         self._sent_file = False
         self.table_fd = -1
         self.changes: Mapping[str, Any] = {}
@@ -106,6 +109,7 @@ class Link:
             mountpoint, device = start.mounted
             self._mount = KernelMount(Path(mountpoint), -1, device)
         self.changes = start.changes
+        self._is_kept = start.kept
         return start
 
     def mount(self, mountpoint: Path, source: str, allow_other: bool, writable: bool) -> Sockets:
@@ -174,9 +178,11 @@ class Link:
             self._be_orphan()
 
     def _be_orphan(self) -> None:
-        """Unmount and end: without a supervisor, users of the mount would wait for ever."""
-        _logger.error("the supervisor is gone; unmounting")
-        if self._mount is not None:
+        """Unmount and end: without a supervisor, users of the mount would wait for ever. A mount
+        that the keeper has waits for the next supervisor instead."""
+        what = "the keeper has the mount" if self._is_kept else "unmounting"
+        _logger.error("the supervisor is gone; %s", what)
+        if self._mount is not None and not self._is_kept:
             with suppress(OSError):
                 self._mount.detach()
         os.kill(os.getpid(), signal.SIGTERM)

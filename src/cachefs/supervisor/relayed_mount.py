@@ -12,6 +12,7 @@ from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
 from cachefs.fuse.relay import _relay
 from cachefs.supervisor.channel import pair
 from cachefs.supervisor.child import Child
+from cachefs.supervisor.keeper_link import Held, Taken
 
 _TABLE_ENTRIES = 1 << 21
 """Most blocks in the relay's table: 40 bytes each, and 130 for part checksums. Only used pages take
@@ -50,6 +51,17 @@ class RelayedMount:
         self.table_fd = _relay.create_table(_TABLE_ENTRIES)
         self._relay: _relay.Relay | None = None
         self._mount: KernelMount | None = None
+        self._init: bytes | None = None
+        """The kernel's INIT of a mount that was taken over."""
+
+    def adopt(self, taken: Taken) -> bool:
+        """Continue a mount of another supervisor. Return False, and take nothing, if another mount
+        is visible at the mountpoint."""
+        mount = KernelMount(self._mountpoint, taken.fd, taken.device)
+        if not mount.is_there():
+            return False
+        self._mount, self._init = mount, taken.init
+        return True
 
     def give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
         """Answer a daemon's request for the mount, with the descriptors to serve it or an error."""
@@ -61,11 +73,13 @@ class RelayedMount:
             child.channel.send({"error": f"the relay could not begin: {reason_of(error)}"})
 
     def _give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
-        is_first = self._mount is None or self._relay is None
+        is_first = self._relay is None
         if self._mount is None:
             self._mount = kernel_mount(self._mountpoint, source, allow_other, writable)
         if self._relay is None:
             self._relay = _relay.Relay(self._mount.fd, self.table_fd, _THREADS, writable)
+            if self._init is not None:
+                self._relay.adopt(self._init)
             self._watch(self._relay.ended_fd)
         ours, its = pair()
         with ours, its:
@@ -74,7 +88,9 @@ class RelayedMount:
             self._relay.attach(ours.fileno())
             if is_first:
                 self._relay.start()  # not earlier: a daemon must answer the kernel's INIT
-            elif not self._relay.resend():
+            if is_first and not self._relay.can_resend:
+                pass  # the relay before has answered all that it had read, see `stop_reading`
+            elif (self._init is not None or not is_first) and not self._relay.resend():
                 _logger.warning(
                     "this kernel can't send requests again (Linux 6.9 can): those that the daemon "
                     "before had not answered have failed with EIO"
@@ -115,6 +131,36 @@ class RelayedMount:
     def is_there(self) -> bool:
         """Return whether this mount is still the visible one at its mountpoint."""
         return self._mount is not None and self._mount.is_there()
+
+    def held(self) -> Held | None:
+        """Return what another supervisor needs to continue the mount; None before the kernel has
+        sent its INIT. The descriptor stays this object's."""
+        init = self._relay.kept_init() if self._relay is not None else self._init
+        if self._mount is None or init is None:
+            return None
+        return Held(self._mount.device, init, self._mount.fd, self.can_resend)
+
+    @property
+    def can_resend(self) -> bool:
+        """Whether the kernel can send unanswered requests again, to another relay."""
+        return self._relay is not None and self._relay.can_resend
+
+    def stop_reading(self) -> None:
+        """Let all further requests wait in the kernel."""
+        if self._relay is not None:
+            self._relay.stop_reading()
+
+    def unanswered(self) -> int:
+        """Return how many requests the daemon has not answered yet."""
+        return self._relay.unanswered() if self._relay is not None else 0
+
+    def leave(self) -> None:
+        """End the relay, and leave the mount and its unanswered requests to another supervisor.
+
+        This process must exit, and /dev/fuse stays open until then.
+        """
+        if self._relay is not None:
+            self._relay.leave()
 
     def take_away(self) -> None:
         """Unmount lazily, stop the relay, and close /dev/fuse. A second call does nothing."""

@@ -18,6 +18,7 @@ from cachefs.errors import MountError, reason_of
 from cachefs.mounts import prepare_mountpoint
 from cachefs.supervisor.channel import PROTOCOL, Message
 from cachefs.supervisor.child import Child, StartFailure
+from cachefs.supervisor.kept_mount import KeptMount
 from cachefs.supervisor.link import Start
 from cachefs.supervisor.open_files import raise_file_limit
 from cachefs.supervisor.relayed_mount import RelayedMount
@@ -34,6 +35,9 @@ from cachefs.systemd_notify import NOBODY, ServiceManager
 
 STOP_S = 25.0
 """Time for a daemon to store fetched blocks before SIGKILL."""
+DRAIN_S = 5.0
+"""Time for a daemon to answer all requests, if the kernel can't send them to the next one."""
+_DRAIN_LOOK_S = 0.02
 _ABORT_S = 5.0
 """Time for a daemon that hangs to log its stacks before SIGKILL."""
 
@@ -66,11 +70,19 @@ class Supervisor:
         self._manager = manager
         self._selector = selectors.DefaultSelector()
         self._mount = RelayedMount(task.mountpoint, self._watch_mount)
+        self._kept = KeptMount(
+            *(task.keeper, task.view, task.mountpoint),
+            *(self._mount, self._watch, self._selector.unregister),
+        )
         self._daemon: Child | None = None
         self._successor: Child | None = None
         """The next daemon of an upgrade. It loads its code, then waits for the daemon's end."""
         self._was_ready = False
         self._is_ending = False
+        self._is_leaving = False
+        """The mount stays with the keeper. `_is_ending` is then True, too."""
+        self._drained_by_s: float | None = None
+        """Until then the daemon may answer requests before it is ended."""
         self._failure: BaseException | None = None
         self._start_at_s: float | None = None
         self._down_since_s = 0.0
@@ -83,12 +95,18 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the mount ends, or until SIGTERM or SIGINT. SIGHUP starts an upgrade.
 
+        SIGTERM leaves a mount to the keeper, if there is one.
+
         Raises `CachefsError` if the first daemon could not begin or the mount was given up,
         `RelayUnusableError` if the mount must be served without a relay, and `KeyboardInterrupt`
         if SIGINT came before the mount was up.
         """
         raise_file_limit()  # the relay, too, has the slabs open
-        prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
+        if self._kept.take():
+            self._note_end("was in another container or service, which has ended")
+            self._note_restart()
+        else:
+            prepare_mountpoint(self._task.mountpoint, self._task.nonempty)
         with signals_on_a_socket(_SIGNALS) as signals:
             self._watch(signals.fileno(), partial(self._on_signals, signals))
             try:
@@ -124,6 +142,10 @@ class Supervisor:
                 times.append(child.next_deadline_s)
         if self._manager.sign_interval_s is not None:
             times.append(self._watchdog_at_s)
+        if self._kept.next_try_s is not None:
+            times.append(self._kept.next_try_s)
+        if self._drained_by_s is not None:
+            times.append(time.monotonic() + _DRAIN_LOOK_S)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _look_at_the_clock(self) -> None:
@@ -136,6 +158,10 @@ class Supervisor:
         if self._start_at_s is not None and now_s >= self._start_at_s:
             self._start_at_s = None
             self._start_daemon()
+        self._kept.look_at_the_clock(now_s)
+        until_s = self._drained_by_s
+        if until_s is not None and (now_s >= until_s or self._mount.unanswered() == 0):
+            self._let_daemons_end()
         for child in self._children():
             if child.ends_by_s is not None:
                 if now_s >= child.ends_by_s:
@@ -169,6 +195,9 @@ class Supervisor:
             number = signal.SIGTERM  # the terminal is gone; this is no request for an upgrade
         if number == signal.SIGHUP:
             self._upgrade()
+        elif number == signal.SIGTERM and self._kept.is_kept:
+            _logger.info("SIGTERM: leaving the mount to the keeper")
+            self._leave()
         elif number in {signal.SIGTERM, signal.SIGINT}:
             _logger.info("%s: unmounting", number.name)
             if number == signal.SIGINT and not self._mount.is_made and not self._is_ending:
@@ -259,7 +288,7 @@ class Supervisor:
 
     def _tell_to_start(self, child: Child) -> None:
         """Send the start message with the table."""
-        start = replace(self._next_start, mounted=self._mount.name)
+        start = replace(self._next_start, mounted=self._mount.name, kept=self._kept.is_connected)
         child.start(asdict(start), self._mount.table_fd)
 
     def _note_ready(self, child: Child, warnings: Sequence[str]) -> None:
@@ -271,6 +300,7 @@ class Supervisor:
             _logger.info("process %d serves on, after %.2f s", child.pid, paused_s)
             return
         self._was_ready = True
+        self._kept.begin()
         self._manager.ready(self._task.status)
         self._on_ready(warnings)
 
@@ -295,7 +325,7 @@ class Supervisor:
         elif not self._was_ready and child.has_crashed and not was_suspect:
             _logger.error("the daemon %s; it is tried once more, with its files checked", how)
             self._start_daemon()
-        elif not self._was_ready:
+        elif not (self._was_ready or self._kept.was_taken):
             self._failure = child.start_error(how, self._task.log_name)
             self._end()
         else:
@@ -362,7 +392,7 @@ class Supervisor:
     def _note_failure(self, what: str) -> None:
         """Schedule the next try after a daemon that could not begin, or give the mount up."""
         count = self._failures.add()
-        if not self._was_ready or count == MOST_FAILURES:
+        if count == MOST_FAILURES or not (self._was_ready or self._kept.was_taken):
             self._give_up(
                 f"no daemon could be started in {count} attempts, the last one: {what}; mend that "
                 "and mount again"
@@ -374,7 +404,10 @@ class Supervisor:
 
     def _give_up(self, why: str) -> None:
         self._failure = MountError(f"{self._task.mountpoint} is given up: {why}")
-        self._end()
+        if self._kept.is_kept and not self._was_ready:
+            self._leave()  # what is wrong may be mended before the keeper's patience ends
+        else:
+            self._end()
 
     def _upgrade(self) -> None:
         """Start a successor, which replaces the daemon once its code is loaded."""
@@ -415,8 +448,32 @@ class Supervisor:
             self._start_at_s = None
             self._manager.stopping()
             self._mount.take_away()
+            self._kept.forget()
         for child in self._children():
             child.channel.send({"ended": True})
+            child.end(STOP_S)
+
+    def _leave(self) -> None:
+        """End all daemons, and then leave the mount to the keeper (`_leave_nothing`).
+
+        Until they have ended, the relay serves cached blocks, and other requests wait in the
+        kernel, which sends them again. If it can't, all new requests wait, and the daemon first
+        answers the others. A second call ends that wait, and a third makes SIGKILL due at once.
+        """
+        if not self._is_ending:
+            self._is_ending = self._is_leaving = True
+            self._start_at_s = None
+            self._manager.stopping()
+            if not self._mount.can_resend:
+                self._mount.stop_reading()
+                self._drained_by_s = time.monotonic() + DRAIN_S
+                return
+        self._let_daemons_end()
+
+    def _let_daemons_end(self) -> None:
+        self._drained_by_s = None
+        self._mount.detach()
+        for child in self._children():
             child.end(STOP_S)
 
     def _leave_nothing(self) -> None:
@@ -426,5 +483,7 @@ class Supervisor:
         for child in self._children():
             child.kill()
             child.reap()
+        if self._is_leaving and not self._kept.leave():
+            self._mount.take_away()
         self._selector.close()
         os.close(self._mount.table_fd)

@@ -11,7 +11,8 @@ class Task:
     """A mount to serve, and the command that starts a daemon for it.
 
     `config` is the daemon's configuration as JSON. `status` is shown by the service manager.
-    `log_name` names the daemon's log in error messages.
+    `log_name` names the daemon's log in error messages. `keeper` is the socket of the keeper, None
+    without one, and `view` what `config.view_key` returns.
     """
 
     mountpoint: Path
@@ -20,6 +21,8 @@ class Task:
     command: Sequence[str]
     status: str
     log_name: str
+    keeper: Path | None = None
+    view: str = ""
 
 
 def daemon_command() -> list[str]:

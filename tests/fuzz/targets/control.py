@@ -19,6 +19,7 @@ from cachefs.control.api import Handler, Route
 from cachefs.control.routes.cache import CacheRoutes
 from cachefs.control.routes.load import LoadRoutes
 from cachefs.control.routes.metadata import MetadataRoutes
+from cachefs.control.routes.names import NamesRoutes
 from cachefs.control.routes.profile import ProfileRoutes
 from cachefs.control.routes.set import SetRoutes, live_options
 from cachefs.control.routes.tier import TierRoutes
@@ -80,6 +81,7 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
                 lambda ino: None,
                 lambda: False,
             ),
+            NamesRoutes(namespace, block_cache),
             MetadataRoutes(namespace, tree.db, tree.origin, None),
             LoadRoutes(jobs),
             SetRoutes(options, AccessLog(observers), Path("/mnt/m")),

@@ -40,7 +40,7 @@ def parse_mount_words(
     Skips `ignored` words. If they include `FSTAB`, also skips fstab's free forms
     (`x-systemd.automount`). `sloppy` skips unknown words, too. Raises `UsageError`.
     """
-    known = _known()
+    known = known_options()
     fields: dict[str, object] = {}
     for word in filter(None, (word.strip() for word in words.split(","))):
         if word in ignored or (ignored >= FSTAB and word.startswith(_FSTAB_PREFIXES)):
@@ -67,8 +67,9 @@ def parse_mount_words(
     return fields
 
 
-def _known() -> dict[str, tuple[str, Flag]]:
-    """Return field and flag by each long name of an option, with underscores."""
+def known_options() -> dict[str, tuple[str, Flag]]:
+    """Return field and flag by each name of an option in fstab: the long names, with underscores,
+    and those of FUSE. Options that no file may hold are missing."""
     found: dict[str, tuple[str, Flag]] = {}
     for field, flag in flags().items():
         if field not in _NOT_HERE:

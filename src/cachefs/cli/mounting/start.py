@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 from cachefs import log, systemd_notify
 from cachefs.cli.mounting.background import MANIFEST_TIMEOUT_S, START_TIMEOUT_S, OnReady, launch
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured
-from cachefs.config import MountConfig, load_mount_config, to_json
+from cachefs.config import MountConfig, load_mount_config, to_json, view_key
 from cachefs.daemon.log_setup import log_file_of, set_up_log
 from cachefs.errors import MountError, RelayUnusableError
 from cachefs.mounts import RuntimeFile, canonical, checked_mountpoint, default_log_file
 from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.types import DataPath, DataPathName
+
+_logger = logging.getLogger(__name__)
 
 
 def given(
@@ -118,6 +121,8 @@ def _serve(
             if config.data_path == "relay":
                 raise _not_possible(str(error)) from error
             why_python = str(error)
+    if config.keeper is not None:
+        _logger.warning("--keeper has no effect without the relay: %s", why_python)
     with RuntimeFile(config.mountpoint, config.source, log_file_of(config), given=given) as claim:
         from cachefs.daemon.run import run
 
@@ -143,7 +148,8 @@ def _supervise(
     log_file = log_file_of(config)
     where = "what it wrote above" if log_file is None else str(log_file)
     task = Task(
-        config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where
+        *(config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where),
+        *(config.keeper, view_key(config)),
     )
     with RuntimeFile(
         config.mountpoint, config.source, log_file, supervised=True, given=given

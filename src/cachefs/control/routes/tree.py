@@ -127,7 +127,7 @@ class CacheTree:
         while directories:
             ino = directories.pop()
             if list_unknown:
-                await self._list(ino)
+                await self.list_once(ino)
             async with aclosing(self._names(ino)) as batches:
                 async for batch in batches:
                     directories.extend(inode.ino for inode in batch if inode.is_dir)
@@ -157,7 +157,7 @@ class CacheTree:
         assert here.below is not None
         here.sums.directories += 1
         try:
-            await self._list(here.ino)
+            await self.list_once(here.ino)
         except CachefsError as error:
             here.failure = error
         if (inode := self.namespace.table.get(here.ino)) is not None:
@@ -189,7 +189,7 @@ class CacheTree:
                 tier.pinned_bytes += share.pinned_bytes
         return sums
 
-    async def _list(self, ino: int) -> None:
+    async def list_once(self, ino: int) -> None:
         """List the directory unless it was ever listed completely. Raises the listing's error."""
         if self.namespace.table.listing(ino) is None:
             snapshot = self.namespace.open_directory(ino)

@@ -55,7 +55,9 @@ class Relay:
     """Threads in the supervisor that answer READs of cached blocks and forward other requests."""
 
     ended_fd: int
-    """An eventfd, readable once the mount has ended."""
+    """An eventfd, readable once the mount has ended, and after `stop_reading`."""
+    can_resend: bool
+    """Whether the kernel can send unanswered requests again (Linux 6.9). False before INIT."""
 
     def __init__(self, device_fd: int, table_fd: int, threads: int, writable: bool = False) -> None:
         """Make a relay without starting it. Raises `OSError`.
@@ -96,6 +98,34 @@ class Relay:
 
     def stop(self) -> None:
         """Stop answering, and end the threads. A second call does nothing."""
+
+    def stop_reading(self) -> None:
+        """End the threads that read requests. Later requests wait in the kernel.
+
+        Returns when no thread reads any more. The daemon still receives what was read, and answers
+        it. A second call does nothing.
+        """
+
+    def unanswered(self) -> int:
+        """Return how many of the requests that were forwarded have no answer yet."""
+
+    def leave(self) -> None:
+        """End the threads as `stop` does, but leave unanswered requests to the next relay.
+
+        They stay in the kernel, which sends them again when the next relay asks for it. If this
+        kernel can't do that (`can_resend`), they fail with EIO.
+        """
+
+    def kept_init(self) -> bytes | None:
+        """Return the kernel's INIT, which another relay needs for `adopt`. None before the kernel
+        has sent it."""
+
+    def adopt(self, init: bytes, /) -> None:
+        """Take over a mount that another relay has left. Must come before `start`.
+
+        `init` is the result of its `kept_init`. Call `resend` after `start`. Raises `OSError`
+        (EINVAL) if it is no such INIT.
+        """
 
     def pretend_no_resend(self) -> None:
         """For tests: behave as on a kernel without FUSE_NOTIFY_RESEND."""

@@ -228,6 +228,33 @@ void keep_init(struct relay *relay, const char *request, size_t length) {
     pthread_mutex_unlock(&relay->lock);
 }
 
+size_t relay_kept_init(struct relay *relay, char **bytes) {
+    size_t length = 0;
+    pthread_mutex_lock(&relay->lock);
+    if (relay->init != NULL) {
+        length = relay->init->length;
+        *bytes = malloc(length);
+        if (*bytes == NULL) abort();
+        memcpy(*bytes, relay->init->bytes, length);
+    }
+    pthread_mutex_unlock(&relay->lock);
+    return length;
+}
+
+int relay_adopt(struct relay *relay, const char *init, size_t length) {
+    const struct fuse_in_header *in = (const struct fuse_in_header *)init;
+    if (length < sizeof *in || in->opcode != FUSE_INIT || in->len != length) return -EINVAL;
+    keep_init(relay, init, length);
+    return 0;
+}
+
+bool relay_can_resend(struct relay *relay) {
+    pthread_mutex_lock(&relay->lock);
+    bool can_resend = relay->can_resend;
+    pthread_mutex_unlock(&relay->lock);
+    return can_resend;
+}
+
 int relay_attach(struct relay *relay, int requests_fd) {
     int error = 0, fd = dup(requests_fd);
     if (fd < 0) return -errno;

@@ -102,6 +102,50 @@ static PyObject *Relay_stop(RelayObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Relay_leave(RelayObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    relay_leave(self->relay);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_stop_reading(RelayObject *self, PyObject *none) {
+    (void)none;
+    Py_BEGIN_ALLOW_THREADS
+    relay_stop_reading(self->relay);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Relay_unanswered(RelayObject *self, PyObject *none) {
+    (void)none;
+    unsigned count;
+    Py_BEGIN_ALLOW_THREADS
+    count = relay_unanswered(self->relay);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLong(count);
+}
+
+static PyObject *Relay_kept_init(RelayObject *self, PyObject *none) {
+    (void)none;
+    char *bytes = NULL;
+    size_t length = relay_kept_init(self->relay, &bytes);
+    if (length == 0) Py_RETURN_NONE;
+    PyObject *result = PyBytes_FromStringAndSize(bytes, (Py_ssize_t)length);
+    free(bytes);
+    return result;
+}
+
+static PyObject *Relay_adopt(RelayObject *self, PyObject *args) {
+    const char *init;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "y#", &init, &length)) return NULL;
+    int result = relay_adopt(self->relay, init, (size_t)length);
+    if (result < 0) return os_error(result);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Relay_pretend_no_resend(RelayObject *self, PyObject *none) {
     (void)none;
     relay_pretend_no_resend(self->relay);
@@ -113,6 +157,11 @@ static PyObject *Relay_ended_fd(RelayObject *self, void *closure) {
     return PyLong_FromLong(relay_ended_fd(self->relay));
 }
 
+static PyObject *Relay_can_resend(RelayObject *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(relay_can_resend(self->relay));
+}
+
 static PyMethodDef relay_methods[] = {
     {"start", (PyCFunction)Relay_start, METH_NOARGS, NULL},
     {"attach", (PyCFunction)Relay_attach, METH_VARARGS, NULL},
@@ -122,12 +171,18 @@ static PyMethodDef relay_methods[] = {
     {"close_file", (PyCFunction)Relay_close_file, METH_VARARGS, NULL},
     {"drop_files", (PyCFunction)Relay_drop_files, METH_NOARGS, NULL},
     {"stop", (PyCFunction)Relay_stop, METH_NOARGS, NULL},
+    {"leave", (PyCFunction)Relay_leave, METH_NOARGS, NULL},
+    {"stop_reading", (PyCFunction)Relay_stop_reading, METH_NOARGS, NULL},
+    {"unanswered", (PyCFunction)Relay_unanswered, METH_NOARGS, NULL},
+    {"kept_init", (PyCFunction)Relay_kept_init, METH_NOARGS, NULL},
+    {"adopt", (PyCFunction)Relay_adopt, METH_VARARGS, NULL},
     {"pretend_no_resend", (PyCFunction)Relay_pretend_no_resend, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef relay_attributes[] = {
     {"ended_fd", (getter)Relay_ended_fd, NULL, NULL, NULL},
+    {"can_resend", (getter)Relay_can_resend, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

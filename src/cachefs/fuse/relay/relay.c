@@ -93,16 +93,22 @@ static void handle(struct worker *worker, size_t length) {
     forward(relay, request, length);
 }
 
-/* Makes `ended_fd` readable, wakes all threads, and fails unanswered requests. Runs once. The order
- * matters: the daemon ends when it gets no more requests, and the supervisor must know by then that
- * this is no failure of the daemon. */
-static void end(struct relay *relay) {
+/* Makes `ended_fd` readable, and wakes all threads that read requests, which then end. */
+static void end_reading(struct relay *relay) {
     uint64_t one = 1;
+    atomic_store(&relay->reads_no_more, true);
     while (write(relay->ended_fd, &one, sizeof one) < 0 && errno == EINTR) {}
-    end_forwarding(relay);
-    waiting_fail(&relay->waiting, -ENOTCONN);
     for (unsigned i = 0; i < relay->thread_count; i++) sem_post(&relay->lead);
     for (unsigned i = 0; i < HELPERS; i++) sem_post(&relay->help);
+}
+
+/* Makes `ended_fd` readable, wakes all threads, and fails unanswered requests with `error` unless
+ * that is 0. Runs once. The order matters: the daemon ends when it gets no more requests, and the
+ * supervisor must know by then that this is no failure of the daemon. */
+static void end(struct relay *relay, int error) {
+    end_reading(relay);
+    end_forwarding(relay);
+    if (error != 0) waiting_fail(&relay->waiting, error);
     sem_post(&relay->has_ahead);
 }
 
@@ -113,7 +119,7 @@ static ssize_t next_request(struct worker *worker) {
     ssize_t length = read(relay->device_fd, worker->request, REQUEST_BYTES);
     if (length >= (ssize_t)sizeof(struct fuse_in_header)) return length;
     if (length < 0 && errno != EINTR && errno != EAGAIN && errno != ENOENT)
-        if (!atomic_exchange(&relay->stopping, true)) end(relay);
+        if (!atomic_exchange(&relay->stopping, true)) end(relay, -ENOTCONN);
     return 0;
 }
 
@@ -131,7 +137,7 @@ static ssize_t await_request(struct worker *worker, bool *is_quick) {
     ssize_t length;
     do {
         length = next_request(worker);
-        if (length > 0 || GET(relay->stopping)) {
+        if (length > 0 || GET(relay->reads_no_more)) {
             *is_quick = true;
             return length;
         }
@@ -147,11 +153,11 @@ static void *lead(void *argument) {
     struct worker *worker = argument;
     struct relay *relay = worker->relay;
     struct pollfd device = {relay->device_fd, POLLIN, 0};
-    while (!GET(relay->stopping)) {
+    while (!GET(relay->reads_no_more)) {
         while (sem_wait(&relay->lead) < 0) {}
         worker->leads = true;
         bool is_quick = false;
-        while (worker->leads && !GET(relay->stopping)) {
+        while (worker->leads && !GET(relay->reads_no_more)) {
             ssize_t length = await_request(worker, &is_quick);
             if (length <= 0) continue;
             if (GET(relay->idle_helpers) > 0 && poll(&device, 1, 0) == 1) sem_post(&relay->help);
@@ -165,7 +171,7 @@ static void *lead(void *argument) {
 static void *help(void *argument) {
     struct worker *worker = argument;
     struct relay *relay = worker->relay;
-    while (!GET(relay->stopping)) {
+    while (!GET(relay->reads_no_more)) {
         ADD(relay->idle_helpers, 1);
         while (sem_wait(&relay->help) < 0) {}
         ADD(relay->idle_helpers, -1);
@@ -228,5 +234,18 @@ int relay_start(struct relay *relay) {
 int relay_ended_fd(struct relay *relay) { return relay->ended_fd; }
 
 void relay_stop(struct relay *relay) {
-    if (!atomic_exchange(&relay->stopping, true)) end(relay);
+    if (!atomic_exchange(&relay->stopping, true)) end(relay, -ENOTCONN);
+}
+
+void relay_stop_reading(struct relay *relay) {
+    if (GET(relay->reads_no_more)) return;
+    end_reading(relay);
+    for (unsigned i = 0; i < relay->thread_count + HELPERS; i++)
+        pthread_join(relay->workers[i].thread, NULL);
+}
+
+unsigned relay_unanswered(struct relay *relay) { return waiting_count(&relay->waiting); }
+
+void relay_leave(struct relay *relay) {
+    if (!atomic_exchange(&relay->stopping, true)) end(relay, relay_can_resend(relay) ? 0 : -EIO);
 }

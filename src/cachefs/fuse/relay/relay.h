@@ -54,6 +54,28 @@ int relay_ended_fd(struct relay *relay);
  * wait for the threads. A second call does nothing. */
 void relay_stop(struct relay *relay);
 
+/* Copies the kernel's INIT to `*bytes`, which the caller frees. Returns its length; 0 if there was
+ * none yet. */
+size_t relay_kept_init(struct relay *relay, char **bytes);
+
+/* Returns whether the kernel can send unanswered requests again (Linux 6.9). */
+bool relay_can_resend(struct relay *relay);
+
+/* Takes over a mount that another relay has left: `init` is what its `relay_kept_init` returned.
+ * Call it before `relay_start`, and `relay_resend` afterwards. 0, or -EINVAL if it is no INIT. */
+int relay_adopt(struct relay *relay, const char *init, size_t length);
+
+/* Ends all threads that read requests, and waits for their end. The daemon still gets what was
+ * read. A second call does nothing. */
+void relay_stop_reading(struct relay *relay);
+
+/* Returns how many forwarded requests have no answer yet. */
+unsigned relay_unanswered(struct relay *relay);
+
+/* Makes the threads end as soon as they can, as `relay_stop` does, but leaves all unanswered
+ * requests to the relay that takes over. If the kernel can't send them again, they fail with EIO. */
+void relay_leave(struct relay *relay);
+
 /* For tests: behaves as on Linux before 6.9. */
 void relay_pretend_no_resend(struct relay *relay);
 

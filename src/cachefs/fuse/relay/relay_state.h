@@ -51,6 +51,7 @@ struct relay {
     pthread_t looker, ahead_thread, queue_thread, notice_thread; /* run `look_after`, `tell_disk`,
                                        `send_queue` and `pass_notices_on` */
     _Atomic bool stopping;
+    _Atomic bool reads_no_more;     /* workers end, and all other threads go on unless `stopping` */
     sem_t lead, help;               /* each post wakes one thread in `lead` or `help` */
     _Atomic int idle_helpers;
 

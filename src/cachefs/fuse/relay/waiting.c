@@ -113,6 +113,13 @@ static int answer(struct waiting *waiting, uint64_t unique, int error) {
     return failure;
 }
 
+/* Returns whether the kernel still waits for the answer to a request. */
+static bool is_awaited(struct waiting *waiting, uint64_t unique) {
+    /* EAGAIN makes the kernel repeat the interrupt, or fail with EINVAL if there was none. Only
+     * ENOENT means that the request has been answered. */
+    return answer(waiting, unique | INTERRUPT_BIT, -EAGAIN) != ENOENT;
+}
+
 void waiting_fail(struct waiting *waiting, int error) {
     for (unsigned i = 0; i < ENTRIES; i++) {
         pthread_mutex_lock(&waiting->lock);
@@ -120,6 +127,25 @@ void waiting_fail(struct waiting *waiting, int error) {
         pthread_mutex_unlock(&waiting->lock);
         if (unique != 0) answer(waiting, unique, error);
     }
+}
+
+unsigned waiting_count(struct waiting *waiting) {
+    unsigned count = 0;
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        struct waiting_entry *entry = &waiting->entries[i];
+        pthread_mutex_lock(&waiting->lock);
+        uint64_t unique = entry->unique;
+        pthread_mutex_unlock(&waiting->lock);
+        if (unique == 0) continue;
+        if (is_awaited(waiting, unique)) {
+            count++;
+            continue;
+        }
+        pthread_mutex_lock(&waiting->lock);
+        if (entry->unique == unique && entry->flags == 0) entry->unique = 0; /* never asked again */
+        pthread_mutex_unlock(&waiting->lock);
+    }
+    return count;
 }
 
 void waiting_end(struct waiting *waiting) {
@@ -149,9 +175,7 @@ static bool still_waits(struct waiting *waiting, struct waiting_entry entry) {
         answer(waiting, entry.unique, -EINTR);
         return false;
     }
-    /* EAGAIN makes the kernel repeat the interrupt, or fail with EINVAL if there was none. Only
-     * ENOENT means that the request has been answered. */
-    return answer(waiting, entry.unique | INTERRUPT_BIT, -EAGAIN) != ENOENT;
+    return is_awaited(waiting, entry.unique);
 }
 
 void waiting_look(struct waiting *waiting) {

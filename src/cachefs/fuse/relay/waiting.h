@@ -43,6 +43,10 @@ void waiting_interrupt(struct waiting *waiting, const struct fuse_in_header *in)
 /* Checks interrupted requests and direct reads again. Must be called every WAITING_LOOK_NS. */
 void waiting_look(struct waiting *waiting);
 
+/* Returns how many of the noted requests the kernel still waits for, at most one of every 65,536
+ * that were noted at about the same time. */
+unsigned waiting_count(struct waiting *waiting);
+
 /* Answers all noted requests with `error` (negative), because no answer will come any more. */
 void waiting_fail(struct waiting *waiting, int error);
 

@@ -1,0 +1,1 @@
+"""Tell the scheduler of Kubernetes what this node has cached."""

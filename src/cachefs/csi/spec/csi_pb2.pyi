@@ -1,0 +1,365 @@
+from google.protobuf import wrappers_pb2 as _wrappers_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetPluginInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPluginInfoResponse(_message.Message):
+    __slots__ = ("name", "vendor_version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VENDOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    vendor_version: str
+    def __init__(self, name: _Optional[str] = ..., vendor_version: _Optional[str] = ...) -> None: ...
+
+class GetPluginCapabilitiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPluginCapabilitiesResponse(_message.Message):
+    __slots__ = ("capabilities",)
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    capabilities: _containers.RepeatedCompositeFieldContainer[PluginCapability]
+    def __init__(self, capabilities: _Optional[_Iterable[_Union[PluginCapability, _Mapping]]] = ...) -> None: ...
+
+class PluginCapability(_message.Message):
+    __slots__ = ("service",)
+    class Service(_message.Message):
+        __slots__ = ("type",)
+        class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            UNKNOWN: _ClassVar[PluginCapability.Service.Type]
+            CONTROLLER_SERVICE: _ClassVar[PluginCapability.Service.Type]
+        UNKNOWN: PluginCapability.Service.Type
+        CONTROLLER_SERVICE: PluginCapability.Service.Type
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        type: PluginCapability.Service.Type
+        def __init__(self, type: _Optional[_Union[PluginCapability.Service.Type, str]] = ...) -> None: ...
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    service: PluginCapability.Service
+    def __init__(self, service: _Optional[_Union[PluginCapability.Service, _Mapping]] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProbeResponse(_message.Message):
+    __slots__ = ("ready",)
+    READY_FIELD_NUMBER: _ClassVar[int]
+    ready: _wrappers_pb2.BoolValue
+    def __init__(self, ready: _Optional[_Union[_wrappers_pb2.BoolValue, _Mapping]] = ...) -> None: ...
+
+class VolumeCapability(_message.Message):
+    __slots__ = ("block", "mount", "access_mode")
+    class BlockVolume(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class MountVolume(_message.Message):
+        __slots__ = ("fs_type", "mount_flags")
+        FS_TYPE_FIELD_NUMBER: _ClassVar[int]
+        MOUNT_FLAGS_FIELD_NUMBER: _ClassVar[int]
+        fs_type: str
+        mount_flags: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, fs_type: _Optional[str] = ..., mount_flags: _Optional[_Iterable[str]] = ...) -> None: ...
+    class AccessMode(_message.Message):
+        __slots__ = ("mode",)
+        class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            UNKNOWN: _ClassVar[VolumeCapability.AccessMode.Mode]
+            SINGLE_NODE_WRITER: _ClassVar[VolumeCapability.AccessMode.Mode]
+            SINGLE_NODE_READER_ONLY: _ClassVar[VolumeCapability.AccessMode.Mode]
+            MULTI_NODE_READER_ONLY: _ClassVar[VolumeCapability.AccessMode.Mode]
+            MULTI_NODE_SINGLE_WRITER: _ClassVar[VolumeCapability.AccessMode.Mode]
+            MULTI_NODE_MULTI_WRITER: _ClassVar[VolumeCapability.AccessMode.Mode]
+            SINGLE_NODE_SINGLE_WRITER: _ClassVar[VolumeCapability.AccessMode.Mode]
+            SINGLE_NODE_MULTI_WRITER: _ClassVar[VolumeCapability.AccessMode.Mode]
+        UNKNOWN: VolumeCapability.AccessMode.Mode
+        SINGLE_NODE_WRITER: VolumeCapability.AccessMode.Mode
+        SINGLE_NODE_READER_ONLY: VolumeCapability.AccessMode.Mode
+        MULTI_NODE_READER_ONLY: VolumeCapability.AccessMode.Mode
+        MULTI_NODE_SINGLE_WRITER: VolumeCapability.AccessMode.Mode
+        MULTI_NODE_MULTI_WRITER: VolumeCapability.AccessMode.Mode
+        SINGLE_NODE_SINGLE_WRITER: VolumeCapability.AccessMode.Mode
+        SINGLE_NODE_MULTI_WRITER: VolumeCapability.AccessMode.Mode
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        mode: VolumeCapability.AccessMode.Mode
+        def __init__(self, mode: _Optional[_Union[VolumeCapability.AccessMode.Mode, str]] = ...) -> None: ...
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    MOUNT_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_MODE_FIELD_NUMBER: _ClassVar[int]
+    block: VolumeCapability.BlockVolume
+    mount: VolumeCapability.MountVolume
+    access_mode: VolumeCapability.AccessMode
+    def __init__(self, block: _Optional[_Union[VolumeCapability.BlockVolume, _Mapping]] = ..., mount: _Optional[_Union[VolumeCapability.MountVolume, _Mapping]] = ..., access_mode: _Optional[_Union[VolumeCapability.AccessMode, _Mapping]] = ...) -> None: ...
+
+class Volume(_message.Message):
+    __slots__ = ("capacity_bytes", "volume_id", "volume_context")
+    class VolumeContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    volume_id: str
+    volume_context: _containers.ScalarMap[str, str]
+    def __init__(self, capacity_bytes: _Optional[int] = ..., volume_id: _Optional[str] = ..., volume_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class VolumeContentSource(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateVolumeRequest(_message.Message):
+    __slots__ = ("name", "volume_capabilities", "parameters", "volume_content_source")
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONTENT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    volume_capabilities: _containers.RepeatedCompositeFieldContainer[VolumeCapability]
+    parameters: _containers.ScalarMap[str, str]
+    volume_content_source: VolumeContentSource
+    def __init__(self, name: _Optional[str] = ..., volume_capabilities: _Optional[_Iterable[_Union[VolumeCapability, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., volume_content_source: _Optional[_Union[VolumeContentSource, _Mapping]] = ...) -> None: ...
+
+class CreateVolumeResponse(_message.Message):
+    __slots__ = ("volume",)
+    VOLUME_FIELD_NUMBER: _ClassVar[int]
+    volume: Volume
+    def __init__(self, volume: _Optional[_Union[Volume, _Mapping]] = ...) -> None: ...
+
+class DeleteVolumeRequest(_message.Message):
+    __slots__ = ("volume_id",)
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    def __init__(self, volume_id: _Optional[str] = ...) -> None: ...
+
+class DeleteVolumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ValidateVolumeCapabilitiesRequest(_message.Message):
+    __slots__ = ("volume_id", "volume_context", "volume_capabilities", "parameters")
+    class VolumeContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    volume_context: _containers.ScalarMap[str, str]
+    volume_capabilities: _containers.RepeatedCompositeFieldContainer[VolumeCapability]
+    parameters: _containers.ScalarMap[str, str]
+    def __init__(self, volume_id: _Optional[str] = ..., volume_context: _Optional[_Mapping[str, str]] = ..., volume_capabilities: _Optional[_Iterable[_Union[VolumeCapability, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ValidateVolumeCapabilitiesResponse(_message.Message):
+    __slots__ = ("confirmed", "message")
+    class Confirmed(_message.Message):
+        __slots__ = ("volume_context", "volume_capabilities", "parameters")
+        class VolumeContextEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        class ParametersEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        VOLUME_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+        VOLUME_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+        PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+        volume_context: _containers.ScalarMap[str, str]
+        volume_capabilities: _containers.RepeatedCompositeFieldContainer[VolumeCapability]
+        parameters: _containers.ScalarMap[str, str]
+        def __init__(self, volume_context: _Optional[_Mapping[str, str]] = ..., volume_capabilities: _Optional[_Iterable[_Union[VolumeCapability, _Mapping]]] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    confirmed: ValidateVolumeCapabilitiesResponse.Confirmed
+    message: str
+    def __init__(self, confirmed: _Optional[_Union[ValidateVolumeCapabilitiesResponse.Confirmed, _Mapping]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ControllerGetCapabilitiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControllerGetCapabilitiesResponse(_message.Message):
+    __slots__ = ("capabilities",)
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    capabilities: _containers.RepeatedCompositeFieldContainer[ControllerServiceCapability]
+    def __init__(self, capabilities: _Optional[_Iterable[_Union[ControllerServiceCapability, _Mapping]]] = ...) -> None: ...
+
+class ControllerServiceCapability(_message.Message):
+    __slots__ = ("rpc",)
+    class RPC(_message.Message):
+        __slots__ = ("type",)
+        class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            UNKNOWN: _ClassVar[ControllerServiceCapability.RPC.Type]
+            CREATE_DELETE_VOLUME: _ClassVar[ControllerServiceCapability.RPC.Type]
+            SINGLE_NODE_MULTI_WRITER: _ClassVar[ControllerServiceCapability.RPC.Type]
+        UNKNOWN: ControllerServiceCapability.RPC.Type
+        CREATE_DELETE_VOLUME: ControllerServiceCapability.RPC.Type
+        SINGLE_NODE_MULTI_WRITER: ControllerServiceCapability.RPC.Type
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        type: ControllerServiceCapability.RPC.Type
+        def __init__(self, type: _Optional[_Union[ControllerServiceCapability.RPC.Type, str]] = ...) -> None: ...
+    RPC_FIELD_NUMBER: _ClassVar[int]
+    rpc: ControllerServiceCapability.RPC
+    def __init__(self, rpc: _Optional[_Union[ControllerServiceCapability.RPC, _Mapping]] = ...) -> None: ...
+
+class NodePublishVolumeRequest(_message.Message):
+    __slots__ = ("volume_id", "target_path", "volume_capability", "readonly", "volume_context")
+    class VolumeContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PATH_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    READONLY_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    target_path: str
+    volume_capability: VolumeCapability
+    readonly: bool
+    volume_context: _containers.ScalarMap[str, str]
+    def __init__(self, volume_id: _Optional[str] = ..., target_path: _Optional[str] = ..., volume_capability: _Optional[_Union[VolumeCapability, _Mapping]] = ..., readonly: _Optional[bool] = ..., volume_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class NodePublishVolumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeUnpublishVolumeRequest(_message.Message):
+    __slots__ = ("volume_id", "target_path")
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PATH_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    target_path: str
+    def __init__(self, volume_id: _Optional[str] = ..., target_path: _Optional[str] = ...) -> None: ...
+
+class NodeUnpublishVolumeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeGetVolumeStatsRequest(_message.Message):
+    __slots__ = ("volume_id", "volume_path")
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_PATH_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    volume_path: str
+    def __init__(self, volume_id: _Optional[str] = ..., volume_path: _Optional[str] = ...) -> None: ...
+
+class NodeGetVolumeStatsResponse(_message.Message):
+    __slots__ = ("usage", "volume_condition")
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONDITION_FIELD_NUMBER: _ClassVar[int]
+    usage: _containers.RepeatedCompositeFieldContainer[VolumeUsage]
+    volume_condition: VolumeCondition
+    def __init__(self, usage: _Optional[_Iterable[_Union[VolumeUsage, _Mapping]]] = ..., volume_condition: _Optional[_Union[VolumeCondition, _Mapping]] = ...) -> None: ...
+
+class VolumeUsage(_message.Message):
+    __slots__ = ("available", "total", "used", "unit")
+    class Unit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[VolumeUsage.Unit]
+        BYTES: _ClassVar[VolumeUsage.Unit]
+        INODES: _ClassVar[VolumeUsage.Unit]
+    UNKNOWN: VolumeUsage.Unit
+    BYTES: VolumeUsage.Unit
+    INODES: VolumeUsage.Unit
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    available: int
+    total: int
+    used: int
+    unit: VolumeUsage.Unit
+    def __init__(self, available: _Optional[int] = ..., total: _Optional[int] = ..., used: _Optional[int] = ..., unit: _Optional[_Union[VolumeUsage.Unit, str]] = ...) -> None: ...
+
+class VolumeCondition(_message.Message):
+    __slots__ = ("abnormal", "message")
+    ABNORMAL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    abnormal: bool
+    message: str
+    def __init__(self, abnormal: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+
+class NodeGetCapabilitiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeGetCapabilitiesResponse(_message.Message):
+    __slots__ = ("capabilities",)
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    capabilities: _containers.RepeatedCompositeFieldContainer[NodeServiceCapability]
+    def __init__(self, capabilities: _Optional[_Iterable[_Union[NodeServiceCapability, _Mapping]]] = ...) -> None: ...
+
+class NodeServiceCapability(_message.Message):
+    __slots__ = ("rpc",)
+    class RPC(_message.Message):
+        __slots__ = ("type",)
+        class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            UNKNOWN: _ClassVar[NodeServiceCapability.RPC.Type]
+            GET_VOLUME_STATS: _ClassVar[NodeServiceCapability.RPC.Type]
+            VOLUME_CONDITION: _ClassVar[NodeServiceCapability.RPC.Type]
+            SINGLE_NODE_MULTI_WRITER: _ClassVar[NodeServiceCapability.RPC.Type]
+        UNKNOWN: NodeServiceCapability.RPC.Type
+        GET_VOLUME_STATS: NodeServiceCapability.RPC.Type
+        VOLUME_CONDITION: NodeServiceCapability.RPC.Type
+        SINGLE_NODE_MULTI_WRITER: NodeServiceCapability.RPC.Type
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        type: NodeServiceCapability.RPC.Type
+        def __init__(self, type: _Optional[_Union[NodeServiceCapability.RPC.Type, str]] = ...) -> None: ...
+    RPC_FIELD_NUMBER: _ClassVar[int]
+    rpc: NodeServiceCapability.RPC
+    def __init__(self, rpc: _Optional[_Union[NodeServiceCapability.RPC, _Mapping]] = ...) -> None: ...
+
+class NodeGetInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeGetInfoResponse(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
