@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help bootstrap demo check test test-python-path test-csi lint format bench bench-peers \
-	screenshots lock clean
+	screenshots wheel deb image man test-packages lock clean
 
 WORKERS ?= 3
 # The quick tests wait less for disks and timers than the CPU allows with three.
@@ -57,6 +57,21 @@ screenshots: bootstrap ## pictures of the console for docs/CONSOLE.md
 	@command -v pngquant >/dev/null || [ "$$(id -u)" != 0 ] \
 		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends pngquant >/dev/null || true
 	@.venv/bin/python -m bench.console
+
+wheel: ## dist/wheels: all as wheels, for nodes without a compiler or the internet (needs root)
+	@deploy/packages/wheel
+
+deb: ## dist/cachefs_VERSION_ARCH.deb, with a Python of its own (needs root)
+	@deploy/packages/deb
+
+image: ## dist/cachefs-VERSION-image.tar, an OCI image (needs root)
+	@deploy/image/build
+
+man: bootstrap ## dist/man: man pages from the texts of --help
+	@.venv/bin/python deploy/packages/man.py dist/man
+
+test-packages: bootstrap image ## all three on machines without anything (needs root), some 10 minutes
+	.venv/bin/pytest -q deploy/tests
 
 lock: ## resolve all dependencies again into requirements/*.lock
 	@scripts/lock
