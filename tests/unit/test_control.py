@@ -1,6 +1,7 @@
 """The control socket: both ends of it, and clients that misbehave."""
 
 import contextlib
+import http.client as http_client
 import json
 import os
 import re
@@ -97,6 +98,23 @@ async def test_a_client_gets_the_status(path: Path, nursery: trio.Nursery) -> No
 async def test_a_long_status_arrives_whole(path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, path, telling(lambda: {"dirs": ["x" * 500_000]}))
     assert len((await asked(path))["dirs"][0]) == 500_000
+
+
+async def test_an_answer_that_is_closed_with_its_last_byte(
+    path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python 3.13 closes it, and the socket, too."""
+    plain = http_client.HTTPResponse.read1
+
+    def read1(response: http_client.HTTPResponse, most: int = -1) -> bytes:
+        data = plain(response, most)
+        if response.length == 0 and not response.isclosed():
+            response._close_conn()  # type: ignore[attr-defined]
+        return data
+
+    monkeypatch.setattr(http_client.HTTPResponse, "read1", read1)
+    await nursery.start(serve, path, telling(lambda: {"answer": 42}))
+    assert await asked(path) == {"answer": 42}
 
 
 async def test_the_index_names_all_routes(path: Path, nursery: trio.Nursery) -> None:

@@ -51,6 +51,8 @@ def ask(
             reply += piece
             if len(reply) > MAX_REPLY_BYTES:
                 raise CachefsError("the daemon's answer is too long")
+            if answer.isclosed():
+                break  # Python 3.13 closes it, and the socket, with the last byte
             sock.settimeout(max(0.001, deadline - time.monotonic()))
     return _parsed(path, bytes(reply))
 
