@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs import __version__
 from cachefs.cli import _VERBS
 from cachefs.config import flags
 from tests.unit.texts import ROOT
@@ -66,6 +67,11 @@ def test_groff_has_nothing_to_say_against_the_pages(man: dict[str, str], tmp_pat
         check=True,
     )
     assert done.stderr == ""
+
+
+def test_the_document_names_the_version_that_is_built() -> None:
+    text = (ROOT / "docs/INSTALL.md").read_text()
+    assert set(re.findall(r"cachefs[-_:](\d[\d.]*\d)", text)) == {__version__}
 
 
 def versions(lock: str) -> dict[str, str]:
