@@ -20,6 +20,12 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machine]
 def test_from_the_first_command_to_the_last(machine: Machine, tmp_path: Path) -> None:
     deb = built("cachefs_*.deb")
     shutil.copy(deb, machine.root)
+    # What root has installed for another Python 3.11 is not the package's.
+    theirs = machine.root / "root/.local/lib/python3.11/site-packages"
+    theirs.mkdir(parents=True)
+    for name in ("click", "trio"):
+        (theirs / f"{name}.py").write_text("raise SystemExit('not ours')")
+
     machine.run(f"apt-get install -y ./{deb.name}")
     machine.run("cachefs mount file:///data /mnt")
     check_served(machine)

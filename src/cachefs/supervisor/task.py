@@ -29,7 +29,9 @@ def daemon_command() -> list[str]:
     """Return the command that starts a daemon of the installed version.
 
     The module must keep its name for ever, because supervisors of earlier versions start it, too.
-    -P keeps code in the working directory from being imported.
+    -P keeps code in the working directory from being imported. The commands of the Debian package
+    run with -I, which also leaves out what the user has installed or set in PYTHONPATH.
     """
     warnings = [f"-W{option}" for option in sys.warnoptions]
-    return [sys.executable, *warnings, "-P", "-m", "cachefs.daemon.supervised"]
+    isolation = "-I" if sys.flags.isolated else "-P"
+    return [sys.executable, *warnings, isolation, "-m", "cachefs.daemon.supervised"]
