@@ -36,6 +36,7 @@ def test_from_the_first_command_to_the_last(machine: Machine, tmp_path: Path) ->
     ).replace("libgcc", "")
     for path in (
         "/usr/lib/systemd/system/cachefs@.service",
+        "/usr/lib/systemd/system/cachefs-keeper.service",
         "/usr/lib/systemd/user/cachefs@.service",
         "/usr/share/man/man1/cachefs-mount.1.gz",
         "/usr/share/man/man8/mount.cachefs.8.gz",
