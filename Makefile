@@ -36,7 +36,7 @@ test: lint ## all checks and all tests
 
 test-python-path: bootstrap ## the tests of mounts again, without the relay
 	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
-		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py)
+		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py keeper.py)
 
 test-csi: bootstrap ## the CSI plugin against csi-sanity of the Kubernetes project (needs Go and root)
 	@scripts/csi-sanity
