@@ -440,7 +440,8 @@ def test_a_daemon_that_is_gone_and_comes_back(browser: Browser, site: Site) -> N
         page.wait("document.querySelector('#notice').hidden")
 
 
-def test_two_mounts_of_a_node(page: Page, mounted: Site, site: Site) -> None:
+def test_two_mounts_of_a_node(site: Site, page: Page, mounted: Site) -> None:
+    """`page` comes after `site`: its teardown is first, while the mount that it shows still is."""
     (site.files / "elsewhere").write_bytes(b"x")
     site.mount()
     page.wait(
