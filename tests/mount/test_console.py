@@ -296,8 +296,15 @@ def test_the_keyboard_is_enough(page: Page, mounted: Site) -> None:
     focused = "document.activeElement"
     page.press("Tab")
     assert page.evaluate(f"{focused}.innerText") == "Skip to the figures"
+    page.evaluate(
+        "window.changed = new Promise(done =>"
+        " addEventListener('hashchange', () => setTimeout(done)));0"
+    )
     page.press("Enter")
     page.wait(f"{focused}.id === 'main'")
+    page.evaluate("window.changed.then(() => 0)")
+    listed = sum("cache/names" in url for url in page.urls)
+    assert listed == 1, "a new place in the page must not open the top directory again"
 
     def tab_to(selector: str) -> None:
         for _ in range(60):

@@ -27,9 +27,13 @@ export async function look(path) {
   return (await send(path, { signal: AbortSignal.timeout(ANSWER_MS) })).json();
 }
 
+const tokenInAddress = () => new URLSearchParams(location.hash.slice(1)).get("token");
+
+export const hasToken = () => tokenInAddress() !== null;
+
 /** Exchange the token in the address for a session. Return a text if that fails. */
 export async function begin() {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  const token = tokenInAddress();
   if (token === null) return null;
   history.replaceState(null, "", location.pathname);
   try {

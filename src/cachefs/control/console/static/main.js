@@ -1,7 +1,7 @@
 // The page: polls a snapshot once a second while it is visible, and shows it.
 import { clearBrowser, openDirectory, prepareBrowser } from "./browser.js";
 import { Charts } from "./charts.js";
-import { act, begin, end, look, session, whenSessionEnds } from "./client.js";
+import { act, begin, end, hasToken, look, session, whenSessionEnds } from "./client.js";
 import { $, setText } from "./dom.js";
 import { History, one, sum } from "./history.js";
 import { showJobs } from "./jobs.js";
@@ -150,7 +150,7 @@ async function start() {
     $("main").focus();
   });
   document.addEventListener("visibilitychange", () => next(0));
-  addEventListener("hashchange", async () => enter());
+  addEventListener("hashchange", () => { if (hasToken()) enter(); }); // the skip link changes it, too
   poll();
   await enter();
 }
