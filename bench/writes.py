@@ -1,7 +1,7 @@
 """Write to mounts: one large file, many small files, a checkpoint; and read beside it.
 
-The contestants are cachefs, JuiceFS and rclone, each so that close returns when the store has the
-file, s3fs if it is installed, and geesefs if `GEESEFS` names its binary. obstore, without any file
+The contestants are cachefs, JuiceFS and rclone, s3fs if it is installed, and geesefs if `GEESEFS`
+names its binary, each so that close returns when the store has the file. obstore, without any file
 system, is the floor. They take turns in each round, and each row shows the median of the ratios of
 the rounds.
 """
@@ -67,7 +67,8 @@ class Geesefs(ForegroundPeer):
         server = self.bench.server
         command = [
             os.environ["GEESEFS"], "--endpoint", server.endpoint, "--region", server.region,
-            "-f", "--memory-limit", "1000", *self.options, rig.BUCKET, str(self.path),
+            "-f", "--memory-limit", "1000", "--fsync-on-close", *self.options,
+            rig.BUCKET, str(self.path),
         ]  # fmt: skip
         self.start(command, server.environment)
 
