@@ -27,6 +27,7 @@ not ignore needs another PROTOCOL. A supervisor rejects a daemon with another PR
 """
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ class Channel:
     def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message and its descriptors, which the caller owns; None at the end.
 
-        Raises `BlockingIOError` if the socket is non-blocking and there is no message.
+        Raises `BlockingIOError` if the socket is non-blocking and there is no message, and
+        `ValueError` or `RecursionError` for one that is no JSON. Its descriptors are then closed.
         """
         try:
             data, fds, _, _ = socket.recv_fds(
@@ -84,7 +86,12 @@ class Channel:
             return None
         if not data:
             return None
-        return json.loads(data), list(fds)
+        try:
+            return json.loads(data), list(fds)
+        except (ValueError, RecursionError):
+            for fd in fds:
+                os.close(fd)
+            raise
 
     def close(self) -> None:
         """Close the socket. The other end then receives None."""
