@@ -276,15 +276,14 @@ def write_files(
     files: Sequence[tuple[str, int]],
     writers: int = 1,
     *,
-    is_renamed: bool = False,
+    how: str = "CLOSE",
     list_file: Path,
     timeout_s: float = 300,
 ) -> Reading:
     """Write files, of which each has a name below `root` and a size in bytes, with `writers`
-    processes, which share them. See writer.py for `is_renamed`. Return the sums over the
+    processes, which share them. See writer.py for `how`. Return the sums over the
     writers."""
     list_file.write_text("".join(f"{name} {size}\n" for name, size in files), encoding="utf-8")
-    how = "RENAME" if is_renamed else "CLOSE"
     commands = [[_WRITER, root, list_file, number, writers, how] for number in range(writers)]
     return _run_all(commands, timeout_s, None, lambda: None)
 

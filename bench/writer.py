@@ -1,12 +1,13 @@
 """Writes files like a worker of a job, in a separate process. Run as a script:
 
-    python -S writer.py ROOT LIST FIRST STEP CLOSE|RENAME
+    python -S writer.py ROOT LIST FIRST STEP CLOSE|SYNC|RENAME
 
 LIST contains lines of a path below ROOT and a size in bytes; this writer takes every STEP-th from
 FIRST on. It prints "ready" and waits for a line on stdin. At the end it prints "done FILES BYTES
 BEGAN ENDED" (CLOCK_MONOTONIC, the same for all processes). CLOSE writes each file and closes it.
-RENAME writes it under another name, syncs, closes and renames it, as for a checkpoint. Files of
-more than 1 MiB are written in pieces of 1 MiB.
+SYNC also syncs it before, for a mount whose close waits for nothing. RENAME writes it under another
+name, syncs, closes and renames it, as for a checkpoint. Files of more than 1 MiB are written in
+pieces of 1 MiB.
 
 It imports few modules and only the standard library, so that many writers start quickly.
 """
@@ -31,7 +32,7 @@ def main() -> None:
     began = time.monotonic()
     total_bytes = 0
     for number, (path, size_bytes) in enumerate(files):
-        _write(path, size_bytes, noise, number, how == "RENAME")
+        _write(path, size_bytes, noise, number, how)
         total_bytes += size_bytes
     _say(f"done {len(files)} {total_bytes} {began} {time.monotonic()}")
 
@@ -40,8 +41,8 @@ def _parts(line: str) -> tuple[str, str, str]:
     return line.rpartition(" ")
 
 
-def _write(path: str, size_bytes: int, noise: memoryview, number: int, is_renamed: bool) -> None:
-    written = f"{path}.tmp" if is_renamed else path
+def _write(path: str, size_bytes: int, noise: memoryview, number: int, how: str) -> None:
+    written = f"{path}.tmp" if how == "RENAME" else path
     fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         done = 0
@@ -49,11 +50,11 @@ def _write(path: str, size_bytes: int, noise: memoryview, number: int, is_rename
             length = min(size_bytes - done, _PIECE_BYTES)
             start = (number * 7919 + done) % (_NOISE_BYTES - _PIECE_BYTES)
             done += os.write(fd, noise[start : start + length])
-        if is_renamed:
+        if how != "CLOSE":
             os.fsync(fd)
     finally:
         os.close(fd)
-    if is_renamed:
+    if how == "RENAME":
         os.rename(written, path)
 
 
