@@ -405,7 +405,7 @@ def test_several_profiles_at_once(mounted: Site) -> None:
     with profiling(mounted, "--json") as process:
         read_all(mounted)
         out, _ = process.communicate(timeout=PATIENCE_S)
-    assert json.loads(out)["requests"] > FILES
+    assert json.loads(out)["requests"] > 0
 
 
 def test_profile_of_a_mount_that_ends(mounted: Site) -> None:
