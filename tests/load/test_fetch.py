@@ -1,24 +1,34 @@
 """Fetching for a job: out of the way of readers, once, and with patience."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
 from cachefs.load.fetch import Fetcher
+from cachefs.load.file_queue import FileQueue
 from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import ObjectRef
 from tests.cache.harness import MIB, open_tier, put, put_many, read_whole, until
 from tests.memory_origin import MemoryOrigin
 
 SETTINGS = Resilience(
     read_timeout_s=120, request_timeout_s=60, max_downloads=64, download_limit=None, hedge=False
 )
+
+
+def queue(refs: Iterable[ObjectRef]) -> FileQueue:
+    """All files are known already."""
+    files = FileQueue()
+    files.end(iter(refs))
+    return files
 
 
 class Rig:
@@ -63,14 +73,30 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_everything_is_fetched_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         refs = [*put_many(r.memory, 50, 10_000), put(r.memory, "large", 20 * MIB + 5)]
-        await r.fetcher().run(iter(refs), 8)
+        await r.fetcher().run(queue(refs), 8)
         await r.cache.drain()
         assert all(r.cache.is_stored(ref) for ref in refs)
         assert r.memory.counters.gets == 53
         assert (r.progress.fetched_files, r.progress.failed_files) == (51, 0)
         assert r.progress.fetched_bytes == 500_000 + 20 * MIB + 5
-        await r.fetcher().run(iter(refs), 8)
+        await r.fetcher().run(queue(refs), 8)
         assert r.memory.counters.gets == 53
+
+
+async def test_files_are_fetched_while_others_are_still_looked_for(tmp_path: Path) -> None:
+    async with rig(tmp_path) as r:
+        first, second, third = put_many(r.memory, 3, 10_000)
+        files = FileQueue()
+        with trio.fail_after(300):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(r.fetcher().run, files, 8)
+                files.put(first)
+                await until(lambda: r.progress.fetched_files == 1)
+                await trio.testing.wait_all_tasks_blocked()
+                files.put(second)
+                await until(lambda: r.progress.fetched_files == 2)
+                files.end(iter([third]))
+        assert r.progress.fetched_files == r.memory.counters.gets == 3
 
 
 @pytest.mark.parametrize("is_far", [False, True])
@@ -91,7 +117,7 @@ async def test_a_far_origin_gets_more_requests_at_a_time(tmp_path: Path, is_far:
         r.memory.on_read = count
         expected = FAR_JOBS if is_far else NEAR_JOBS
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(r.fetcher().run, iter(put_many(r.memory, 300, 10_000)), None)
+            nursery.start_soon(r.fetcher().run, queue(put_many(r.memory, 300, 10_000)), None)
             await until(lambda: under_way == expected)
             gate.set()
         assert r.progress.fetched_files == 300
@@ -103,14 +129,14 @@ async def test_small_files_are_fetched_together(tmp_path: Path) -> None:
         r.memory.reads_many = True
         small = put_many(r.memory, 50, 10_000)
         refs = [*small[:20], put(r.memory, "large", 20 * MIB + 5), *small[20:], small[0]]
-        await r.fetcher().run(iter(refs), 8)
+        await r.fetcher().run(queue(refs), 8)
         await r.cache.drain()
         assert all(r.cache.is_stored(ref) for ref in refs)
         assert r.memory.counters.gets == 53
         assert (r.progress.fetched_files, r.progress.failed_files) == (52, 0)
         assert r.progress.fetched_bytes == 510_000 + 20 * MIB + 5
         assert r.cache.held_bytes == 0
-        await r.fetcher().run(iter(refs), 8)
+        await r.fetcher().run(queue(refs), 8)
         assert r.memory.counters.gets == 53
 
 
@@ -133,7 +159,7 @@ async def test_so_many_requests_at_a_time(tmp_path: Path, together: bool) -> Non
 
         r.memory.on_read = count
         with trio.fail_after(300):
-            await r.fetcher().run(iter(put_many(r.memory, 150, 10_000)), 20)
+            await r.fetcher().run(queue(put_many(r.memory, 150, 10_000)), 20)
         assert r.progress.fetched_files == 150
         assert most <= 20
 
@@ -145,7 +171,7 @@ async def test_what_does_not_come_together_comes_alone(tmp_path: Path) -> None:
         r.memory.fail_next(11, OriginUnavailableError("lost"))
         r.memory.put("f7", b"other")
         r.memory.delete("f9")
-        await r.fetcher().run(iter(refs), 16)
+        await r.fetcher().run(queue(refs), 16)
         assert r.progress.fetched_files == 38
         assert sorted(failure.path for failure in r.failures) == ["f7", "f9"]
         await r.cache.drain()
@@ -163,7 +189,7 @@ async def test_a_reader_joins_what_is_fetched_together(tmp_path: Path) -> None:
             read.append(await read_whole(r.cache, refs[3]))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(r.fetcher().run, iter(refs), 8)
+            nursery.start_soon(r.fetcher().run, queue(refs), 8)
             await until(lambda: r.memory.counters.gets == 8)
             nursery.start_soon(reader)
             await until(lambda: r.cache.waiting_readers == 1)
@@ -191,7 +217,7 @@ async def test_while_a_reader_waits_no_more_are_asked_for_together(tmp_path: Pat
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_whole, r.cache, refs[0])
             await until(lambda: r.cache.waiting_readers == 1)
-            nursery.start_soon(r.fetcher().run, iter(refs), 8)
+            nursery.start_soon(r.fetcher().run, queue(refs), 8)
             await until(lambda: r.memory.counters.gets >= 20)
             assert r.cache.fetching_count <= 1 + 2
             gate.set()
@@ -243,7 +269,7 @@ async def test_a_reader_who_joined_is_not_left_alone(tmp_path: Path) -> None:
             read.append(await read_whole(r.cache, refs[3]))
 
         async with trio.open_nursery() as nursery, trio.open_nursery() as job:
-            job.start_soon(r.fetcher().run, iter(refs), 8)
+            job.start_soon(r.fetcher().run, queue(refs), 8)
             await until(lambda: r.memory.counters.gets == 8)
             nursery.start_soon(reader)
             await until(lambda: r.cache.waiting_readers == 1)
@@ -266,7 +292,7 @@ async def test_readers_go_first(tmp_path: Path, reads_many: bool) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_whole, r.cache, wanted)
             await until(lambda: r.cache.waiting_readers == 1)
-            nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            nursery.start_soon(r.fetcher().run, queue(refs), 32)
             await until(lambda: r.memory.counters.gets == 1 + 2)
             await trio.sleep(0.05)
             assert r.memory.counters.gets == 1 + 2
@@ -284,7 +310,7 @@ async def test_beside_a_reader_of_a_far_origin_many_are_under_way(tmp_path: Path
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read_whole, r.cache, wanted)
             await until(lambda: r.cache.waiting_readers == 1)
-            nursery.start_soon(r.fetcher().run, iter(refs), 32)
+            nursery.start_soon(r.fetcher().run, queue(refs), 32)
             await until(lambda: r.memory.counters.gets == 1 + 24)
             gate.set()
         assert r.memory.counters.gets == 41
@@ -295,7 +321,7 @@ async def test_half_of_the_memory_is_left_to_readers(tmp_path: Path) -> None:
         refs = put_many(r.memory, 40, MIB)
         gate = r.close_gate()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(r.fetcher(4 * MIB).run, iter(refs), 32)
+            nursery.start_soon(r.fetcher(4 * MIB).run, queue(refs), 32)
             await trio.sleep(0.05)
             assert r.cache.held_bytes <= 5 * MIB
             gate.set()
@@ -307,7 +333,7 @@ async def test_what_is_gone_or_replaced_is_told(tmp_path: Path) -> None:
         refs = put_many(r.memory, 3, 10_000)
         r.memory.put("f1", b"other")
         r.memory.delete("f2")
-        await r.fetcher().run(iter(refs), 8)
+        await r.fetcher().run(queue(refs), 8)
         assert r.progress.failed_files == 2
         assert sorted(failure.path for failure in r.failures) == ["f1", "f2"]
         assert any("it was replaced" in failure.error for failure in r.failures)

@@ -6,7 +6,7 @@ cost about as much as the file itself.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ObjectChangedError, OriginUnavailableError
+from cachefs.load.file_queue import FileQueue
 from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.throttle import LoadThrottle
 from cachefs.load.walk import Failure
@@ -48,6 +49,26 @@ class _Extent(NamedTuple):
     def is_small(self) -> bool:
         """Whether the file may be fetched together with others."""
         return self.ref.meta.size_bytes <= _SMALL_BYTES
+
+
+class _Extents:
+    """The extents of the files in a queue. It is empty for a while whenever the queue is."""
+
+    def __init__(self, files: FileQueue) -> None:
+        self._files = files
+        self._next: deque[_Extent] = deque()
+
+    def take(self) -> _Extent | None:
+        """Return the next extent; None if there is none at the moment."""
+        if not self._next:
+            ref = self._files.take()
+            if ref is None:
+                return None
+            count = ref.block_count
+            for first in range(0, count, _EXTENT_BLOCKS):
+                blocks = min(_EXTENT_BLOCKS, count - first)
+                self._next.append(_Extent(ref, first, blocks, first + blocks == count))
+        return self._next.popleft()
 
 
 class _RequestLimit:
@@ -109,14 +130,20 @@ class Fetcher:
         self.failed: set[bytes] = set()
         """Ids of objects that could not be fetched."""
 
-    async def run(self, refs: Iterator[ObjectRef], requests: int | None) -> None:
-        """Fetch all files, with at most `requests` requests at a time; None for a number that suits
-        the origin. Calls `on_failure` for each file that cannot be fetched."""
-        extents = self._extents(refs)
+    async def run(self, files: FileQueue, requests: int | None) -> None:
+        """Fetch all files until the queue has ended, with at most `requests` requests at a time;
+        None for a number that suits the origin. Calls `on_failure` for each file that cannot be
+        fetched."""
+        extents = _Extents(files)
         limit = _RequestLimit(requests or NEAR_JOBS)
 
         async def work() -> None:
-            while taken := self._take(extents, _TOGETHER if limit.requests > 1 else 1):
+            while True:
+                taken = self._take(extents, _TOGETHER if limit.requests > 1 else 1)
+                if not taken:
+                    if await files.has_ended():
+                        return
+                    continue
                 if requests is None:
                     limit.resize(FAR_JOBS if self._cache.origin_is_far else NEAR_JOBS)
                 for extent in await self._fetch_together(taken, limit):
@@ -143,22 +170,14 @@ class Fetcher:
         while len(self._pinning) > count:
             self._pinning.popleft().__exit__(None, None, None)
 
-    @staticmethod
-    def _extents(refs: Iterator[ObjectRef]) -> Iterator[_Extent]:
-        for ref in refs:
-            count = ref.block_count
-            for first in range(0, count, _EXTENT_BLOCKS):
-                blocks = min(_EXTENT_BLOCKS, count - first)
-                yield _Extent(ref, first, blocks, first + blocks == count)
-
-    def _take(self, extents: Iterator[_Extent], most: int) -> list[_Extent]:
+    def _take(self, extents: _Extents, most: int) -> list[_Extent]:
         """Return the next extent, or several small files and perhaps a larger extent after them.
-        Empty at the end."""
+        Empty if there is none at the moment."""
         if not self._origin.reads_many or self._throttle.is_limiting:
             most = 1
         taken: list[_Extent] = []
         size_bytes = 0
-        for extent in extents:
+        while (extent := extents.take()) is not None:
             if self._pin:
                 self._note_pinned(extent.ref)
             taken.append(extent)

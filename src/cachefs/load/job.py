@@ -3,6 +3,9 @@
 Expand: find the files, and which of them are missing. Preflight: compute how many of those fit.
 Load: fetch what fits. Verify: look up every file in the cache again. No state is kept between
 runs: a second run finds which files are cached and fetches the others.
+
+The first missing files are fetched while the job still looks for others, as long as they fit into
+free space.
 """
 
 import logging
@@ -16,6 +19,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
 from cachefs.load.fetch import Fetcher
+from cachefs.load.file_queue import FileQueue
 from cachefs.load.job_files import JobFiles
 from cachefs.load.paths import PathReader
 from cachefs.load.preflight import charge_bytes, room_by_tier
@@ -31,6 +35,9 @@ log = logging.getLogger(__name__)
 _FILES_PER_TURN = 40
 """Files to look up in one turn of the event loop. Each takes about 15 us."""
 _FAILURES_AT_A_TIME = 1000
+_MOST_EARLY = 65_536
+"""Files to fetch before all are found. To find so many takes seconds, to fetch them a minute or
+more. Each takes some 100 bytes of memory."""
 _RECONCILE_POLL_S = 0.1
 _MOST_RECONCILING_S = 60.0
 _NO_ROOM = "there is no room for it in the cache"
@@ -72,6 +79,11 @@ class Job:
         """Missing files: a subsequence of `_inos`, in the same order."""
         self._excess = array("Q")
         """Missing files for which there is no room: also a subsequence of `_inos`."""
+        self._queue = FileQueue()
+        self._early: set[int] = set()
+        """Missing files that were put into the queue before all files were found."""
+        self._early_room_bytes = 0
+        """The free space that is left for such files, in bytes of slots."""
         self._reported: set[bytes] = set()
         """Ids of objects that are in the list of failures because their fetch failed."""
 
@@ -92,17 +104,16 @@ class Job:
     async def _run(self) -> State:
         spec, progress = self.report.spec, self._progress
         await trio.to_thread.run_sync(self._context.files.clear_failures, self.report.id)
-        await self._enter(State.EXPANDING)
-        await self._expand()
+        if spec.mode == "load":
+            await self._load()
+        else:
+            await self._enter(State.EXPANDING)
+            await self._expand()
         if spec.mode == "metadata":
             await self._write_failures()
             return State.INCOMPLETE if progress.failed_files else State.DONE
-        await self._wait_until_reconciled()
-        await self._compare()
-        await self._preflight()
-        if spec.mode == "load":
-            await self._enter(State.LOADING)
-            await self._load()
+        if spec.mode != "load":
+            await self._select()
         if spec.mode != "dry-run":
             await self._enter(State.VERIFYING)
             await self._verify()
@@ -130,6 +141,7 @@ class Job:
             throttle,
             self._fail,
             context.origin,
+            self._fetch_early,
         )
         await walk.run(spec.paths, self._lines(), context.paths)
         self._inos = walk.inos
@@ -145,6 +157,12 @@ class Job:
             for line in lines:
                 yield line
             await self._write_failures_if_many()
+
+    async def _select(self) -> None:
+        """Find out which files are missing and fit."""
+        await self._wait_until_reconciled()
+        await self._compare()
+        await self._preflight()
 
     async def _wait_until_reconciled(self) -> None:
         """Wait until the cache has reconciled its slabs, at most 60 s. After a crash it may hold
@@ -163,7 +181,7 @@ class Job:
             ref = self._ref(ino)
             if ref is None:
                 continue
-            if cache.is_stored(ref):
+            if ino not in self._early and cache.is_stored(ref):
                 progress.cached_files += 1
                 progress.cached_bytes += ref.meta.size_bytes
             else:
@@ -218,13 +236,17 @@ class Job:
         return 0 if stat is None else stat[1]
 
     async def _leave_out(self, room_bytes: int) -> None:
-        """Select the missing files, in their order, that fit into `room_bytes`. To fetch more
-        would only evict files that the job has just fetched."""
+        """Select the missing files that fit into `room_bytes`: those that are fetched already, then
+        the others in their order. To fetch more would only evict files that the job has just
+        fetched."""
         fitting = array("Q")
+        room_bytes -= sum(charge_bytes(self._size_bytes(ino)) for ino in self._early)
         async for ino in self._in_turns(self._missing):
             size_bytes = self._size_bytes(ino)
             charge = charge_bytes(size_bytes)
-            if charge <= room_bytes:
+            if ino in self._early:
+                fitting.append(ino)
+            elif charge <= room_bytes:
                 room_bytes -= charge
                 fitting.append(ino)
             else:
@@ -236,25 +258,63 @@ class Job:
     # -- load and verify -----------------------------------------------------------------------
 
     async def _load(self) -> None:
-        context = self._context
+        """Find the files and fetch the missing ones, the first of them while others are found."""
+        context, spec = self._context, self.report.spec
         fetcher = Fetcher(
             context.cache,
             context.origin,
             context.most_held_bytes,
             self._progress,
             self._fail,
-            self.report.spec.pin,
+            spec.pin,
         )
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write_failures_now_and_then)
-            await fetcher.run(self._missing_refs(), self.report.spec.jobs)
-            nursery.cancel_scope.cancel()
         self._reported = fetcher.failed
+        problem: CachefsError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._fetch_all, fetcher, nursery.cancel_scope)
+            try:
+                await self._find_missing()
+            except CachefsError as error:  # outside the nursery it would be an ExceptionGroup
+                problem = error
+                nursery.cancel_scope.cancel()
+            else:
+                self._queue.end(self._missing_refs())
+                await self._write_failures_now_and_then()
+        if problem is not None:
+            raise problem
         await context.cache.drain()
+
+    async def _fetch_all(self, fetcher: Fetcher, scope: trio.CancelScope) -> None:
+        """Fetch all files of the queue. Cancel `scope` afterwards."""
+        await fetcher.run(self._queue, self.report.spec.jobs)
+        scope.cancel()
+
+    async def _find_missing(self) -> None:
+        tiers = self._context.cache.status()
+        if not self.report.spec.pin:  # the limit of pinned bytes is applied after the preflight
+            self._early_room_bytes = sum(max(0, t.high_bytes - t.used_bytes) for t in tiers)
+        await self._enter(State.EXPANDING)
+        await self._expand()
+        self._early_room_bytes = 0
+        await self._select()
+        await self._enter(State.LOADING)
+
+    def _fetch_early(self, ino: int, size_bytes: int) -> None:
+        """Let a file that was just found be fetched now if it is missing and certainly fits."""
+        charge = charge_bytes(size_bytes)
+        if charge > self._early_room_bytes or not self._context.cache.is_reconciled:
+            return
+        if len(self._early) >= _MOST_EARLY or ino in self._early:
+            return
+        ref = self._ref(ino)
+        if ref is not None and not self._context.cache.is_stored(ref):
+            self._early.add(ino)
+            self._early_room_bytes -= charge
+            self._queue.put(ref)
 
     def _missing_refs(self) -> Iterator[ObjectRef]:
         for ino in self._missing:
-            ref = self._ref(ino)
+            ref = None if ino in self._early else self._ref(ino)
             if ref is not None:
                 yield ref
 

@@ -51,13 +51,18 @@ class Walk:
         throttle: LoadThrottle,
         on_failure: Callable[[Failure], None],
         origin: ResilientOrigin,
+        on_file: Callable[[int, int], None] = lambda ino, size_bytes: None,
     ) -> None:
+        """`on_file(ino, size_bytes)` is called as soon as a file is known, also before the listing
+        of its directory has ended. If this listing then fails, it is called again for the same
+        file. It must not wait."""
         self._namespace = namespace
         self._origin = origin
         self._since_ns = since_ns
         self._progress = progress
         self._throttle = throttle
         self._on_failure = on_failure
+        self._on_file = on_file
         self._wanted = path_filter(spec.include, spec.exclude)
         self.inos = array("Q")
         self._directories: list[int] = []
@@ -111,7 +116,8 @@ class Walk:
         if inode.is_dir:
             self._directories.append(ino)
         elif self._wanted is None or self._wanted(path):
-            self._found(ino, inode.size_bytes)
+            self._on_file(ino, inode.size_bytes)
+            self._found(array("Q", (ino,)), inode.size_bytes)
 
     async def _ino_of(self, path: str) -> int:
         names: list[str] = []
@@ -139,9 +145,10 @@ class Walk:
                 self._known.popitem(last=False)
         return inode.ino
 
-    def _found(self, ino: int, size_bytes: int) -> None:
-        self.inos.append(ino)
-        self._progress.files += 1
+    def _found(self, inos: "array[int]", size_bytes: int) -> None:
+        """Count files of `size_bytes` in total."""
+        self.inos.extend(inos)
+        self._progress.files += len(inos)
         self._progress.bytes += size_bytes
 
     # -- directories ---------------------------------------------------------------------------
@@ -159,21 +166,30 @@ class Walk:
             return f"inode {ino}"
 
     async def _walk(self, ino: int) -> None:
+        """Find what is in a directory. Nothing counts before the listing has ended well: a failed
+        listing is repeated."""
         namespace = self._namespace
-        snapshot = await namespace.listed_since(ino, self._since_ns)
-        self._progress.directories += 1
+        snapshot = await namespace.list_since(ino, self._since_ns)
         prefix = self._path_of(ino)
-        for position in range(len(snapshot)):
-            if position % _ENTRIES_PER_TURN == _ENTRIES_PER_TURN - 1:
-                await namespace.give_way()
-            name, child = snapshot.entry(position)
-            stat = namespace.table.stat(child)
-            if stat is None:
-                continue
-            if stat[0] == KIND_DIR:
-                self._directories.append(child)
-            elif self._wanted is None or self._wanted(_join(prefix, name)):
-                self._found(child, stat[1])
+        files, directories, size_bytes, seen = array("Q"), [], 0, 0
+        while await snapshot.has(seen):
+            for position in range(seen, min(len(snapshot), seen + _ENTRIES_PER_TURN)):
+                seen += 1
+                name, child = snapshot.entry(position)
+                stat = namespace.table.stat(child)
+                if stat is None:
+                    continue
+                if stat[0] == KIND_DIR:
+                    directories.append(child)
+                elif self._wanted is None or self._wanted(_join(prefix, name)):
+                    files.append(child)
+                    size_bytes += stat[1]
+                    self._on_file(child, stat[1])
+            await namespace.give_way()
+        namespace.check_listed_since(snapshot, self._since_ns)
+        self._progress.directories += 1
+        self._directories += directories
+        self._found(files, size_bytes)
 
     async def _patiently(self, function: Callable[[T], Awaitable[None]], argument: T) -> None:
         """Await `function(argument)`, and repeat it while the origin is unavailable, so that a long

@@ -410,12 +410,22 @@ class Namespace:
         Raises the listing's error. In an outage it raises `OriginUnavailableError` even if an
         older listing is known.
         """
-        snapshot = await self._listings.open_since(self._directory(ino), since_ns)
+        snapshot = await self.list_since(ino, since_ns)
         await snapshot.wait_for_end()
-        if snapshot.error is None and snapshot.as_of_ns < since_ns:
-            raise OriginUnavailableError(self.outage.reason or "the origin does not answer")
+        if snapshot.error is None:
+            self.check_listed_since(snapshot, since_ns)
         await snapshot.has(len(snapshot))  # raises the error of a failed listing
         return snapshot
+
+    async def list_since(self, ino: int, since_ns: int) -> DirectorySnapshot:
+        """Return the same as `listed_since`, perhaps while entries still arrive. After it has ended
+        without an error, call `check_listed_since`."""
+        return await self._listings.open_since(self._directory(ino), since_ns)
+
+    def check_listed_since(self, snapshot: DirectorySnapshot, since_ns: int) -> None:
+        """Raise `OriginUnavailableError` if, in an outage, the listing is older than `since_ns`."""
+        if snapshot.as_of_ns < since_ns:
+            raise OriginUnavailableError(self.outage.reason or "the origin does not answer")
 
     def resume_directory(self, ino: int, generation: int) -> DirectorySnapshot:
         """Return the snapshot with which a reader began: see `Listings.resume`."""
