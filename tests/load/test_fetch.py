@@ -10,8 +10,7 @@ import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import OriginUnavailableError
-from cachefs.load.fetch import Fetcher
-from cachefs.load.file_queue import FileQueue
+from cachefs.load.fetch import Fetcher, FileQueue
 from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import Resilience, ResilientOrigin

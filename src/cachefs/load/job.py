@@ -18,8 +18,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError
-from cachefs.load.fetch import Fetcher
-from cachefs.load.file_queue import FileQueue
+from cachefs.load.fetch import Fetcher, FileQueue
 from cachefs.load.job_files import JobFiles
 from cachefs.load.paths import PathReader
 from cachefs.load.preflight import charge_bytes, room_by_tier
