@@ -175,6 +175,25 @@ async def test_an_unknown_route(path: Path, nursery: trio.Nursery) -> None:
             await asked(path, route)
 
 
+async def test_an_answer_before_the_body_was_read(path: Path, nursery: trio.Nursery) -> None:
+    """The body is longer than the buffers of a socket: the client still sends when all is over."""
+
+    def answer_early(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(1)
+            body = b'{"error": "not known"}'
+            connection.sendall(b"HTTP/1.1 404 \r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        nursery.start_soon(trio.to_thread.run_sync, answer_early, listener)
+        with pytest.raises(CachefsError, match="^not known$"):
+            await asked(path, ECHO, {"pad": "x" * (4 << 20)})
+
+
 # -- streams -------------------------------------------------------------------------------------
 
 

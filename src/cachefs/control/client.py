@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -92,7 +92,9 @@ def _opened(
     connection = http.client.HTTPConnection("cachefs")
     with _connected(path, timeout_s) as sock:
         connection.sock = sock
-        connection.request(route.method, target, body, {"Connection": "close"})
+        # A daemon that doesn't know the route answers and closes before it reads the body.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(route.method, target, body, {"Connection": "close"})
         with connection.getresponse() as answer:
             yield sock, answer
 
