@@ -190,7 +190,7 @@ async def test_an_answer_before_the_body_was_read(path: Path, nursery: trio.Nurs
         listener.bind(str(path))
         listener.listen()
         nursery.start_soon(trio.to_thread.run_sync, answer_early, listener)
-        with pytest.raises(CachefsError, match="^not known$"):
+        with pytest.raises(CachefsError, match=r"^not known$"):
             await asked(path, ECHO, {"pad": "x" * (4 << 20)})
 
 
