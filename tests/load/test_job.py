@@ -139,6 +139,26 @@ async def test_no_more_than_the_most_is_fetched_early(
     assert rig.origin.counters.gets == FILES
 
 
+async def test_cached_files_are_not_looked_up_early_without_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_job, "_MOST_EARLY", 5)
+    await rig.job(paths=[f"dir/{number:02}" for number in range(5)]).run()
+    assert rig.origin.counters.gets == 5
+    gate = rig.hold_page(2)
+    job = rig.job()
+    pages = rig.origin.counters.lists
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.run)
+            await until(lambda: rig.origin.counters.lists > pages)
+            await trio.testing.wait_all_tasks_blocked()
+            assert rig.origin.counters.gets == 5
+            gate.set()
+    assert job.report.state == State.DONE
+    assert rig.origin.counters.gets == FILES
+
+
 @pytest.mark.parametrize("tier_bytes", [8 * MIB])
 async def test_only_what_fits_is_fetched_early(rig: Rig) -> None:
     """And what was fetched early stays."""

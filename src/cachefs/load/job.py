@@ -35,8 +35,9 @@ _FILES_PER_TURN = 40
 """Files to look up in one turn of the event loop. Each takes about 15 us."""
 _FAILURES_AT_A_TIME = 1000
 _MOST_EARLY = 65_536
-"""Files to fetch before all are found. To find so many takes seconds, to fetch them a minute or
-more. Each takes some 100 bytes of memory."""
+"""Files to look up as soon as they are found, and to fetch if they are missing. So many keep the
+job fetching for some time, and a job whose files are cached does not look up millions of them
+twice."""
 _RECONCILE_POLL_S = 0.1
 _MOST_RECONCILING_S = 60.0
 _NO_ROOM = "there is no room for it in the cache"
@@ -81,8 +82,11 @@ class Job:
         self._queue = FileQueue()
         self._early: set[int] = set()
         """Missing files that were put into the queue before all files were found."""
+        self._early_bytes = 0
+        """Their size, in bytes of slots."""
+        self._early_look_ups = 0
         self._early_room_bytes = 0
-        """The free space that is left for such files, in bytes of slots."""
+        """The free space for such files, in bytes of slots."""
         self._reported: set[bytes] = set()
         """Ids of objects that are in the list of failures because their fetch failed."""
 
@@ -106,13 +110,10 @@ class Job:
         if spec.mode == "load":
             await self._load()
         else:
-            await self._enter(State.EXPANDING)
-            await self._expand()
+            await self._find()
         if spec.mode == "metadata":
             await self._write_failures()
             return State.INCOMPLETE if progress.failed_files else State.DONE
-        if spec.mode != "load":
-            await self._select()
         if spec.mode != "dry-run":
             await self._enter(State.VERIFYING)
             await self._verify()
@@ -127,6 +128,16 @@ class Job:
         await self._changed()
 
     # -- expand --------------------------------------------------------------------------------
+
+    async def _find(self) -> None:
+        """Find the files, and which of them are missing and fit."""
+        await self._enter(State.EXPANDING)
+        await self._expand()
+        self._early_room_bytes = 0
+        if self.report.spec.mode != "metadata":
+            await self._wait_until_reconciled()
+            await self._compare()
+            await self._preflight()
 
     async def _expand(self) -> None:
         context, spec = self._context, self.report.spec
@@ -156,12 +167,6 @@ class Job:
             for line in lines:
                 yield line
             await self._write_failures_if_many()
-
-    async def _select(self) -> None:
-        """Find out which files are missing and fit."""
-        await self._wait_until_reconciled()
-        await self._compare()
-        await self._preflight()
 
     async def _wait_until_reconciled(self) -> None:
         """Wait until the cache has reconciled its slabs, at most 60 s. After a crash it may hold
@@ -239,7 +244,7 @@ class Job:
         the others in their order. To fetch more would only evict files that the job has just
         fetched."""
         fitting = array("Q")
-        room_bytes -= sum(charge_bytes(self._size_bytes(ino)) for ino in self._early)
+        room_bytes -= self._early_bytes
         async for ino in self._in_turns(self._missing):
             size_bytes = self._size_bytes(ino)
             charge = charge_bytes(size_bytes)
@@ -268,11 +273,15 @@ class Job:
             spec.pin,
         )
         self._reported = fetcher.failed
+        if not spec.pin:  # the limit of pinned bytes is applied when all files are known
+            tiers = context.cache.status()
+            self._early_room_bytes = sum(max(0, t.high_bytes - t.used_bytes) for t in tiers)
         problem: CachefsError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._fetch_all, fetcher, nursery.cancel_scope)
             try:
-                await self._find_missing()
+                await self._find()
+                await self._enter(State.LOADING)
             except CachefsError as error:  # outside the nursery it would be an ExceptionGroup
                 problem = error
                 nursery.cancel_scope.cancel()
@@ -288,27 +297,21 @@ class Job:
         await fetcher.run(self._queue, self.report.spec.jobs)
         scope.cancel()
 
-    async def _find_missing(self) -> None:
-        tiers = self._context.cache.status()
-        if not self.report.spec.pin:  # the limit of pinned bytes is applied after the preflight
-            self._early_room_bytes = sum(max(0, t.high_bytes - t.used_bytes) for t in tiers)
-        await self._enter(State.EXPANDING)
-        await self._expand()
-        self._early_room_bytes = 0
-        await self._select()
-        await self._enter(State.LOADING)
-
     def _fetch_early(self, ino: int, size_bytes: int) -> None:
         """Let a file that was just found be fetched now if it is missing and certainly fits."""
         charge = charge_bytes(size_bytes)
-        if charge > self._early_room_bytes or not self._context.cache.is_reconciled:
+        if (
+            self._early_bytes + charge > self._early_room_bytes
+            or not self._context.cache.is_reconciled
+        ):
             return
-        if len(self._early) >= _MOST_EARLY or ino in self._early:
+        if self._early_look_ups >= _MOST_EARLY or ino in self._early:
             return
+        self._early_look_ups += 1
         ref = self._ref(ino)
         if ref is not None and not self._context.cache.is_stored(ref):
             self._early.add(ino)
-            self._early_room_bytes -= charge
+            self._early_bytes += charge
             self._queue.put(ref)
 
     def _missing_refs(self) -> Iterator[ObjectRef]:
