@@ -27,6 +27,9 @@ pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: 
 LONGEST_PAUSE_S = 60.0
 """Generous: the machine may be busy. The bar is 3 s; `python -m bench.outlives` measures it."""
 
+ORPHANED = ("the supervisor is gone; the keeper has the mount",)
+"""What a daemon may log whose supervisor was killed a moment before it."""
+
 READER = """
 import hashlib, json, os, random, sys, time
 root, stop, known = sys.argv[1], sys.argv[2], json.load(open(sys.argv[3]))
@@ -93,7 +96,7 @@ def started(site: Site, wait: str) -> Iterator[KeeperProcess]:
     root = site.files.parent
     keeper = KeeperProcess(root / "keeper", root / "keeper.log", wait)
     site.options = ("--keeper", str(keeper.path))
-    site.expected_trouble += ("the supervisor is gone; the keeper has the mount",)
+    site.expected_trouble += ORPHANED
     yield keeper
     if site.is_mounted():
         subprocess.run(["fusermount3", "-uz", str(site.mountpoint)], check=False)
@@ -381,6 +384,7 @@ def test_a_replaced_container_is_a_pause_for_other_containers(
     site: Site, content: dict[str, str], stack: ExitStack
 ) -> None:
     """One container mounts, the keeper is in a second one, and readers are in a third one."""
+    site.expected_trouble += ORPHANED
 
     def container(propagation: str, within: MountNamespace | None = None) -> MountNamespace:
         namespace = MountNamespace(propagation, within)
