@@ -44,17 +44,20 @@ class FileQueue:
         self._first: deque[ObjectRef] = deque()
         self._rest: Iterator[ObjectRef] | None = None
         self._has_ended = False
-        self._changed = trio.Event()
+        self._waiting = trio.lowlevel.ParkingLot()
+        """Tasks that found no file. A new file wakes one of them, which takes several and then
+        wakes the next if files are left. To wake all for a few files would cost more."""
 
     def put(self, ref: ObjectRef) -> None:
         """Add a file. Call this only before `end`."""
         self._first.append(ref)
-        self._wake()
+        if len(self._first) == 1:
+            self._waiting.unpark()
 
     def end(self, rest: Iterator[ObjectRef]) -> None:
         """Add all files of `rest`, which is read as they are taken. No others follow."""
         self._rest = rest
-        self._wake()
+        self._waiting.unpark_all()
 
     def take(self) -> ObjectRef | None:
         """Return the next file; None if there is none at the moment."""
@@ -68,12 +71,14 @@ class FileQueue:
         """Call this after `take` has returned None. Wait until there may be another file and return
         False, or return True if none follows."""
         if not self._has_ended:
-            await self._changed.wait()
+            await self._waiting.park()
         return self._has_ended
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+    def wake_next(self) -> None:
+        """Let another task take the files that are left. Call this after `take` has returned
+        files, before the next await."""
+        if self._first:
+            self._waiting.unpark()
 
 
 class _Extent(NamedTuple):
@@ -183,6 +188,7 @@ class Fetcher:
                     if await files.has_ended():
                         return
                     continue
+                files.wake_next()
                 if requests is None:
                     limit.resize(FAR_JOBS if self._cache.origin_is_far else NEAR_JOBS)
                 for extent in await self._fetch_together(taken, limit):
