@@ -63,15 +63,20 @@ async def _quiet(cache: BlockCache) -> None:
 
 
 async def _prove(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef]) -> None:
-    """Every block in every index is right, or is dropped when it is read."""
+    """Every block in every index is right, or is dropped when it is read.
+
+    A key of no file is dropped too: after a power cut, a slab with a new class may have the old
+    class's blocks where its empty table was written (docs/formats/slab.md).
+    """
     path_of = {ref.object_id: ref.path for ref in refs}
     for store in stores(cache):
         for key, location in list(store.index.blocks_of(b"")):
-            path = path_of[key.object_id]
-            start = key.block_index * BLOCK_BYTES
-            expected = origin.expected(path, start)[:BLOCK_BYTES]
             data = await store.read_slot(key, 0, location.length)
-            assert data is None or bytes(data) == expected, (store.directory.paths.root, path, key)
+            if data is not None:
+                path = path_of[key.object_id]
+                start = key.block_index * BLOCK_BYTES
+                expected = origin.expected(path, start)[:BLOCK_BYTES]
+                assert bytes(data) == expected, (store.directory.paths.root, path, key)
 
 
 async def _recount(cache: BlockCache) -> None:

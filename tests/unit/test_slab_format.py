@@ -94,6 +94,12 @@ def test_golden_slot_entry() -> None:
     assert entry_at(table[:-1], 1) is None
 
 
+def test_an_entry_without_a_checksum_is_none() -> None:
+    """It is never written. What looks like it are the bytes of an old block."""
+    entry = SlotEntry(BlockKey(b"0123456789abcdef", 7), 22, 0)
+    assert entry_at(encode_entry(entry), 0) is None
+
+
 def test_checksum_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checksum_of(b"abc") == xxhash.xxh3_64_intdigest(b"abc")
     monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda _data: 0)

@@ -158,12 +158,12 @@ def encode_entry(entry: SlotEntry) -> bytes:
 
 
 def entry_at(table: bytes | memoryview, slot: int) -> SlotEntry | None:
-    """Return the entry of `slot`; None if the slot was never used, or if `table` ends before
-    it."""
+    """Return the entry of `slot`; None if the slot was never used, if `table` ends before it, or if
+    it has a checksum of 0, which is never written."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):
         return None
     object_id, block_index, length, checksum = SLOT_ENTRY.unpack_from(table, position)
-    if length == 0:
+    if length == 0 or checksum == 0:
         return None
     return SlotEntry(BlockKey(object_id, block_index), length, checksum)
