@@ -1,5 +1,6 @@
 """One run of a job: what it fetches, and when."""
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cachefs.errors import BadDataError
 from cachefs.load import job as load_job
 from cachefs.load.job import Job, JobContext
 from cachefs.load.job_files import JobFiles
+from cachefs.load.jobs import Jobs
 from cachefs.load.paths import PathReader
 from cachefs.load.spec import JobReport, LoadSpec, State
 from cachefs.namespace.clock import Clock
@@ -32,7 +34,7 @@ class Rig:
         self.origin = origin
 
     def job(self, **fields: object) -> Job:
-        async def changed() -> None: ...
+        def changed() -> None: ...
 
         spec = LoadSpec.model_validate({"paths": ("",), **fields})
         report = JobReport(id=self.context.files.new_id(), spec=spec, created_at=0.0)
@@ -178,3 +180,30 @@ async def test_only_what_fits_is_fetched_early(rig: Rig) -> None:
     assert rig.origin.counters.gets == fitting == progress.verified_files
     assert progress.excess_files == FILES - fitting
     assert not progress.failed_files
+
+
+async def test_a_job_does_not_wait_until_its_state_is_saved(
+    rig: Rig, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, saved, disk_is_back = rig.context.files, list[State](), threading.Event()
+    write = files.write
+
+    def wait_and_write(report: JobReport) -> None:
+        if saved:  # the first says that the job is accepted
+            disk_is_back.wait(300)
+        write(report)
+        saved.append(report.state)
+
+    monkeypatch.setattr(files, "write", wait_and_write)
+    jobs = Jobs(rig.context)
+    with trio.fail_after(300):
+        await nursery.start(jobs.run)
+        report = await jobs.create(LoadSpec(paths=("dir",)))
+        try:
+            await jobs.start(report.id)
+            await until(lambda: report.state is State.DONE)
+            assert saved == [State.QUEUED]
+        finally:
+            disk_is_back.set()
+        await until(lambda: jobs.running_count == 0)
+    assert saved[-1] is State.DONE

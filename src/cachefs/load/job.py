@@ -10,7 +10,7 @@ free space.
 
 import logging
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -67,7 +67,7 @@ class Job:
         self,
         context: JobContext,
         report: JobReport,
-        changed: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
     ) -> None:
         self._context = context
         self.report = report
@@ -115,7 +115,7 @@ class Job:
             await self._write_failures()
             return State.INCOMPLETE if progress.failed_files else State.DONE
         if spec.mode != "dry-run":
-            await self._enter(State.VERIFYING)
+            self._enter(State.VERIFYING)
             await self._verify()
         await self._write_failures()
         if spec.mode == "dry-run":
@@ -123,15 +123,15 @@ class Job:
         complete = progress.verified_files == progress.files and not progress.failed_files
         return State.DONE if complete else State.INCOMPLETE
 
-    async def _enter(self, state: State) -> None:
+    def _enter(self, state: State) -> None:
         self.report.state = state
-        await self._changed()
+        self._changed()
 
     # -- expand --------------------------------------------------------------------------------
 
     async def _find(self) -> None:
         """Find the files, and which of them are missing and fit."""
-        await self._enter(State.EXPANDING)
+        self._enter(State.EXPANDING)
         await self._expand()
         self._early_room_bytes = 0
         if self.report.spec.mode != "metadata":
@@ -182,16 +182,15 @@ class Job:
         """Find out which files are missing. An empty file never is."""
         progress, cache = self._progress, self._context.cache
         async for ino in self._in_turns(self._inos):
-            ref = self._ref(ino)
-            if ref is None:
-                continue
-            if ino not in self._early and cache.is_stored(ref):
-                progress.cached_files += 1
-                progress.cached_bytes += ref.meta.size_bytes
-            else:
+            is_early = ino in self._early
+            ref = None if is_early else self._ref(ino)
+            if is_early or (ref is not None and not cache.is_stored(ref)):
                 self._missing.append(ino)
                 progress.wanted_files += 1
-                progress.wanted_bytes += ref.meta.size_bytes
+                progress.wanted_bytes += self._size_bytes(ino)
+            elif ref is not None:
+                progress.cached_files += 1
+                progress.cached_bytes += ref.meta.size_bytes
 
     async def _in_turns(self, inos: "array[int]") -> AsyncIterator[int]:
         """Yield `inos`, and let the event loop run every `_FILES_PER_TURN` files."""
@@ -281,7 +280,7 @@ class Job:
             nursery.start_soon(self._fetch_all, fetcher, nursery.cancel_scope)
             try:
                 await self._find()
-                await self._enter(State.LOADING)
+                self._enter(State.LOADING)
             except CachefsError as error:  # outside the nursery it would be an ExceptionGroup
                 problem = error
                 nursery.cancel_scope.cancel()

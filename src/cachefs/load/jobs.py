@@ -26,6 +26,8 @@ class _Run:
         self.is_cancelled = False
         """A user has cancelled the run."""
         self.ended = trio.Event()
+        self.changed = trio.Event()
+        """The report's state has changed and is not saved yet."""
 
 
 class Jobs:
@@ -160,9 +162,11 @@ class Jobs:
     async def _carry_out(self, report: JobReport, run: _Run) -> None:
         try:
             with run.scope:
-                await self._save(report)
-                async with self._turn:
-                    await self._run_job(report)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._save_changes, report, run)
+                    async with self._turn:
+                        await self._run_job(report, run)
+                    nursery.cancel_scope.cancel()
             if run.is_cancelled:
                 report.state = State.CANCELLED
         except Exception as error:  # a bug must end only this job, not the mount
@@ -179,18 +183,19 @@ class Jobs:
             del self._running[report.id]
             run.ended.set()
 
-    async def _run_job(self, report: JobReport) -> None:
+    async def _run_job(self, report: JobReport, run: _Run) -> None:
         report.started_at, report.ended_at, report.problem = time.time(), None, None
         report.progress = Progress()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._save_now_and_then, report)
-            await Job(self._context, report, lambda: self._save(report)).run()
-            nursery.cancel_scope.cancel()
+        await Job(self._context, report, lambda: run.changed.set()).run()
 
-    async def _save_now_and_then(self, report: JobReport) -> None:
+    async def _save_changes(self, report: JobReport, run: _Run) -> None:
+        """Save the report now, after each change of its state, and every `_SAVE_INTERVAL_S`. The
+        job does not wait for it, because a save waits for the disk."""
         while True:
-            await trio.sleep(_SAVE_INTERVAL_S)
+            run.changed = trio.Event()
             await self._save(report)
+            with trio.move_on_after(_SAVE_INTERVAL_S):
+                await run.changed.wait()
 
     async def _save(self, report: JobReport) -> None:
         async with self._writing:
