@@ -29,6 +29,9 @@ class _Run:
         self.changed = trio.Event()
         """The report's state has changed and is not saved yet."""
 
+    def note_change(self) -> None:
+        self.changed.set()
+
 
 class Jobs:
     """The load jobs of one mount. Usable while `run` runs. Methods raise `CachefsError`."""
@@ -186,7 +189,7 @@ class Jobs:
     async def _run_job(self, report: JobReport, run: _Run) -> None:
         report.started_at, report.ended_at, report.problem = time.time(), None, None
         report.progress = Progress()
-        await Job(self._context, report, lambda: run.changed.set()).run()
+        await Job(self._context, report, run.note_change).run()
 
     async def _save_changes(self, report: JobReport, run: _Run) -> None:
         """Save the report now, after each change of its state, and every `_SAVE_INTERVAL_S`. The
