@@ -58,7 +58,7 @@ def test_golden_header() -> None:
     assert len(data) == 4096
     assert data[:52].hex() == (
         "6361636865667353"
-        "0200"
+        "0300"
         "1600"
         "00420000"
         "7c0f0000"
@@ -66,7 +66,7 @@ def test_golden_header() -> None:
         "00000004"
         "000102030405060708090a0b0c0d0e0f" + xxhash.xxh3_64_digest(data[:44])[::-1].hex()
     )
-    assert data[44:52].hex() == "7ce19b24ca8dd35c"
+    assert data[44:52].hex() == "9d7e664304f882cb"
     assert data[52:] == bytes(4044)
     assert decode_header(data) == SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
 
@@ -85,19 +85,49 @@ def test_short_or_empty_header() -> None:
 
 def test_golden_slot_entry() -> None:
     entry = SlotEntry(BlockKey(ID, 3), 100_000, 0x0123456789ABCDEF)
-    data = encode_entry(entry)
-    assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a0860100efcdab8967452301"
+    assert encode_entry(entry, 0).hex() == (
+        "404142434445464748494a4b4c4d4e4f03000000a0860100efcdab8967452301"
+    )
+    seal = 0xFF000000000000FF
+    data = encode_entry(entry, seal)
+    assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a086010010cdab89674523fe"
     table = bytes(32) + data
-    assert entry_at(table, 0) is None
-    assert entry_at(table, 1) == entry
-    assert entry_at(table, 2) is None
-    assert entry_at(table[:-1], 1) is None
+    assert entry_at(table, 0, seal) is None
+    assert entry_at(table, 1, seal) == entry
+    assert entry_at(table, 2, seal) is None
+    assert entry_at(table[:-1], 1, seal) is None
+
+
+def test_golden_seal() -> None:
+    header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
+    assert f"{header.seal:016x}" == "f997d1faddfc7814"
+    others = (
+        header._replace(slab_id=8),
+        header._replace(class_index=23),
+        header._replace(tier_uuid=bytes(16)),
+    )
+    assert len({header.seal, *(other.seal for other in others)}) == 4
+
+
+def test_a_slab_of_format_2_is_read_and_has_no_seal() -> None:
+    header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID, format=2)
+    data = encode_header(header)
+    assert data[8:10] == b"\2\0"
+    assert data[44:52].hex() == "7ce19b24ca8dd35c"
+    assert decode_header(data) == header
+    assert header.seal == 0
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_slabs_of_other_formats_are_not_read(version: int) -> None:
+    header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID, format=version)
+    assert decode_header(encode_header(header)) is None
 
 
 def test_an_entry_without_a_checksum_is_none() -> None:
     """It is never written. What looks like it are the bytes of an old block."""
     entry = SlotEntry(BlockKey(b"0123456789abcdef", 7), 22, 0)
-    assert entry_at(encode_entry(entry), 0) is None
+    assert entry_at(encode_entry(entry, 5), 0, 5) is None
 
 
 def test_checksum_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:

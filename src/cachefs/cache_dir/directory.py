@@ -59,6 +59,11 @@ class OpenedSlab(NamedTuple):
     header: SlabHeader | None
     is_blank: bool = False
 
+    @property
+    def seal(self) -> int:
+        """See `SlabHeader.seal`; 0 without a header."""
+        return 0 if self.header is None else self.header.seal
+
 
 def slab_bytes_for(quota_bytes: int) -> int:
     """Return the slab size for a new tier of `quota_bytes`.
@@ -184,20 +189,19 @@ class CacheDirectory:
         """Whether the used space stays below the low watermark with `more_bytes` more."""
         return self.slabs.used_charge_bytes + more_bytes <= self.watermarks.low_bytes
 
-    def create_slab(self, slab_id: int, class_index: int) -> int:
-        """Create a slab file with all of its space allocated. Returns the open descriptor."""
+    def create_slab(self, slab_id: int, class_index: int) -> OpenedSlab:
+        """Create a slab file with all of its space allocated."""
         path = self.paths.slab(slab_id)
         fd = self.disk.create(path, self.identity.slab_bytes)
         try:
-            self.format_slab(fd, slab_id, class_index)
+            return OpenedSlab(fd, self.format_slab(fd, slab_id, class_index))
         except OSError:
             os.close(fd)
             self.disk.unlink(path)
             raise
-        return fd
 
-    def format_slab(self, fd: int, slab_id: int, class_index: int) -> None:
-        """Write an empty slot table, then the header for a class.
+    def format_slab(self, fd: int, slab_id: int, class_index: int) -> SlabHeader:
+        """Write an empty slot table, then the header for a class, which is returned.
 
         The order matters: after a crash between the two writes, the file has the old header and an
         empty table, and blocks that the index still has are in their old slots.
@@ -208,6 +212,7 @@ class CacheDirectory:
         slab_bytes, tier_uuid = self.identity.slab_bytes, self.identity.uuid
         header = SlabHeader(slab_id, class_index, slab_bytes, tier_uuid)
         self.disk.write(fd, encode_header(header), 0)
+        return header
 
     def open_slab(self, slab_id: int) -> OpenedSlab:
         """Open a slab file and read its header."""

@@ -1,4 +1,4 @@
-"""Encode and decode slab files, format 2 (docs/formats/slab.md).
+"""Encode and decode slab files, format 3 (docs/formats/slab.md).
 
     0      header, padded with zeros to 4096 bytes
     4096   slot table: 32 bytes for each slot
@@ -7,9 +7,10 @@
 
 All numbers are little-endian. A table entry is only a hint, as it may be older than the data in
 its slot. A block is served only if the xxh3_64 of its bytes equals the checksum stored with its
-key.
+key. In format 2, the entries have no seal.
 """
 
+import hashlib
 import struct
 from bisect import bisect_left
 from functools import cache
@@ -20,7 +21,9 @@ import xxhash
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer
 
 SLAB_MAGIC = b"cachefsS"
-SLAB_FORMAT = 2
+SLAB_FORMAT = 3
+_WITHOUT_SEAL = 2
+"""The format before. Such slabs are still read and written, until they get another class."""
 HEADER_BYTES = 4096
 SLOT_ALIGN_BYTES = 512
 FRONT_BYTES = 2 * HEADER_BYTES
@@ -36,7 +39,9 @@ _HEADER = struct.Struct("<8sHHIIII16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 """The xxh3_64 of the fields of `_HEADER`. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
-"""Object id, block index, length in bytes (0: never used), checksum."""
+"""Object id, block index, length in bytes (0: never used), checksum XOR seal."""
+_SEALED = struct.Struct("<II")
+"""What a seal is computed from: slab id, class."""
 
 assert _HEADER.size == 44
 assert SLOT_ENTRY.size == 32
@@ -105,6 +110,22 @@ class SlabHeader(NamedTuple):
     class_index: int
     slab_bytes: int
     tier_uuid: bytes
+    format: int = SLAB_FORMAT
+
+    @property
+    def seal(self) -> int:
+        """The number with which the checksums in this slab's table are combined (XOR).
+
+        Nobody without access to the cache directory knows it. So the bytes of an old block, which
+        a power cut may leave in the place of a table entry, never name a checksum that their
+        author wanted. It differs for each class of the slab, as old entries don't belong to a new
+        class.
+        """
+        if self.format == _WITHOUT_SEAL:
+            return 0
+        what = _SEALED.pack(self.slab_id, self.class_index)
+        digest = hashlib.blake2b(what, digest_size=8, key=self.tier_uuid).digest()
+        return int.from_bytes(digest, "little")
 
 
 def encode_header(header: SlabHeader) -> bytes:
@@ -112,7 +133,7 @@ def encode_header(header: SlabHeader) -> bytes:
     layout = slab_layout(header.class_index, header.slab_bytes)
     fields = _HEADER.pack(
         SLAB_MAGIC,
-        SLAB_FORMAT,
+        header.format,
         header.class_index,
         layout.slot_bytes,
         layout.slot_count,
@@ -135,12 +156,14 @@ def decode_header(data: bytes) -> SlabHeader | None:
     magic, version, class_index, slot_bytes, slot_count, slab_id, slab_bytes, uuid = (
         _HEADER.unpack_from(data)
     )
-    if magic != SLAB_MAGIC or version != SLAB_FORMAT or class_index >= len(SLOT_CLASSES):
+    if magic != SLAB_MAGIC or version not in (_WITHOUT_SEAL, SLAB_FORMAT):
+        return None
+    if class_index >= len(SLOT_CLASSES):
         return None
     layout = slab_layout(class_index, slab_bytes)
     if (slot_bytes, slot_count) != (layout.slot_bytes, layout.slot_count):
         return None
-    return SlabHeader(slab_id, class_index, slab_bytes, uuid)
+    return SlabHeader(slab_id, class_index, slab_bytes, uuid, version)
 
 
 class SlotEntry(NamedTuple):
@@ -152,18 +175,20 @@ class SlotEntry(NamedTuple):
     checksum: int
 
 
-def encode_entry(entry: SlotEntry) -> bytes:
-    """Return the 32 bytes of a row of the slot table."""
-    return SLOT_ENTRY.pack(entry.key.object_id, entry.key.block_index, entry.length, entry.checksum)
+def encode_entry(entry: SlotEntry, seal: int) -> bytes:
+    """Return the 32 bytes of a row of the slot table. `seal` is that of the slab."""
+    key, length, checksum = entry
+    return SLOT_ENTRY.pack(key.object_id, key.block_index, length, checksum ^ seal)
 
 
-def entry_at(table: bytes | memoryview, slot: int) -> SlotEntry | None:
+def entry_at(table: bytes | memoryview, slot: int, seal: int) -> SlotEntry | None:
     """Return the entry of `slot`; None if the slot was never used, if `table` ends before it, or if
-    it has a checksum of 0, which is never written."""
+    it has a checksum of 0, which is never written. `seal` is that of the slab."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):
         return None
-    object_id, block_index, length, checksum = SLOT_ENTRY.unpack_from(table, position)
+    object_id, block_index, length, sealed = SLOT_ENTRY.unpack_from(table, position)
+    checksum = sealed ^ seal
     if length == 0 or checksum == 0:
         return None
     return SlotEntry(BlockKey(object_id, block_index), length, checksum)

@@ -21,6 +21,7 @@ import trio
 from cachefs.cache.policies.base import SAMPLE_BLOCKS
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.upkeep.sweeper import Demote, Sweeper
+from cachefs.cache_dir.directory import OpenedSlab
 from cachefs.cache_dir.slab import Slab
 from cachefs.cache_dir.slabs import NEAR_CLASSES
 from cachefs.format.index_record import NO_CLASS
@@ -266,14 +267,14 @@ class Evictor:
             return False
         slab_id = self._store.files.take_id()
         try:
-            fd = await self._store.io.write(
+            created = await self._store.io.write(
                 directory.identity.slab_bytes, self._create_slab, slab_id, class_index
             )
         except OSError as error:
             self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             self._failed(error, f"{directory.paths.root}: can't grow", error.errno not in _FULL)
             return False
-        if fd is None:
+        if created is None:
             self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             if not self._told_full:
                 log.info(
@@ -286,7 +287,7 @@ class Evictor:
         self._told_full = False
         self._failing = False
         slab = slabs.add(slab_id)
-        slab.fd = fd
+        slab.fd, slab.seal = created.fd, created.seal
         slab.was_opened = slab.is_reconciled = True
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
@@ -305,7 +306,7 @@ class Evictor:
             log.warning("%s: %s", what, error.strerror)
         self._failing = True
 
-    def _create_slab(self, slab_id: int, class_index: int) -> int | None:
+    def _create_slab(self, slab_id: int, class_index: int) -> OpenedSlab | None:
         """Create the file in the writer thread; None if it would leave too little free space."""
         directory = self._store.directory
         if not directory.has_free_space(directory.identity.slab_bytes):
@@ -336,7 +337,7 @@ class Evictor:
         self._slabs.drain(slab)
         try:
             with slab.in_use():
-                await store.io.write(
+                header = await store.io.write(
                     0, store.directory.format_slab, slab.fd, slab.slab_id, class_index
                 )
         except OSError as error:
@@ -346,6 +347,7 @@ class Evictor:
             store.put_row(slab)
             return False
         self._slabs.reformat(slab, class_index, self._policy.now)
+        slab.seal = header.seal
         store.put_row(slab)
         store.counters.reassigned += 1
         return True
