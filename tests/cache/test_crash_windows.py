@@ -292,7 +292,7 @@ def evict_all(cache: BlockCache) -> None:
     for slab in store.slabs.by_id.values():
         table = store.directory.read_table(slab.fd, slab.layout)
         for slot in list(slab.used_slots()):
-            store.evict(slab, slot, entry_at(table, slot, slab.seal))
+            store.evict(slab, slot, entry_at(table, slot, slab.mask))
         store.put_row(slab)
         slab.free_hint = 0
 

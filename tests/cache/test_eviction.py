@@ -206,7 +206,7 @@ async def test_a_slot_that_is_being_read_is_not_reused(
             location = store.index.locate(key_of(victim))
             slab = store.slabs.by_id[location.slab]
             table = store.directory.read_table(slab.fd, slab.layout)
-            store.evict(slab, location.slot, store_module.entry_at(table, location.slot, slab.seal))
+            store.evict(slab, location.slot, store_module.entry_at(table, location.slot, slab.mask))
             assert not cache.is_cached_or_inflight(key_of(victim))
             monkeypatch.setattr(store_module, "read_and_check", real)
             for ref in put_many(origin, 12, 900_000):

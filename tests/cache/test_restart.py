@@ -130,7 +130,7 @@ async def test_crash_after_slots_were_reused(tmp_path: Path, origin: MemoryOrigi
         for slab in store.slabs.by_id.values():
             table = store.directory.read_table(slab.fd, slab.layout)
             for slot in list(slab.used_slots()):
-                store.evict(slab, slot, entry_at(table, slot, slab.seal))
+                store.evict(slab, slot, entry_at(table, slot, slab.mask))
             slab.free_hint = 0
         await assert_right(cache, origin, new)
         await cache.drain()

@@ -91,7 +91,7 @@ async def _recount(cache: BlockCache) -> None:
             table = store.directory.read_table(slab.fd, slab.layout)
             slab_bytes = 0
             for slot in slab.used_slots():
-                entry = entry_at(table, slot, slab.seal)
+                entry = entry_at(table, slot, slab.mask)
                 assert entry is not None, (slab.slab_id, slot)
                 location = BlockLocation(slab.slab_id, slot, entry.length, entry.checksum)
                 assert store.index.locate(entry.key) == location

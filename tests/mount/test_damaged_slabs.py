@@ -46,7 +46,7 @@ def damage_blocks(site: Site, damage: Damage) -> int:
             layout = slab_layout(header.class_index, header.slab_bytes)
             table = os.pread(file.fileno(), layout.slot_count * SLOT_ENTRY.size, 4096)
             for slot in range(layout.slot_count):
-                entry = entry_at(table.ljust(layout.data_offset, b"\0"), slot, header.seal)
+                entry = entry_at(table.ljust(layout.data_offset, b"\0"), slot, header.mask)
                 if entry is None:
                     continue
                 place = layout.slot_offset(slot)

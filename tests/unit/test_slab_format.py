@@ -88,34 +88,34 @@ def test_golden_slot_entry() -> None:
     assert encode_entry(entry, 0).hex() == (
         "404142434445464748494a4b4c4d4e4f03000000a0860100efcdab8967452301"
     )
-    seal = 0xFF000000000000FF
-    data = encode_entry(entry, seal)
+    mask = 0xFF000000000000FF
+    data = encode_entry(entry, mask)
     assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a086010010cdab89674523fe"
     table = bytes(32) + data
-    assert entry_at(table, 0, seal) is None
-    assert entry_at(table, 1, seal) == entry
-    assert entry_at(table, 2, seal) is None
-    assert entry_at(table[:-1], 1, seal) is None
+    assert entry_at(table, 0, mask) is None
+    assert entry_at(table, 1, mask) == entry
+    assert entry_at(table, 2, mask) is None
+    assert entry_at(table[:-1], 1, mask) is None
 
 
-def test_golden_seal() -> None:
+def test_golden_mask() -> None:
     header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
-    assert f"{header.seal:016x}" == "f997d1faddfc7814"
+    assert f"{header.mask:016x}" == "f997d1faddfc7814"
     others = (
         header._replace(slab_id=8),
         header._replace(class_index=23),
         header._replace(tier_uuid=bytes(16)),
     )
-    assert len({header.seal, *(other.seal for other in others)}) == 4
+    assert len({header.mask, *(other.mask for other in others)}) == 4
 
 
-def test_a_slab_of_format_2_is_read_and_has_no_seal() -> None:
+def test_a_slab_of_format_2_is_read_and_has_no_mask() -> None:
     header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID, format=2)
     data = encode_header(header)
     assert data[8:10] == b"\2\0"
     assert data[44:52].hex() == "7ce19b24ca8dd35c"
     assert decode_header(data) == header
-    assert header.seal == 0
+    assert header.mask == 0
 
 
 @pytest.mark.parametrize("version", [1, 4])

@@ -310,7 +310,7 @@ async def _own(store: TierStore, slab: Slab, blocks: list[CachedBlock]) -> list[
     except OSError:
         store.counters.read_errors += 1
         return []
-    entries = [(block, entry_at(table, block[1].slot, slab.seal)) for block in blocks]
+    entries = [(block, entry_at(table, block[1].slot, slab.mask)) for block in blocks]
     return [block for block, entry in entries if entry is not None and entry.key == block[0]]
 
 

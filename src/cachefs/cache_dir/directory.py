@@ -60,9 +60,9 @@ class OpenedSlab(NamedTuple):
     is_blank: bool = False
 
     @property
-    def seal(self) -> int:
-        """See `SlabHeader.seal`; 0 without a header."""
-        return 0 if self.header is None else self.header.seal
+    def mask(self) -> int:
+        """See `SlabHeader.mask`; 0 without a header."""
+        return 0 if self.header is None else self.header.mask
 
 
 def slab_bytes_for(quota_bytes: int) -> int:

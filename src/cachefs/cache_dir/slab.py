@@ -57,7 +57,7 @@ class Slab:
         "pinned_count",
         "relay_file",
         "reported",
-        "seal",
+        "mask",
         "slab_bytes",
         "slab_id",
         "slot_bytes",
@@ -79,8 +79,8 @@ class Slab:
         self.slab_bytes = slab_bytes
         self.fd = -1
         """Descriptor of the file; -1 while it is not open. `open_slabs.py` closes it."""
-        self.seal = 0
-        """`SlabHeader.seal`, valid while the file is open."""
+        self.mask = 0
+        """`SlabHeader.mask`, valid while the file is open."""
         self.was_opened = False
         """The file was opened since the daemon started, so its header has been read."""
         self.was_read = False

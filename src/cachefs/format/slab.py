@@ -7,7 +7,7 @@
 
 All numbers are little-endian. A table entry is only a hint, as it may be older than the data in
 its slot. A block is served only if the xxh3_64 of its bytes equals the checksum stored with its
-key. In format 2, the entries have no seal.
+key. In format 2, the entries have no mask.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from cachefs.types import BLOCK_BYTES, BlockKey, Buffer
 
 SLAB_MAGIC = b"cachefsS"
 SLAB_FORMAT = 3
-_WITHOUT_SEAL = 2
+_WITHOUT_MASK = 2
 """The format before. Such slabs are still read and written, until they get another class."""
 HEADER_BYTES = 4096
 SLOT_ALIGN_BYTES = 512
@@ -39,9 +39,9 @@ _HEADER = struct.Struct("<8sHHIIII16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 """The xxh3_64 of the fields of `_HEADER`. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
-"""Object id, block index, length in bytes (0: never used), checksum XOR seal."""
-_SEALED = struct.Struct("<II")
-"""What a seal is computed from: slab id, class."""
+"""Object id, block index, length in bytes (0: never used), checksum XOR mask."""
+_MASKED = struct.Struct("<II")
+"""What a mask is computed from: slab id, class."""
 
 assert _HEADER.size == 44
 assert SLOT_ENTRY.size == 32
@@ -113,17 +113,17 @@ class SlabHeader(NamedTuple):
     format: int = SLAB_FORMAT
 
     @property
-    def seal(self) -> int:
+    def mask(self) -> int:
         """The number with which the checksums in this slab's table are combined (XOR).
 
-        Nobody without access to the cache directory knows it. So the bytes of an old block, which
-        a power cut may leave in the place of a table entry, never name a checksum that their
-        author wanted. It differs for each class of the slab, as old entries don't belong to a new
-        class.
+        Nobody without access to the cache directory knows it. A power cut may leave the bytes of
+        an old block in the place of a table entry. These bytes then never have the checksum that
+        their author wanted. Each class of the slab has another mask, as old entries don't belong to
+        a new class.
         """
-        if self.format == _WITHOUT_SEAL:
+        if self.format == _WITHOUT_MASK:
             return 0
-        what = _SEALED.pack(self.slab_id, self.class_index)
+        what = _MASKED.pack(self.slab_id, self.class_index)
         digest = hashlib.blake2b(what, digest_size=8, key=self.tier_uuid).digest()
         return int.from_bytes(digest, "little")
 
@@ -156,7 +156,7 @@ def decode_header(data: bytes) -> SlabHeader | None:
     magic, version, class_index, slot_bytes, slot_count, slab_id, slab_bytes, uuid = (
         _HEADER.unpack_from(data)
     )
-    if magic != SLAB_MAGIC or version not in (_WITHOUT_SEAL, SLAB_FORMAT):
+    if magic != SLAB_MAGIC or version not in (_WITHOUT_MASK, SLAB_FORMAT):
         return None
     if class_index >= len(SLOT_CLASSES):
         return None
@@ -175,20 +175,20 @@ class SlotEntry(NamedTuple):
     checksum: int
 
 
-def encode_entry(entry: SlotEntry, seal: int) -> bytes:
-    """Return the 32 bytes of a row of the slot table. `seal` is that of the slab."""
+def encode_entry(entry: SlotEntry, mask: int) -> bytes:
+    """Return the 32 bytes of a row of the slot table. `mask` is that of the slab."""
     key, length, checksum = entry
-    return SLOT_ENTRY.pack(key.object_id, key.block_index, length, checksum ^ seal)
+    return SLOT_ENTRY.pack(key.object_id, key.block_index, length, checksum ^ mask)
 
 
-def entry_at(table: bytes | memoryview, slot: int, seal: int) -> SlotEntry | None:
+def entry_at(table: bytes | memoryview, slot: int, mask: int) -> SlotEntry | None:
     """Return the entry of `slot`; None if the slot was never used, if `table` ends before it, or if
-    it has a checksum of 0, which is never written. `seal` is that of the slab."""
+    it has a checksum of 0, which is never written. `mask` is that of the slab."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):
         return None
-    object_id, block_index, length, sealed = SLOT_ENTRY.unpack_from(table, position)
-    checksum = sealed ^ seal
+    object_id, block_index, length, masked = SLOT_ENTRY.unpack_from(table, position)
+    checksum = masked ^ mask
     if length == 0 or checksum == 0:
         return None
     return SlotEntry(BlockKey(object_id, block_index), length, checksum)

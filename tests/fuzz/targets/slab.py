@@ -25,7 +25,7 @@ def fuzz(data: bytes) -> None:
         return
     flags, patches = data[0], data[1:]
     decode_header(patches)
-    entry_at(patches, 0, seal=7)
+    entry_at(patches, 0, mask=7)
 
     def change(path: Path) -> None:
         _patch(TierPaths(path), patches, bool(flags & _RIGHT_CHECKSUM))

@@ -164,7 +164,7 @@ class _Check:
         self._reader = reader
         self._repair = repair
         self._layouts: dict[int, SlabLayout] = {}
-        self._seals: dict[int, int] = {}
+        self._masks: dict[int, int] = {}
         """Slab id -> layout, of the slabs that belong to this directory."""
         self._claims: dict[int, bytearray] = {}
         """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""
@@ -226,7 +226,7 @@ class _Check:
             self._misfits.append(path)
         layout = slab_layout(header.class_index, identity.slab_bytes)
         self._layouts[slab_id] = layout
-        self._seals[slab_id] = header.seal
+        self._masks[slab_id] = header.mask
         self._claims[slab_id] = bytearray(layout.slot_count)
 
     # -- the index ---------------------------------------------------------------------------------
@@ -310,8 +310,8 @@ class _Check:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            seal, claims = self._seals[slab_id], self._claims[slab_id]
-            found = check_slots(fd, slab_id, layout, seal, claims, self._find)
+            mask, claims = self._masks[slab_id], self._claims[slab_id]
+            found = check_slots(fd, slab_id, layout, mask, claims, self._find)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # only this check needed the pages
         finally:
             os.close(fd)

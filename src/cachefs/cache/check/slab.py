@@ -63,13 +63,13 @@ def check_slots(
     fd: int,
     slab_id: int,
     layout: SlabLayout,
-    seal: int,
+    mask: int,
     claims: bytearray,
     find: Callable[[bytes], BlockLocation | None],
 ) -> SlabFindings:
     """Read the slab once, from start to end, and compare it with the index.
 
-    `seal` is that of the slab's header (`SlabHeader.seal`).
+    `mask` is that of the slab's header (`SlabHeader.mask`).
     `claims` has one byte per slot: 1 if a possible row of the index points to it. `find` returns
     the index row of a block key, or None if it has none or an impossible one.
     """
@@ -85,11 +85,11 @@ def check_slots(
         size_bytes = (stop - first) * layout.slot_bytes
         data = memoryview(_read(fd, size_bytes, layout.slot_offset(first), found))
         entries = enumerate(SLOT_ENTRY.iter_unpack(part), first)
-        for slot, (object_id, block_index, length, sealed) in entries:
+        for slot, (object_id, block_index, length, masked) in entries:
             if not claims[slot] and not length:
                 continue
             key = object_id + block_index.to_bytes(4, "big")
-            entry = BlockLocation(slab_id, slot, length, sealed ^ seal)
+            entry = BlockLocation(slab_id, slot, length, masked ^ mask)
             start = (slot - first) * layout.slot_bytes
             slot_data = data[start : start + layout.slot_bytes]
             _check_slot(key, entry, find(key), bool(claims[slot]), slot_data, found)

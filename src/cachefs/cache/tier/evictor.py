@@ -287,7 +287,7 @@ class Evictor:
         self._told_full = False
         self._failing = False
         slab = slabs.add(slab_id)
-        slab.fd, slab.seal = created.fd, created.seal
+        slab.fd, slab.mask = created.fd, created.mask
         slab.was_opened = slab.is_reconciled = True
         slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
@@ -347,7 +347,7 @@ class Evictor:
             store.put_row(slab)
             return False
         self._slabs.reformat(slab, class_index, self._policy.now)
-        slab.seal = header.seal
+        slab.mask = header.mask
         store.put_row(slab)
         store.counters.reassigned += 1
         return True

@@ -199,7 +199,7 @@ class SlabFiles:
         if not self._is_ours(slab):
             os.close(opened.fd)
             return
-        slab.fd, slab.seal = opened.fd, opened.seal
+        slab.fd, slab.mask = opened.fd, opened.mask
         self.open_slabs.note(slab)
         if not slab.was_opened:
             slab.was_opened = True
@@ -260,7 +260,7 @@ class SlabFiles:
         """
         if slab.state[slot] != FREE and not slab.holds(slot):
             return 0
-        entry = entry_at(table, slot, slab.seal)
+        entry = entry_at(table, slot, slab.mask)
         found = location = None
         if entry is not None and entry.length <= slab.slot_bytes:
             location = BlockLocation(slab.slab_id, slot, entry.length, entry.checksum)

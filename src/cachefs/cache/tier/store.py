@@ -145,7 +145,7 @@ class TierStore:
             return None
         if read != location.length or checksum_of(block) != location.checksum:
             return None  # `read_slot` finds the reason
-        owner = entry_at(self._entry, 0, slab.seal)
+        owner = entry_at(self._entry, 0, slab.mask)
         if owner is None or owner.key != key:
             return None
         self.counters.verified += 1

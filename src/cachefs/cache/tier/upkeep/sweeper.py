@@ -88,7 +88,7 @@ class Sweeper:
         # If its tick has changed, a slot was used, or it now holds another block that this table
         # may not contain yet.
         picks = [
-            Pick(slot, tick, entry_at(table, slot - first, slab.seal))
+            Pick(slot, tick, entry_at(table, slot - first, slab.mask))
             for slot, tick in zip(victims, chosen_at, strict=True)
             if slab.is_evictable(slot) and slab.ticks[slot] == tick
         ]
@@ -187,7 +187,7 @@ class Sweeper:
             if self._store.retired:
                 return False
             picks = [
-                Pick(slot, slab.ticks[slot], entry_at(table, slot - first, slab.seal))
+                Pick(slot, slab.ticks[slot], entry_at(table, slot - first, slab.mask))
                 for slot in slab.evictable_slots(first, first + _STEP_SLOTS)
             ]
             for start in range(0, len(picks), _DROP_BLOCKS):

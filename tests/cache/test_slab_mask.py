@@ -1,4 +1,4 @@
-"""The seal of the entries in a slot table, and slabs of format 2, which have none."""
+"""The mask of the entries in a slot table, and slabs of format 2, which have none."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def rewrite_as_format_2(path: Path) -> None:
     header = header_of(data)
     table = bytes(data[HEADER_BYTES:])
     for slot in range(slab_layout(header.class_index, header.slab_bytes).slot_count):
-        entry = entry_at(table, slot, header.seal)
+        entry = entry_at(table, slot, header.mask)
         if entry is not None:
             row = encode_entry(entry, 0)
             data[table_offset(slot) : table_offset(slot) + len(row)] = row
