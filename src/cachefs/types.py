@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import typing_extensions
 
@@ -42,7 +42,7 @@ NO_POSIX = Posix()
 """The value for an origin without owners and modes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ObjectMeta:
     """One version of one object as the origin describes it.
 
@@ -51,10 +51,10 @@ class ObjectMeta:
     within a version.
     """
 
-    size_bytes: int
-    mtime_ns: int
-    version: str
-    posix: Posix = field(default=NO_POSIX, compare=False)
+    size_bytes: Final[int]
+    mtime_ns: Final[int]
+    version: Final[str]
+    posix: Final[Posix] = field(default=NO_POSIX, compare=False)
 
 
 Found: TypeAlias = ObjectMeta | Posix | None
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
         return not isinstance(self.meta, ObjectMeta)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ObjectRef:
     """The data needed to fetch and to cache the blocks of one object version.
 
@@ -80,9 +80,9 @@ class ObjectRef:
     `format.object_id`; it is the same on every node. `path` is relative to the mounted prefix.
     """
 
-    object_id: bytes
-    path: str
-    meta: ObjectMeta
+    object_id: Final[bytes]
+    path: Final[str]
+    meta: Final[ObjectMeta]
 
     @property
     def block_count(self) -> int:

@@ -19,7 +19,7 @@ valid UTF-8 are kept as surrogate escapes in `str`.
 import struct
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cachefs.types import MOST_SIZE_BYTES, NO_POSIX, Posix
 
@@ -41,7 +41,7 @@ _TIMES = Struct("<qq")
 assert (_INODE.size, _DIRENT.size, _LISTING.size, _TIMES.size) == (36, 16, 16, 16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Inode:
     """One directory, or one version of one object.
 
@@ -50,14 +50,14 @@ class Inode:
     `namespace/directories/directory_validators.py`), `size_bytes` is 0 and `version` is "". The
     root is its own `parent`."""
 
-    ino: int
-    kind: int
-    parent: int
-    name: bytes
-    size_bytes: int
-    mtime_ns: int
-    version: str
-    posix: Posix = NO_POSIX
+    ino: Final[int]
+    kind: Final[int]
+    parent: Final[int]
+    name: Final[bytes]
+    size_bytes: Final[int]
+    mtime_ns: Final[int]
+    version: Final[str]
+    posix: Final[Posix] = NO_POSIX
 
     @property
     def is_dir(self) -> bool:

@@ -147,6 +147,9 @@ class InodeTable:
         except BadRecordError:
             return None
 
+    def _has(self, ino: int) -> bool:
+        return self._db.get("inodes", ino_key(ino)) is not None
+
     @property
     def is_cold(self) -> bool:
         """See `Residency.is_cold`. If it is true, call `bring` before a look-up."""
@@ -208,6 +211,9 @@ class InodeTable:
 
     def path(self, inode: Inode) -> str:
         """Return the path below the mounted prefix, `""` for the root. Raises `NoPathError`."""
+        known = self._dir_paths.get(inode.parent)  # most calls are about files in known directories
+        if known is not None and not inode.is_dir and self._has(inode.parent):
+            return join(known, inode.name)
         below: dict[int, Inode] = {}
         while (path := self._dir_paths.get(inode.ino)) is None:
             below[inode.ino] = inode

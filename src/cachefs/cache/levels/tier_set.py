@@ -137,9 +137,10 @@ class TierSet:
 
     def have(self, key: BlockKey) -> bool:
         """Return whether a usable tier has the block."""
-        return any(
-            active.usable and active.store.index.find(key) is not None for active in self._tiers
-        )
+        for active in self._tiers:  # not `any`: its generator costs as much as the look-up
+            if active.usable and active.store.index.find(key) is not None:
+                return True
+        return False
 
     def entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
         """Return the tier that should store a block of `length` bytes, on `first_level` or a
