@@ -192,19 +192,23 @@ class Jobs:
         await Job(self._context, report, run.note_change).run()
 
     async def _save_changes(self, report: JobReport, run: _Run) -> None:
-        """Save the report now, after each change of its state, and every `_SAVE_INTERVAL_S`. The
-        job does not wait for it, because a save waits for the disk."""
+        """Save the report now, after each change of its state, and every `_SAVE_INTERVAL_S` if it
+        has changed. The job does not wait for it, because a save waits for the disk."""
+        saved: JobReport | None = None
         while True:
             run.changed = trio.Event()
-            await self._save(report)
+            if report != saved:
+                saved = await self._save(report)
             with trio.move_on_after(_SAVE_INTERVAL_S):
                 await run.changed.wait()
 
-    async def _save(self, report: JobReport) -> None:
+    async def _save(self, report: JobReport) -> JobReport:
+        """Return the copy of the report that was saved."""
         async with self._writing:
             snapshot = report.model_copy(deep=True)
             with suppress(OSError):  # the job goes on; a restart would find its earlier state
                 await trio.to_thread.run_sync(self._files.write, snapshot)
+            return snapshot
 
 
 def _cant_be_kept(error: OSError) -> CachefsError:
