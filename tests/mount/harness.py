@@ -14,6 +14,7 @@ from cachefs.cli.mounts.all_mounts import SERVING
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError
 from cachefs.mounts import find_entry, socket_path
+from tests.servers.suspend import suspend
 
 MIB = 1 << 20
 CLI = (sys.executable, "-W", "error", "-c", "from cachefs.cli import main; main()")
@@ -22,7 +23,6 @@ DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
 SHARED = os.environ.get("CACHEFS_TEST_SHARED")
 """The shared tier that all mounts use, such as 127.0.0.1:11211; none without it."""
 LOG_TROUBLE = (" WARNING ", " ERROR ", " CRITICAL ", "Traceback")
-
 
 PATIENCE_S = 180
 """How long to wait for what comes within a second on a quiet machine."""
@@ -44,7 +44,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> 
 def crash(pid: int) -> None:
     """SIGKILL for the process that a mount belongs to and, if it is a supervisor, for its daemon,
     before that can do anything about it. Like the kernel's when memory is short."""
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     children = children_of(pid)
     for process in (*children, pid):
         os.kill(process, signal.SIGKILL)
@@ -240,7 +240,7 @@ def stored_blocks(status: dict[str, Any]) -> int:
 @contextlib.contextmanager
 def standing_still(pid: int) -> Iterator[None]:
     """A process is stopped, and goes on afterwards."""
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     try:
         yield
     finally:

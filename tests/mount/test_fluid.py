@@ -25,6 +25,7 @@ from tests.mount.harness import (
     is_running,
 )
 from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.suspend import suspend
 
 LATER = "the next try comes in"
 
@@ -114,7 +115,7 @@ class Container:
     def kill(self) -> None:
         """Like the end of a container that is killed: all its processes at once."""
         assert self.process is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
+        suspend(self.process.pid)
         for child in children_of(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 crash(child)

@@ -21,6 +21,7 @@ from cachefs.mounts import find_entry, find_mount
 from cachefs.supervisor.channel import Channel
 from tests.mount.harness import CLI, Site, children_of, crash, drop_pages, eventually
 from tests.mount.namespaces import CACHEFS, MountNamespace
+from tests.servers.suspend import suspend
 
 pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: {relay.why_not()}")
 
@@ -232,7 +233,7 @@ def test_an_old_kernel_waits_for_answers_for_a_while(
     site.expected_trouble += ("was stopped; it is killed", "no sign of life")
     site.mount()
     device, daemon = device_of(site), site.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)
+    suspend(daemon)
     failed: list[OSError | None] = []
 
     def look() -> None:

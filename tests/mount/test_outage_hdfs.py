@@ -28,6 +28,7 @@ from tests.mount.outage import (
 )
 from tests.servers.hdfs import Hdfs
 from tests.servers.ports import wait_until
+from tests.servers.suspend import suspend
 
 pytestmark = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 
@@ -52,7 +53,9 @@ class Servers:
         self._hdfs.namenode.wait()
 
     def pause_both(self) -> None:
-        self._signal(signal.SIGSTOP)
+        for process in (self._hdfs.namenode, self._hdfs.datanode):
+            if process is not None and process.poll() is None:
+                suspend(process.pid)
 
     def bring_back(self) -> None:
         """Returns when a file can be read, by somebody else."""

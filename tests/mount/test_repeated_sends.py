@@ -142,7 +142,7 @@ def test_a_flush_replaces_as_a_close_does(place: Place) -> None:
     store, site = place.store, place.store.site
     store.write("old", b"first")
     site.let_only_closes_send()
-    site.mount("--rw", "--write-timeout", "1s", "--publish-interval", "1s")
+    site.mount("--rw", "--write-timeout", "1s", "--publish-interval", "1h")
     descriptors = begin_to_write(site.mountpoint, "old")
     with place.away():
         fail_to_close(*descriptors)

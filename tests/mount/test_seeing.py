@@ -322,17 +322,18 @@ def profiling(site: Site, *options: str) -> Iterator["subprocess.Popen[str]"]:
     site.status()
     window_s = 4 + 10 * (time.monotonic() - began)
     with running("profile", site.mountpoint, "-w", f"{window_s:.1f}", *options) as process:
-        eventually(lambda: has_asked(process))
+        eventually(lambda: has_asked(process.pid))
         site.status()  # the daemon answers in turn
         yield process
 
 
-def has_asked(process: "subprocess.Popen[str]") -> bool:
-    """Whether it has a connection to a daemon."""
-    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+def has_asked(pid: int) -> bool:
+    """Whether the process has a connection to a daemon, and sleeps: it waits for the answer."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             if os.readlink(path).startswith("socket:"):
-                return True
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                return state == "S"
     return False
 
 
@@ -410,7 +411,7 @@ def test_several_profiles_at_once(mounted: Site) -> None:
 
 def test_profile_of_a_mount_that_ends(mounted: Site) -> None:
     with running("profile", mounted.mountpoint, "-w", "600") as process:
-        eventually(lambda: has_asked(process))
+        eventually(lambda: has_asked(process.pid))
         mounted.umount()
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

@@ -14,6 +14,7 @@ import pytest
 from tests.mount.harness import PATIENT, Site, eventually
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.suspend import suspend
 
 READERS = 32
 FILES = 400
@@ -112,7 +113,7 @@ def test_look_ups_in_one_directory_do_not_wait_for_each_other(
     assert int((connection / "max_background").read_text()) == 1024
     looks = [threading.Thread(target=name.exists) for name in names[1:]]
     daemon = site.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)
+    suspend(daemon)
     try:
         for look in looks:
             look.start()

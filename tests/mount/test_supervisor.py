@@ -32,6 +32,7 @@ from tests.mount.harness import (
     kill_daemon,
     standing_still,
 )
+from tests.servers.suspend import suspend
 
 pytestmark = pytest.mark.skipif(relay.why_not() is not None, reason=f"no relay: {relay.why_not()}")
 
@@ -172,7 +173,7 @@ def test_a_kernel_that_can_not_send_requests_again(
     unknown = [f"{name}-other" for name in known]
     for name in known:
         assert (site.mountpoint / name).stat().st_size == len(content[name])
-    os.kill(site.daemon_pid(), signal.SIGSTOP)
+    suspend(site.daemon_pid())
     with concurrent.futures.ThreadPoolExecutor(len(known + unknown)) as pool:
         reads = [pool.submit((site.mountpoint / name).read_bytes) for name in known]
         looks = [pool.submit(os.stat, site.mountpoint / name) for name in unknown]
@@ -329,7 +330,7 @@ def test_a_stopped_daemon_is_replaced_within_seconds(site: Site, content: dict[s
     with foreground(site):
         daemon = serving(site)
         began = time.monotonic()
-        os.kill(daemon, signal.SIGSTOP)
+        suspend(daemon)
         assert (site.mountpoint / "large").read_bytes() == content["large"]
         print(f"it answered after {time.monotonic() - began:.1f} s")
         assert time.monotonic() - began < 40, "nobody noticed: the promise is 5 s"
@@ -479,7 +480,7 @@ def test_every_live_option_reaches_the_next_daemon(relayed: Site, tmp_path: Path
 
 def test_umount_while_the_daemon_is_stopped(relayed: Site) -> None:
     supervisor, daemon = relayed.pid(), relayed.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)
+    suspend(daemon)
     relayed.cli("umount", "--force", relayed.mountpoint)
     assert not relayed.is_mounted()
     eventually(lambda: not is_running(supervisor) and not is_running(daemon))
@@ -488,7 +489,7 @@ def test_umount_while_the_daemon_is_stopped(relayed: Site) -> None:
 def test_status_while_there_is_no_daemon(relayed: Site) -> None:
     relayed.expected_trouble = ("what is cached is served on",)
     (daemon,) = children_of(relayed.pid())
-    os.kill(daemon, signal.SIGSTOP)
+    suspend(daemon)
     row = json.loads(relayed.cli("status", relayed.mountpoint, "--json", code=1).stdout)[0]
     assert (row["state"], row["pid"]) == ("not answering", None)
     assert row["supervisor_pid"] == relayed.pid()

@@ -12,6 +12,7 @@ import pytest
 
 from cachefs.systemd_notify import NOBODY, ServiceManager, take_over
 from tests.mount.harness import CLI, DATA_PATH, Site, eventually
+from tests.servers.suspend import suspend
 
 WATCHDOG_S = 0.6
 
@@ -86,7 +87,7 @@ def test_a_daemon_that_does_not_turn_gives_no_sign(site: Site, tmp_path: Path) -
     with listening(address) as receiver, served(site, **variables) as daemon:
         while heard(receiver)[0] != "READY=1":
             pass
-        daemon.send_signal(signal.SIGSTOP)
+        suspend(daemon.pid)
         receiver.settimeout(1)
         with pytest.raises(TimeoutError):
             drain(receiver)

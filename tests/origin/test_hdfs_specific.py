@@ -6,7 +6,6 @@ import pwd
 import signal
 import socket
 import time
-from pathlib import Path
 
 import pytest
 import trio
@@ -25,6 +24,7 @@ from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.types import UNKNOWN_ID, Posix
 from tests.origin.listing import list_all
 from tests.servers.ports import free_ports, wait_until
+from tests.servers.suspend import suspend
 
 pytestmark = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 
@@ -308,12 +308,6 @@ def test_a_site_file_that_is_broken(site) -> None:
         open_origin("hdfs://ns/x")
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether none of its threads runs any more."""
-    states = (file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat"))
-    return all(state.rpartition(")")[2].split()[0] in "Tt" for state in states)
-
-
 @pytest.mark.parametrize("which", ["namenode", "datanode"])
 async def test_a_paused_server_is_given_up_and_read_from_again(hdfs, root, opened, which) -> None:
     hdfs.put(f"{root}/f", b"data")
@@ -321,10 +315,8 @@ async def test_a_paused_server_is_given_up_and_read_from_again(hdfs, root, opene
     meta = await patient.stat("f")
     assert await read_at_last(origin, "f", meta) == b"data"
     process = getattr(hdfs, which)
-    process.send_signal(signal.SIGSTOP)
+    await trio.to_thread.run_sync(suspend, process.pid)
     try:
-        # A thread on the other CPU may answer one more request before it stops.
-        await trio.to_thread.run_sync(wait_until, lambda: is_stopped(process.pid), 60, "stopped")
         started = time.monotonic()
         with pytest.raises(OriginUnavailableError):
             await origin.read("f", meta, 0, 4)

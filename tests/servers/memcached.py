@@ -17,6 +17,7 @@ from typing import Self
 
 from tests.servers.ports import free_ports
 from tests.servers.s3_server import stop_process
+from tests.servers.suspend import suspend
 
 MEMORY_MIB = 64
 EXTSTORE = "256M"
@@ -114,9 +115,9 @@ class Memcached:
         self.stop()
 
     def pause(self) -> None:
-        """Stop its processes (SIGSTOP): connections stay, and nothing is answered."""
+        """Stop its process (SIGSTOP): connections stay, and nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        suspend(self._process.pid)
 
     def go_on(self) -> None:
         """Let a paused one run again (SIGCONT)."""

@@ -15,6 +15,7 @@ import pytest
 
 from cachefs.mounts import default_log_file, find_entry, find_mount, unmount
 from tests.mount.harness import DATA_PATH, crash, is_running
+from tests.servers.suspend import suspend
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 
@@ -170,7 +171,7 @@ def test_mounting_takes_over_from_a_dead_daemon(site: Site) -> None:
 
 def test_a_hanging_daemon_can_be_removed_by_force(site: Site) -> None:
     site.mount()
-    os.kill(site.pid(), signal.SIGSTOP)
+    suspend(site.pid())
     site.umount("--force")
     assert site.is_clean()
 
