@@ -98,7 +98,7 @@ class SeaweedFS(S3Server):
             f"-dir={data}",
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
-            "-volume.max=1000",
+            "-volume.max=10000",  # each bucket takes 7, and one worker may run all tests
             "-s3",
             f"-s3.config={config}",
             "-s3.autoCreateBucket=false",
