@@ -1,9 +1,10 @@
-"""`python -m bench.engine PROGRAM` measures the cache engine without kernel and network.
+"""`python -m bench.engine PROGRAM` measures cache engine and namespace without kernel and network.
 
 hit_ratio   the hit ratio of each eviction policy on training reads and on other reads
 space       the share of the disk space with data, also after the mix of sizes has changed
 scale       4 million cached blocks: start, memory, look-ups
 admission   the cost of storing a fetched block
+look_ups    the time to look up the version of a known file
 quota       bytes on disk while the quota changes; hits while evicting
 sick        hits on one disk while another fails, is full, or takes two seconds
 shared      computes what a shared tier does with 24 to 500 nodes, from measured figures
@@ -24,6 +25,7 @@ PROGRAMS = {
     "space": "/dev/shm",
     "scale": None,
     "admission": "/dev/shm",
+    "look_ups": "/dev/shm",
     "quota": "/dev/shm",
     "sick": "/dev/shm",
     "shared": None,

@@ -42,6 +42,8 @@ NO_POSIX = Posix()
 """The value for an origin without owners and modes."""
 
 
+# Not frozen: to make a frozen one takes five times as long, and each look-up makes several. mypy
+# refuses changes of `Final` fields.
 @dataclass(slots=True, unsafe_hash=True)
 class ObjectMeta:
     """One version of one object as the origin describes it.
@@ -72,7 +74,7 @@ class Entry(NamedTuple):
         return not isinstance(self.meta, ObjectMeta)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: see `ObjectMeta`
 class ObjectRef:
     """The data needed to fetch and to cache the blocks of one object version.
 

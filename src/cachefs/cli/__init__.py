@@ -3,6 +3,7 @@
 This module imports nothing heavy, so that `cachefs --help` answers quickly.
 """
 
+import difflib
 import importlib
 import os
 import sys
@@ -94,8 +95,6 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
-            import difflib  # no command needs it otherwise, and it takes 5 ms
-
             close = difflib.get_close_matches(args[0].lower(), _VERBS, 1)
             fix = f"; did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"no such command {args[0]!r}{fix}", ctx)

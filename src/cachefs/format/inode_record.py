@@ -41,6 +41,8 @@ _TIMES = Struct("<qq")
 assert (_INODE.size, _DIRENT.size, _LISTING.size, _TIMES.size) == (36, 16, 16, 16)
 
 
+# Not frozen: to make a frozen one takes five times as long, and each look-up makes several. mypy
+# refuses changes of `Final` fields.
 @dataclass(slots=True, unsafe_hash=True)
 class Inode:
     """One directory, or one version of one object.

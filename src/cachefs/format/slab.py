@@ -40,7 +40,7 @@ _HEADER_CHECKSUM = struct.Struct("<Q")
 """The xxh3_64 of the fields of `_HEADER`. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
 """Object id, block index, length in bytes (0: never used), checksum XOR mask."""
-_MASKED = struct.Struct("<II")
+_MASK_INPUT = struct.Struct("<II")
 """What a mask is computed from: slab id, class."""
 
 assert _HEADER.size == 44
@@ -123,7 +123,7 @@ class SlabHeader(NamedTuple):
         """
         if self.format == _WITHOUT_MASK:
             return 0
-        what = _MASKED.pack(self.slab_id, self.class_index)
+        what = _MASK_INPUT.pack(self.slab_id, self.class_index)
         digest = hashlib.blake2b(what, digest_size=8, key=self.tier_uuid).digest()
         return int.from_bytes(digest, "little")
 

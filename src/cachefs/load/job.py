@@ -182,15 +182,20 @@ class Job:
         """Find out which files are missing. An empty file never is."""
         progress, cache = self._progress, self._context.cache
         async for ino in self._in_turns(self._inos):
-            is_early = ino in self._early
-            ref = None if is_early else self._ref(ino)
-            if is_early or (ref is not None and not cache.is_stored(ref)):
-                self._missing.append(ino)
-                progress.wanted_files += 1
-                progress.wanted_bytes += self._size_bytes(ino)
-            elif ref is not None:
+            if ino in self._early:
+                self._note_missing(ino, self._size_bytes(ino))
+            elif (ref := self._ref(ino)) is None:
+                continue
+            elif cache.is_stored(ref):
                 progress.cached_files += 1
                 progress.cached_bytes += ref.meta.size_bytes
+            else:
+                self._note_missing(ino, ref.meta.size_bytes)
+
+    def _note_missing(self, ino: int, size_bytes: int) -> None:
+        self._missing.append(ino)
+        self._progress.wanted_files += 1
+        self._progress.wanted_bytes += size_bytes
 
     async def _in_turns(self, inos: "array[int]") -> AsyncIterator[int]:
         """Yield `inos`, and let the event loop run every `_FILES_PER_TURN` files."""

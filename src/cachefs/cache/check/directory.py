@@ -164,8 +164,9 @@ class _Check:
         self._reader = reader
         self._repair = repair
         self._layouts: dict[int, SlabLayout] = {}
-        self._masks: dict[int, int] = {}
         """Slab id -> layout, of the slabs that belong to this directory."""
+        self._masks: dict[int, int] = {}
+        """Slab id -> entry mask, of the same slabs."""
         self._claims: dict[int, bytearray] = {}
         """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""
         self._claimed_bytes: Counter[int] = Counter()
