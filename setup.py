@@ -1,7 +1,8 @@
-"""The compiled part; everything else is in pyproject.toml.
+"""The compiled parts; everything else is in pyproject.toml.
 
-Without a compiler, or with a libfuse before 3.12, it is left out with a warning: mounts then do
-without the relay (`--data-path python`).
+What can't be compiled is left out with a warning: without a compiler, or with a libfuse before
+3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several buffers, loads
+use hashlib.
 """
 
 import subprocess
@@ -34,6 +35,12 @@ setup(
             extra_compile_args=[*_OPTIONS, *_flags("--cflags")],
             extra_link_args=_flags("--libs"),
             optional=True,
-        )
+        ),
+        Extension(
+            "cachefs.origin.s3._md5",
+            ["src/cachefs/origin/s3/md5.c"],
+            extra_compile_args=_OPTIONS,
+            optional=True,
+        ),
     ]
 )

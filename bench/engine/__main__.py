@@ -5,6 +5,7 @@ space       the share of the disk space with data, also after the mix of sizes h
 scale       4 million cached blocks: start, memory, look-ups
 admission   the cost of storing a fetched block
 look_ups    the time to look up the version of a known file
+md5         the speed at which a load compares files with their ETags
 quota       bytes on disk while the quota changes; hits while evicting
 sick        hits on one disk while another fails, is full, or takes two seconds
 shared      computes what a shared tier does with 24 to 500 nodes, from measured figures
@@ -26,6 +27,7 @@ PROGRAMS = {
     "scale": None,
     "admission": "/dev/shm",
     "look_ups": "/dev/shm",
+    "md5": "/dev/shm",
     "quota": "/dev/shm",
     "sick": "/dev/shm",
     "shared": None,

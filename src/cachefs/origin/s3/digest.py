@@ -10,13 +10,22 @@ headers with a HEAD before it reports an error.
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from cachefs.types import Buffer
+
+_compiled: Callable[[Sequence[Buffer]], list[bytes]] | None = None
+with suppress(ImportError):  # setup.py says when it is missing
+    from cachefs.origin.s3 import _md5
+
+    _compiled = _md5.of_each
 
 _MD5 = re.compile('^"([0-9a-fA-F]{32})"$')
 _EXPRESS = "--x-s3"
 """The suffix of S3 directory bucket names. In these buckets an ETag is never an MD5."""
+_TOGETHER = 4
+"""At least so many are hashed together. Fewer are not faster than one after the other."""
 
 
 def md5_in(e_tag: str, bucket: str) -> bytes | None:
@@ -28,6 +37,14 @@ def md5_in(e_tag: str, bucket: str) -> bytes | None:
 def has_md5(data: Buffer, md5: bytes) -> bool:
     """Whether `data` has this MD5. Takes 0.2 ms for 100 KB and releases the GIL meanwhile."""
     return hashlib.md5(data, usedforsecurity=False).digest() == md5
+
+
+def md5_of_each(datas: Sequence[Buffer]) -> list[bytes]:
+    """Return the MD5 of each of `datas`. Releases the GIL meanwhile. 32 files of 20 to 180
+    KB take .3 to .45 of the time that one after the other take (`python -m bench.engine md5`)."""
+    if _compiled is None or len(datas) < _TOGETHER:
+        return [hashlib.md5(data, usedforsecurity=False).digest() for data in datas]
+    return _compiled(datas)
 
 
 def is_no_md5(headers: Mapping[str, str], md5: bytes) -> bool:

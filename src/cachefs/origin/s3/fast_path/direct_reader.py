@@ -11,14 +11,16 @@ For an unexpected answer the result is `None`, and `ObjectStoreOrigin.read` read
 All functions here block and must be called in worker threads.
 """
 
-import io
 import select
 import socket
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
+
+from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
@@ -35,7 +37,11 @@ from cachefs.origin.s3.fast_path.wire import (
 )
 
 _LITTLE_S = 0.1
-_LINE_BYTES = 16 << 10
+_HEAD_BYTES = 64 << 10
+"""The longest head."""
+_PIECE_BYTES = 2 << 10
+"""Bytes per call while a head is read: enough for most, and few if a body follows, because they
+are copied."""
 
 
 class Answers(NamedTuple):
@@ -66,11 +72,14 @@ class DirectReader(SmallReader["_Connection"]):
         requests = 0
         first_s: float | None = None
         failed = False
+        credentials: ReadOnlyCredentials | None = None
         while left or asked:
             try:
+                if not requests:
+                    credentials = self._provider.current()
                 while left and len(asked) < at_a_time:
                     number, item = left.popleft()
-                    asked.add(number, self._ask(item))
+                    asked.add(number, self._ask(item, credentials))
                     requests += 1
             except Exception:  # `ObjectStoreOrigin.read` will report the cause
                 failed = True
@@ -97,10 +106,11 @@ class DirectReader(SmallReader["_Connection"]):
         asked.close()
         if failed:
             self._rest()
+        _drop_damaged(found, wanted)
         return Answers(found, requests, first_s)
 
-    def _ask(self, item: Wanted) -> "_Connection":
-        request = get_request(self._target, item, self._provider.current(), time.time())
+    def _ask(self, item: Wanted, credentials: ReadOnlyCredentials | None) -> "_Connection":
+        request = get_request(self._target, item, credentials, time.time())
         connection = self._idle_connection() or _Connection(
             self._opened(), self._options.idle_timeout_s, self._tls
         )
@@ -125,6 +135,19 @@ class DirectReader(SmallReader["_Connection"]):
         self._idle.append(connection)
         if self._closed:
             self.close()
+
+
+def _drop_damaged(found: list[memoryview | None], wanted: Sequence[Wanted]) -> None:
+    """Replace objects by None that don't have the MD5 that is wanted."""
+    comparable = {
+        number: data
+        for number, (data, item) in enumerate(zip(found, wanted, strict=True))
+        if data is not None and item.md5 is not None
+    }
+    md5s = digest.md5_of_each(list(comparable.values()))
+    for number, md5 in zip(comparable, md5s, strict=True):
+        if md5 != wanted[number].md5:
+            found[number] = None
 
 
 class _Asked:
@@ -169,68 +192,85 @@ class _Asked:
 
 
 class _Connection(Connection):
-    """A connection whose calls block, at most `timeout_s` each."""
+    """A connection whose calls block until bytes arrive, at most `timeout_s` for the next ones."""
 
     def __init__(self, opened: socket.socket, timeout_s: float, tls: TlsConnector | None) -> None:
         super().__init__(opened, tls)
-        opened.settimeout(timeout_s)
         self.fd = opened.fileno()
-        self._answers: io.BufferedReader = opened.makefile("rb")
+        self._for_all = socket.MSG_WAITALL if tls is None else 0
+        self.set_timeout(timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
-        self._socket.settimeout(timeout_s)
+        if self._tls is not None:
+            self._socket.settimeout(timeout_s)
+            return
+        # The kernel limits the wait, not Python: with Python's timeout the socket is non-blocking,
+        # and one call can't wait for a whole body.
+        self._socket.setblocking(True)
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def ask(self, request: bytes) -> None:
         self.is_idle = False
         self._socket.sendall(request)
 
     def answer(self, item: Wanted) -> memoryview | None:
-        """Return the object, or None if it is absent, has another version or the wrong MD5. Raises
-        `UnusualError` and errors of sockets."""
-        head = read_head(self._lines(), item)
+        """Return the object, or None if it is absent or has another version. Raises `UnusualError`
+        and errors of sockets."""
+        text, begun = self._head()
+        head = read_head(text.split(b"\r\n"), item)
         if head.status in REPLACED:
-            self._skip_error(head)
+            self._skip_error(head, begun)
             return None
         if head.status != 200 or head.length_bytes is None:
             raise UnusualError
         if not head.is_wanted:
             return None
-        data = bytearray(item.size_bytes)
-        if self._answers.readinto(data) != item.size_bytes:
-            raise UnusualError
+        data = self._body(item.size_bytes, begun)
         self.is_idle = head.stays_open
-        if item.md5 is not None and not digest.has_md5(data, item.md5):
-            return None
         return memoryview(data)
 
-    def _skip_error(self, head: Head) -> None:
+    def _head(self) -> tuple[bytes, bytes]:
+        """Return the head, without the empty line at its end, and the bytes after it that have
+        come."""
+        received = b""
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            if len(received) > _HEAD_BYTES:
+                raise UnusualError
+            received += self._receive()
+        return received[:end], received[end + 4 :]
+
+    def _receive(self) -> bytes:
+        received = self._socket.recv(_PIECE_BYTES)
+        if not received:
+            raise EOFError
+        return received
+
+    def _body(self, size_bytes: int, begun: bytes) -> bytearray:
+        """Read a body that begins with `begun`."""
+        filled = len(begun)
+        if filled > size_bytes:
+            raise UnusualError
+        data = bytearray(size_bytes)
+        data[:filled] = begun
+        rest = memoryview(data)
+        while filled < size_bytes:
+            count = self._socket.recv_into(rest[filled:], 0, self._for_all)
+            if not count:
+                raise EOFError
+            filled += count
+        return data
+
+    def _skip_error(self, head: Head, begun: bytes) -> None:
         """Read the body of an error, so that the connection can be used again. If that is long or
         unusual, the connection stays in use, and is closed."""
         if head.is_chunked:
-            received = self._answers.readline(_LINE_BYTES)
-            with suppress(UnusualError):
-                while join_chunks(received) is None:
-                    line = self._answers.readline(_LINE_BYTES)
-                    if not line:
-                        return
-                    received += line
+            with suppress(UnusualError, EOFError):
+                while join_chunks(begun) is None:
+                    begun += self._receive()
                 self.is_idle = head.stays_open
         elif head.length_bytes is not None and head.length_bytes <= ERROR_BYTES:
-            is_whole = len(self._answers.read(head.length_bytes)) == head.length_bytes
-            self.is_idle = is_whole and head.stays_open
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the lines of the head."""
-        while line := self._line():
-            yield line
-
-    def _line(self) -> bytes:
-        line = self._answers.readline(_LINE_BYTES)
-        if not line.endswith(b"\r\n"):
-            raise UnusualError
-        return line[:-2]
-
-    def close(self) -> None:
-        """Close the buffered reader and the socket."""
-        self._answers.close()
-        super().close()
+            with suppress(UnusualError, EOFError):
+                self._body(head.length_bytes, begun)
+                self.is_idle = head.stays_open

@@ -1,0 +1,5 @@
+from collections.abc import Iterable
+
+from cachefs.types import Buffer
+
+def of_each(buffers: Iterable[Buffer]) -> list[bytes]: ...
