@@ -138,6 +138,8 @@ class Fake(BaseHTTPRequestHandler):
     connections: ClassVar[int]
     pause_s: ClassVar[float] = 0.0
     waits_for: ClassVar[dict[str, threading.Event]] = {}
+    half_of: ClassVar[dict[str, threading.Event]] = {}
+    """Objects of which only one half comes before the event."""
     tells: ClassVar[dict[str, threading.Event]] = {}
 
     def setup(self) -> None:
@@ -162,6 +164,11 @@ class Fake(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
+        if key in self.half_of:
+            half = len(body) // 2
+            self.wfile.write(body[:half])
+            self.half_of[key].wait(SILENT_S)
+            body = body[half:]
         self.wfile.write(body)
         if self.headers_of.get(key, {}).get("Connection") == "close":
             self.close_connection = True
@@ -346,6 +353,24 @@ async def test_one_silence_costs_the_others_nothing(fake, monkeypatch) -> None:
     assert time.monotonic() - began < SILENT_S
     assert not origin.reads_many
     await origin.aclose()
+
+
+async def test_a_body_that_stops_halfway(fake) -> None:
+    origin = opened_for(fake, idle_timeout_s=1)
+    fake.half_of = {"f0": threading.Event()}
+    began = time.monotonic()
+    assert "f0" in await missing(origin, fake)
+    assert time.monotonic() - began < SILENT_S
+    assert not origin.reads_many
+    fake.half_of["f0"].set()
+    await origin.aclose()
+
+
+async def test_a_body_in_two_parts(fake, origin) -> None:
+    last_was_asked = threading.Event()
+    fake.half_of = {"f0": last_was_asked}
+    fake.tells = {"f1": last_was_asked}
+    assert await missing(origin, fake) == []
 
 
 async def test_e_tags_that_cant_be_asked_for(fake, origin) -> None:
