@@ -12,6 +12,7 @@ from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
+from cachefs.daemon.process import return_freed_memory
 from cachefs.daemon.spool_place import check_same_spool, choose_spool, note_spool
 from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError, SpoolError
@@ -82,6 +83,7 @@ class RunningMount:
         nursery.start_soon(base.db.commit_loop)
         nursery.start_soon(base.db.residency.keep_small)
         nursery.start_soon(base.db.residency.keep_warm)
+        nursery.start_soon(return_freed_memory)
         if opened.view is not None:
             nursery.start_soon(opened.view.run)
         # A separate nursery, cancelled first: no tier is added or removed while the cache closes.

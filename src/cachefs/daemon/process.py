@@ -1,14 +1,17 @@
-"""Settings of the daemon's process, and the conversion of its exception groups."""
+"""Settings and memory of the daemon's process, and the conversion of its exception groups."""
 
 import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import trio
+
 from cachefs.errors import CachefsError
 
 _M_ARENA_MAX = -8
 """From malloc.h of glibc."""
+_RETURN_INTERVAL_S = 60.0
 
 
 def calm_garbage_collector() -> None:
@@ -32,6 +35,19 @@ def bound_malloc_arenas() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 2)
+
+
+async def return_freed_memory() -> None:
+    """Return whole free pages of malloc to the kernel, once a minute. Does nothing if the C library
+    has no `malloc_trim`.
+
+    malloc itself returns only the end of its heaps. In `bench.soak` the memory in use was level,
+    and 6 MB of free pages became 10 MB within ten minutes. A call takes .3 to .5 ms, in a thread.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while trim is not None:
+        await trio.sleep(_RETURN_INTERVAL_S)
+        await trio.to_thread.run_sync(trim, 0)
 
 
 @contextmanager
