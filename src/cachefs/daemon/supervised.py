@@ -6,6 +6,7 @@ supervisor. The supervisor may be of an earlier version and starts this module b
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ _logger = logging.getLogger("cachefs.daemon.supervised")  # else it is "__main__
 
 def main() -> NoReturn:
     """Serve until the supervisor ends the daemon. Never returns: exits the process."""
+    gc.disable()  # imports leave hardly any garbage; `daemon.run` enables it
     faulthandler.enable()  # the supervisor ends a stuck daemon with SIGABRT: show where it hangs
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles them

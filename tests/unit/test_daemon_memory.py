@@ -1,6 +1,8 @@
-"""What malloc holds free goes back to the kernel, also from the middle of its heap."""
+"""The garbage collector runs again after a start, and free memory goes back to the kernel."""
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,14 @@ libc.malloc.argtypes = [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 
 
+def test_the_collector_runs_again_after_the_start() -> None:
+    code = (
+        "import gc; from cachefs.daemon.process import calm_garbage_collector; gc.disable(); "
+        "calm_garbage_collector(); assert gc.isenabled()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def anonymous_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
@@ -24,6 +34,7 @@ def anonymous_bytes() -> int:
 
 
 async def test_free_pages_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those in the middle of a heap."""
     pieces = [libc.malloc(PIECE_BYTES) for _ in range(PIECES)]
     for piece in pieces:
         ctypes.memset(piece, 1, PIECE_BYTES)
