@@ -35,7 +35,10 @@ from cachefs.config.shared_option import SHARED
 class Section(BaseModel):
     """The options of one group. `MountConfig` consists of all sections. Immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    # Only `MountConfig` is ever built, when it is first used: no validator is made for a section.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
+    )
 
     group: ClassVar[Group]
 
