@@ -1,6 +1,7 @@
 """Members that are dead, silent, slow, hostile or full: reads get the right bytes all the same."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -354,10 +355,19 @@ async def test_leases_of_dropped_blocks_are_given_back(
 ) -> None:
     monkeypatch.setattr(tier_module, "_ADMISSION_BYTES", 100_000)
     first, second = put(origin, "first", 90_000), put(origin, "second", 90_000)
+    is_dropped, store = trio.Event(), Member.store
+
+    async def store_late(target: Member, blocks: Sequence[tuple[bytes, memoryview]]) -> int:
+        await is_dropped.wait()  # else one could be stored before the other is offered
+        return await store(target, blocks)
+
+    monkeypatch.setattr(Member, "store", store_late)
     async with node(origin, member.option) as cache:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, cache, first)
             nursery.start_soon(read, cache, second)
+        await until(lambda: cache.shared.dropped_blocks == 1)
+        is_dropped.set()
         await cache.shared.stored()
         assert cache.shared.dropped_blocks == 1
         stored, dropped = first, second
