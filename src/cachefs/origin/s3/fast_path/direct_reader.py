@@ -192,7 +192,8 @@ class _Asked:
 
 
 class _Connection(Connection):
-    """A connection whose calls block until bytes arrive, at most `timeout_s` for the next ones."""
+    """A connection whose calls block. They fail if no byte comes for `timeout_s`; if a body stops
+    halfway, for at most twice as long."""
 
     def __init__(self, opened: socket.socket, timeout_s: float, tls: TlsConnector | None) -> None:
         super().__init__(opened, tls)
@@ -216,8 +217,8 @@ class _Connection(Connection):
         self._socket.sendall(request)
 
     def answer(self, item: Wanted) -> memoryview | None:
-        """Return the object, or None if it is absent or has another version. Raises `UnusualError`
-        and errors of sockets."""
+        """Return the object, or None if it is absent or has another version. Raises `UnusualError`,
+        `EOFError` and errors of sockets."""
         text, begun = self._head()
         head = read_head(text.split(b"\r\n"), item)
         if head.status in REPLACED:
