@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 import fsspec
 import trio
-from fsspec.implementations.arrow import HadoopFileSystem
-from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
@@ -35,13 +33,11 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.fsspec.errors import from_fsspec
-from cachefs.origin.fsspec.http_tree import HttpTree
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
 from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.origin.s3.config import S3Target, new_session, resolve_target
 from cachefs.types import NO_POSIX, Buffer, Entry, Found, ObjectMeta, Posix
 
 T = TypeVar("T")
@@ -54,6 +50,7 @@ _MTIME_MS_KEY = "modificationTime"
 """The key that WebHDFS uses; its value is in milliseconds."""
 _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
+_HTTP_PROTOCOLS = ("http", "https")
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 _PROTOCOLS_WITH_OWNERS = frozenset(("file", *_WEBHDFS_PROTOCOLS))
 _POSIX_KEY = "cachefs.posix"
@@ -61,18 +58,25 @@ _POSIX_KEY = "cachefs.posix"
 
 
 def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
-    """Return the origin for any fsspec URL. Sends no request. Raises `UsageError`."""
+    """Return the origin for any fsspec URL. Sends no request. Raises `UsageError`.
+
+    It imports the drivers of a protocol only for its URLs: botocore and aiohttp cost each start
+    0.15 s of CPU.
+    """
     shown = _USERINFO.sub("://", url)
     protocol = url.partition("://")[0]
     settings: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     identity = shown.rstrip("/")
     if protocol in _S3_PROTOCOLS:
-        target = resolve_target(url.partition("://")[2], options, new_session(options.profile))
-        identity = target.identity
-        settings |= _s3_settings(target, options)
+        from cachefs.origin.fsspec.s3_settings import s3_settings
+
+        identity, s3_only = s3_settings(url.partition("://")[2], options)
+        settings |= s3_only
     elif protocol in _WEBHDFS_PROTOCOLS and not _USERINFO.search(url):
         settings["user"] = _hadoop_user()
     elif protocol == "hdfs":  # hdfs-native registers itself for this protocol
+        from fsspec.implementations.arrow import HadoopFileSystem
+
         fsspec.register_implementation(protocol, HadoopFileSystem, clobber=True)
     try:
         fs, root = fsspec.core.url_to_fs(url, **settings)
@@ -98,7 +102,9 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
         )
     if isinstance(fs, LocalFileSystem):
         fs = ConfinedFileSystem(root, **settings)
-    if isinstance(fs, HTTPFileSystem):
+    if protocol in _HTTP_PROTOCOLS:
+        from cachefs.origin.fsspec.http_tree import HttpTree
+
         fs = HttpTree(root, options, **settings)
     if protocol in _WEBHDFS_PROTOCOLS:
         _set_timeouts(fs.session, options)
@@ -127,27 +133,6 @@ def _set_timeouts(session: Any, options: OriginOptions) -> None:
         session.mount(scheme, Adapter(pool_maxsize=options.max_threads))
 
 
-def _s3_settings(target: S3Target, options: OriginOptions) -> dict[str, Any]:
-    """Return `OriginOptions` as arguments of s3fs."""
-    config: dict[str, Any] = {
-        "connect_timeout": options.connect_timeout_s,
-        "read_timeout": options.idle_timeout_s,
-        "retries": {"max_attempts": 0},
-    }
-    if options.addressing != "auto":
-        config["s3"] = {"addressing_style": options.addressing}
-    settings: dict[str, Any] = {
-        "anon": options.anonymous,
-        "config_kwargs": config,
-        "client_kwargs": {"region_name": target.region},
-    }
-    if not target.owns_names:
-        settings["endpoint_url"] = target.endpoint
-    if options.profile:
-        settings["profile"] = options.profile
-    return settings
-
-
 def _driver_of(protocol: str) -> str:
     """Return a text that names the missing package and how to install it."""
     known = known_implementations.get(protocol, {})
@@ -171,7 +156,7 @@ class FsspecOrigin(Origin):
         self._root = root.rstrip("/")
         # Object stores give whole seconds in HEAD and finer times in LIST.
         self._whole_seconds = "s3" in _protocols(fs)
-        self.lists_by_stat = isinstance(fs, HttpTree)
+        self.lists_by_stat = "http" in _protocols(fs)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_threads)
         self._writer = None

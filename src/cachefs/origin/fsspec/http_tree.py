@@ -19,7 +19,6 @@ from fsspec.implementations.http import HTTPFileSystem
 from cachefs.errors import BadDataError
 from cachefs.origin.options import OriginOptions
 
-PROTOCOLS = frozenset(("http", "https"))
 MOST_BYTES = 64 << 20
 """The longest answer. Reads request at most 8 MiB; an index page of 500,000 names is shorter."""
 
@@ -45,7 +44,7 @@ class _BoundedAnswer(aiohttp.ClientResponse):
 class HttpTree(HTTPFileSystem):  # type: ignore[misc]
     """A file system whose paths are the root's URL followed by unquoted names."""
 
-    protocol = tuple(PROTOCOLS)
+    protocol = ("http", "https")
 
     def __init__(self, root: str, options: OriginOptions, **settings: Any) -> None:
         timeout = aiohttp.ClientTimeout(
