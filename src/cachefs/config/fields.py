@@ -4,7 +4,6 @@ Every check takes a value from a command line (text) or a TOML file (text, numbe
 lists). It raises `ValueError` with a text that shows the value and the expected form.
 """
 
-import difflib
 import hashlib
 import math
 import os
@@ -103,6 +102,8 @@ def _parsed(parse: Callable[[str], float], value: object, wanted: str) -> float:
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
     """Return the advice about an unknown word: a similar known word, or `otherwise`."""
+    import difflib
+
     close = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
     return f'did you mean "{close[0]}"?' if close else otherwise
 
