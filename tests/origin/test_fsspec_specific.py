@@ -149,13 +149,25 @@ async def test_memory_root() -> None:
     await origin.aclose()
 
 
-def test_libraries_are_imported_on_use() -> None:
+@pytest.mark.parametrize(
+    ("opened", "heavy"),
+    [
+        ("", "obstore botocore fsspec s3fs hdfs_native"),
+        ("memory://", "obstore botocore.session s3fs hdfs_native pyarrow aiohttp"),
+        ("file:///", "obstore botocore.session s3fs hdfs_native pyarrow aiohttp"),
+        ("s3://bucket", "fsspec s3fs hdfs_native pyarrow aiohttp"),
+    ],
+)
+def test_libraries_are_imported_on_use(opened: str, heavy: str) -> None:
     code = (
-        "import sys, cachefs.origin.open_origin; "
-        "heavy = ('obstore', 'botocore', 'fsspec', 's3fs', 'hdfs_native'); "
-        "sys.exit(any(m in sys.modules for m in heavy))"
+        "import sys; from cachefs.origin.open_origin import open_origin; "
+        f"{opened!r} and open_origin({opened!r}); "
+        f"print(*sorted(set({heavy!r}.split()) & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    environment = os.environ | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "\n"
 
 
 def test_a_missing_driver_is_named() -> None:
