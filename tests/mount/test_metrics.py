@@ -226,11 +226,16 @@ def test_blocks_that_are_not_kept_are_counted(site: Site) -> None:
     site.mount("--cache-size", "64MiB", "--cache-eviction", "none")
     for path in site.mountpoint.iterdir():
         path.read_bytes()
-    watch = Watch(site)
-    watch.look()
-    ((labels, value),) = watch.values["cachefs_tier_rejected_blocks_total"]
-    assert labels in {("SSD", str(site.cache)), (str(site.cache), "SSD")}
-    assert value > 10
+
+    def are_counted() -> bool:
+        """A block is stored or rejected after the reader has it."""
+        watch = Watch(site)
+        watch.look()
+        ((labels, value),) = watch.values["cachefs_tier_rejected_blocks_total"]
+        assert labels in {("SSD", str(site.cache)), (str(site.cache), "SSD")}
+        return value > 10
+
+    eventually(are_counted)
 
 
 def test_health_while_64_readers_wait_for_a_silent_origin(
