@@ -13,6 +13,7 @@ import trio
 from cachefs.errors import MountError, RelayUnusableError
 from cachefs.fuse import loop
 from cachefs.fuse.kernel_mount import refuse_early, shown_source
+from cachefs.fuse.notices import NameNotices
 from cachefs.fuse.operations import Operations
 from cachefs.mounts import find_mount
 
@@ -23,9 +24,9 @@ except ImportError:  # not compiled here
 
 log = logging.getLogger(__name__)
 
+_notices: NameNotices | None = None
+"""Takes notices for the kernel while there is a session."""
 _device_fd: int | None = None
-_is_connected = False
-"""Whether there is a session, which takes notices for the kernel."""
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
 
 _OPTIONS = ("subtype=cachefs", "default_permissions")
@@ -58,7 +59,6 @@ def mount(
     refuse_early(allow_other)
     if _relay is not None:
         _relay.reads_ready_fd()
-    global _is_connected
     options = {*_OPTIONS, "rw" if writable else "ro", f"fsname={shown_source(source)}"}
     if allow_other:
         options.add("allow_other")
@@ -68,7 +68,7 @@ def mount(
         raise MountError(
             f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
         ) from error
-    _is_connected = True
+    _begin_notices()
     found = find_mount(mountpoint)
     return "" if found is None else found.device
 
@@ -80,7 +80,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     the session. With `takes_notices`, invalidations of names go through `requests_fd`, and the
     supervisor passes them on to the kernel. Raises `RelayUnusableError` if this libfuse can't.
     """
-    global _device_fd, _is_connected
+    global _device_fd
     if _relay is None:
         raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
@@ -92,7 +92,12 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
         raise RelayUnusableError(f"libfuse refuses it: {error}") from error
     if not _relay.is_connected():
         raise RelayUnusableError("libfuse was loaded in another way than the relay expects")
-    _is_connected = True
+    _begin_notices()
+
+
+def _begin_notices() -> None:
+    global _notices
+    _notices = NameNotices(pyfuse3.invalidate_entry)
 
 
 async def serve() -> None:
@@ -148,9 +153,12 @@ def stop() -> None:
 def unmount() -> None:
     """Free the session, and unmount, lazily if the mount is in use.
 
-    A mount that the supervisor has made stays mounted.
+    A mount that the supervisor has made stays mounted. Blocks until the last notices are sent.
     """
-    global _device_fd
+    global _device_fd, _notices
+    if _notices is not None:
+        _notices.finish()  # they use the session
+        _notices = None
     pyfuse3.close(unmount=_device_fd is None)
     if _device_fd is not None:
         os.close(_device_fd)
@@ -158,11 +166,10 @@ def unmount() -> None:
 
 
 def invalidate_entry(parent: int, name: bytes) -> None:
-    """Make the kernel drop a cached name. Returns at once. Unknown names are no error. Before the
-    mount, the kernel has none."""
-    if not _is_connected:
-        return
-    pyfuse3.invalidate_entry_async(parent, name, ignore_enoent=True)
+    """Make the kernel drop a cached name. Returns at once. Unknown names are no error. Does nothing
+    before the mount, when the kernel has no names, and after its end."""
+    if _notices is not None:
+        _notices.put(parent, name)
 
 
 def invalidate_attributes(ino: int) -> None:

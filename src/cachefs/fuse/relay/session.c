@@ -2,7 +2,7 @@
  * to /dev/fuse. Without a relay, libfuse reads and writes /dev/fuse through this file, too.
  *
  * There is one session per process, so the state is static. The functions that libfuse calls run in
- * the daemon's loop thread, with one exception: pyfuse3's notify thread writes invalidations of
+ * the daemon's loop thread, with one exception: a thread (fuse/notices.py) writes invalidations of
  * names by `write_reply` or `write_plainly`. It only reads the static variables, and only the loop
  * thread changes them, so they need no lock. `plain_waiting` has a lock of its own.
  */

@@ -1,0 +1,71 @@
+"""Names that the kernel must drop: sent in order, and before the session is freed."""
+
+import threading
+import types
+
+import pytest
+
+from cachefs.fuse import session
+from cachefs.fuse.notices import NameNotices
+
+NAMES = [(1, f"{number}".encode()) for number in range(100)]
+
+
+def test_notices_are_sent_in_their_order_until_the_last() -> None:
+    sent: list[tuple[int, bytes]] = []
+    notices = NameNotices(lambda parent, name: sent.append((parent, name)))
+    for notice in NAMES:
+        notices.put(*notice)
+    notices.finish()
+    assert sent == NAMES
+
+
+def test_unknown_names_and_an_ended_mount_are_no_errors() -> None:
+    sent: list[bytes] = []
+
+    def send(parent: int, name: bytes) -> None:
+        sent.append(name)
+        raise FileNotFoundError if parent == 1 else OSError(22, "no session")
+
+    notices = NameNotices(send)
+    for parent in (1, 2, 1):
+        notices.put(parent, b"name")
+    notices.finish()
+    assert len(sent) == 3
+
+
+def test_a_kernel_that_keeps_the_sender_waiting_does_not_stop_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cachefs.fuse.notices._LAST_NOTICES_S", 0.01)
+    answered = threading.Event()
+    notices = NameNotices(lambda parent, name: answered.wait() and None)
+    notices.put(1, b"name")
+    notices.finish()
+    answered.set()
+    notices.finish()
+
+
+def test_the_end_without_a_notice() -> None:
+    NameNotices(lambda parent, name: None).finish()
+
+
+def test_the_session_is_freed_after_the_last_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    may_send = threading.Event()
+
+    def invalidate_entry(parent: int, name: bytes) -> None:
+        may_send.wait()
+        done.append(name)
+
+    fake = types.SimpleNamespace(
+        invalidate_entry=invalidate_entry, close=lambda unmount: done.append("freed")
+    )
+    monkeypatch.setattr(session, "pyfuse3", fake)
+    session._begin_notices()
+    session.invalidate_entry(1, b"a")
+    session.invalidate_entry(1, b"b")
+    threading.Timer(0.1, may_send.set).start()
+    session.unmount()
+    session.invalidate_entry(1, b"late")
+    assert done == [b"a", b"b", "freed"]
