@@ -2,9 +2,7 @@
 .PHONY: help bootstrap demo check test test-python-path test-csi lint format bench bench-peers \
 	screenshots wheel deb image man test-packages lock clean
 
-WORKERS ?= 3
-# The quick tests wait less for disks and timers than the CPU allows with three.
-CHECK_WORKERS ?= 4
+WORKERS ?= 4
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
 # of pytest 10 s.
 export PYTHONDONTWRITEBYTECODE :=
@@ -28,7 +26,7 @@ lint: bootstrap ## style, types and import contracts
 	.venv/bin/lint-imports
 
 check: lint ## style, types, contracts, and the tests that need no mount, no server and little time
-	.venv/bin/pytest -q -n $(CHECK_WORKERS) --dist worksteal -m "not mount and not server and not long" \
+	.venv/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not mount and not server and not long" \
 		--ignore=tests/mount --ignore=tests/crash
 
 test: lint ## all checks and all tests
