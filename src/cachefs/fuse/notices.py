@@ -13,7 +13,7 @@ from queue import SimpleQueue
 log = logging.getLogger(__name__)
 
 _LAST_NOTICES_S = 2.0
-"""How long `finish` waits. It takes longer only if the kernel keeps the thread waiting."""
+"""How long `finish` waits. What the kernel, or a busy machine, delays for longer is lost."""
 
 Send = Callable[[int, bytes], None]
 """Takes the directory's inode number and the name. Raises `OSError`."""

@@ -1,4 +1,4 @@
-"""What s3fs needs for `fsspec+s3://`: the settings that `s3://` finds too."""
+"""The arguments of s3fs for `fsspec+s3://`, from the same settings as those of `s3://`."""
 
 from typing import Any
 
