@@ -59,14 +59,31 @@ class Server:
         print(order.encode(), file=self._process.stdin, flush=True)
         pid = self._answer()
         if kill_after_s is not None:
-            time.sleep(kill_after_s)
-            with suppress(ProcessLookupError):  # it has failed, and says why
-                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has failed, and says why
+                _kill(pid, kill_after_s)
         return self._answer()
 
     def _answer(self) -> int:
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
+
+
+def _kill(pid: int, after_s: float) -> None:
+    """Kill a process that was forked just now after so much time in which it ran or slept.
+
+    The time in which its main thread waited for a processor does not count: a busy machine would
+    leave it nothing to do in the rest. schedstat: nanoseconds on a processor, nanoseconds of
+    waiting, number of turns (Linux, Documentation/scheduler/sched-stats.rst).
+    """
+    times = Path(f"/proc/{pid}/schedstat")
+    start_s = time.monotonic()
+    while True:
+        waited_s = int(times.read_text().split()[1]) / 1e9
+        left_s = start_s + after_s + waited_s - time.monotonic()
+        if left_s <= 0:
+            break
+        time.sleep(left_s)
+    os.kill(pid, signal.SIGKILL)
 
 
 class Rounds:
