@@ -127,9 +127,9 @@ def stores(cache: BlockCache) -> list[TierStore]:
     return [active.store for active in tiers_of(cache)]
 
 
-def moves(cache: BlockCache) -> bool:
-    """Whether blocks are on their way from one tier to another."""
-    return any(active.mover.moving for active in tiers_of(cache))
+def moving(cache: BlockCache) -> set[BlockKey]:
+    """The blocks that are on their way from one tier to another."""
+    return {key for active in tiers_of(cache) for key in active.mover.moving}
 
 
 def recount(cache: BlockCache) -> None:

@@ -19,7 +19,7 @@ from tests.cache.harness import (
     PATIENCE_S,
     assert_right,
     key_of,
-    moves,
+    moving,
     open_tier,
     put,
     put_many,
@@ -363,7 +363,7 @@ async def test_what_is_pinned_stays_in_its_tier_and_moves_up_with_its_mark(
             await read_all(cache, origin, refs)
             await trio.sleep(0.05)
         mem = stores(cache)[0]
-        await until(lambda: not moves(cache))
+        await until(lambda: not moving(cache))
         assert mem.counters.promoted > 10
         assert await pinned_bytes(cache, refs) == 30 * BLOCK
         up = mem.slabs.pinned_charge_bytes
@@ -422,7 +422,7 @@ async def test_pinned_while_it_moves(tmp_path: Path, origin: MemoryOrigin) -> No
             nursery.start_soon(pin_on)
         assert len(pinned) > 20
         assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
-        await until(lambda: not moves(cache))
+        await until(lambda: not moving(cache))
         assert await pinned_bytes(cache, pinned) == len(pinned) * BLOCK
 
 
@@ -432,11 +432,11 @@ async def test_dropped_while_it_moves(tmp_path: Path, origin: MemoryOrigin) -> N
         for _ in range(8):
             await read_all(cache, origin, refs)
             assert await cached_bytes(cache, refs) > 80 * BLOCK
-            some = moves(cache)
+            some = moving(cache)
             dropped = await cache.objects.evict(refs)
             assert dropped.size_bytes >= 80 * BLOCK
             assert await cached_bytes(cache, refs) == 0
-            await until(lambda: not moves(cache))
+            await until(lambda: not moving(cache))
             assert await cached_bytes(cache, refs) == 0, some
             assert all(status.cached_blocks == 0 for status in cache.status())
 
@@ -515,7 +515,7 @@ async def test_where_counts_by_tier(tmp_path: Path, origin: MemoryOrigin) -> Non
     async with serving(origin, *two_tiers(tmp_path)) as cache:
         assert (await cache.objects.where(ref)).blocks == 0
         await read_all(cache, origin, [ref])
-        await until(lambda: not moves(cache))
+        await until(lambda: not moving(cache))
         found = await cache.objects.where(ref)
         assert [share.medium for share in found.tiers] == [Medium.MEM, Medium.SSD]
         assert found.size_bytes == 20 * MIB

@@ -32,7 +32,7 @@ from tests.cache.harness import (
     PATIENCE_S,
     assert_right,
     key_of,
-    moves,
+    moving,
     open_tier,
     put_many,
     recount,
@@ -413,11 +413,12 @@ async def test_evicted_on_its_way(
             refs = await overfill(cache, origin)
         await until(lambda: disk.hanging)
         source, target = ("ssd", "mem") if way == "up" else ("mem", "ssd")
-        evict(store_of(cache, source), refs[0])
-        assert held(cache, source, refs) == refs[1:]
+        evicted = next(ref for ref in refs if key_of(ref) in moving(cache))
+        evict(store_of(cache, source), evicted)
+        assert held(cache, source, refs) == [ref for ref in refs if ref is not evicted]
         recount(cache)
         disk.heal()
-        await until(lambda: refs[0] in held(cache, target, refs))
+        await until(lambda: evicted in held(cache, target, refs))
         await until(lambda: swept(cache))
         await cache.drain()
         assert_each_once(cache, refs)
@@ -433,7 +434,7 @@ async def test_what_is_pinned_on_its_way_is_pinned_where_it_arrives(
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.pin(refs)).blocks == len(refs)
         disk.heal()
-        await until(lambda: not moves(cache))
+        await until(lambda: not moving(cache))
         where = [await cache.objects.where(ref) for ref in refs]
         assert sum(found.pinned_bytes for found in where) == BLOCK * len(refs)
         assert sum(counters(cache, name).promoted for name in ("mem", "ssd")) == (up and len(refs))
@@ -449,7 +450,7 @@ async def test_what_is_dropped_on_its_way_does_not_arrive(
     async with _on_their_way(origin, tmp_path, disk, up) as (cache, refs):
         assert (await cache.objects.evict(refs)).blocks == len(refs)
         disk.heal()
-        await until(lambda: not moves(cache))
+        await until(lambda: not moving(cache))
         await cache.drain()
         assert held(cache, "mem", refs) == held(cache, "ssd", refs) == []
         assert all(status.used_bytes == 0 for status in cache.status())
