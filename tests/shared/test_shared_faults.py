@@ -295,7 +295,7 @@ async def test_a_member_that_becomes_slower_is_waited_for(origin: MemoryOrigin) 
 
 async def test_a_slow_member_that_stores_is_out_all_the_same(origin: MemoryOrigin) -> None:
     """Stores have more time. That they succeed does not mean that readers get answers in time."""
-    refs = put_many(origin, 10, 5000)
+    ref = put(origin, "a", 5000)
 
     async def say(stream: trio.SocketStream) -> None:
         async for request in stream:
@@ -304,12 +304,10 @@ async def test_a_slow_member_that_stores_is_out_all_the_same(origin: MemoryOrigi
             await stream.send_all(answers.get(request[:2], b""))
 
     async with pretender(say) as address, node(origin, address, timeout_s=SHORT_S) as cache:
-        for ref in refs:
+        # A machine that is busy just then is blamed in place of the member.
+        while not only(cache).is_out:
             await assert_served(cache, origin, [ref])
             await cache.shared.stored()
-            if only(cache).is_out:
-                break
-        assert only(cache).is_out
         assert only(cache).counters.failures <= 4
 
 
