@@ -257,7 +257,7 @@ async def test_the_lease_of_a_killed_node(
 async def test_a_lease_whose_answer_came_too_late(origin: MemoryOrigin, member: Members) -> None:
     """Nobody else stores the block, so the node that did not hear of its lease does."""
     ref = put(origin, "a", 50_000)
-    # A store may take 50 times as long.
+    # The store may take 50 timeouts. With shorter ones, a busy machine would not store in time.
     async with node(origin, member.option, timeout_s=10 * SHORT_S) as cache:
         member[0].pause()
         assert await read(cache, ref) == origin.expected("a")
