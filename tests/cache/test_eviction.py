@@ -104,6 +104,18 @@ async def test_slabs_go_to_other_classes_when_the_mix_changes(
         assert status.disk_bytes <= 32 * MIB
 
 
+async def test_blocks_that_wait_for_their_slots_keep_the_order_of_their_reads(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
+    refs = put_many(origin, 48, MIB)
+    async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:
+        for ref in refs:
+            await cache.read_block(ref, 0, 0, 1)
+        await settle(cache)
+        assert cache.status()[0].counters.evicted > 0
+        assert all(cache.is_cached_or_inflight(key_of(ref)) for ref in refs[-8:])
+
+
 async def test_smaller_quota_after_a_restart(tmp_path: Path, origin: MemoryOrigin) -> None:
     refs = put_many(origin, 250, 100_000)
     async with serving(origin, open_tier(tmp_path, 32 * MIB)) as cache:

@@ -27,9 +27,10 @@ class FetchedBlocks:
 
     def admit(self, fetch: InFlightFetch) -> None:
         """Offer the blocks of a fetch that has its bytes to the tiers."""
+        clock = self._tiers.common.history.now
         for key in fetch.keys:
             data = fetch.block(key.block_index)
-            candidate = Candidate(key, data, self._admission_finished, fetch)
+            candidate = Candidate(key, data, self._admission_finished, clock, fetch)
             self.admitting[key] = data
             if not self._offer(candidate, 0):
                 if len(self._tiers):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import trio
 
+from cachefs.cache.policies.base import CLOCK_MASK
 from cachefs.cache.tier.admission import Admission, Candidate
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.slot_io import Checked, read_and_check
@@ -41,12 +42,13 @@ Target = Callable[[BlockKey, int], Admission | None]
 
 
 class _Move(NamedTuple):
-    """A block to be moved, its current location and age, and the function that finds its target."""
+    """A block to be moved, its current location, the tick of its last use, and the function that
+    finds its target."""
 
     key: BlockKey
     slab: Slab
     location: BlockLocation
-    age: int
+    tick: int
     target: Target
 
 
@@ -76,7 +78,7 @@ class _Delivery:
         self._open += 1
         finished = partial(self._finished, move, admission)
         checksum = move.location.checksum
-        admission.offer(Candidate(move.key, data, finished, checksum=checksum, age=move.age))
+        admission.offer(Candidate(move.key, data, finished, move.tick, checksum=checksum))
 
     def _finished(
         self, move: _Move, admission: Admission, candidate: Candidate, stored: bool
@@ -159,7 +161,9 @@ class Mover:
             return None
         if target(key, location.length) is None:
             return None
-        return _Move(key, slab, location, self._store.policy.age(slab, location.slot), target)
+        age = self._store.policy.age(slab, location.slot)
+        tick = (self._store.history.now - age) & CLOCK_MASK
+        return _Move(key, slab, location, tick, target)
 
     async def move(self, moves: Sequence[_Move], insist: bool) -> dict[BlockKey, Admission]:
         """Copy each block, and drop it here when the copy is stored.

@@ -65,7 +65,7 @@ class EvictionPolicy:
 
     def on_admit(self, slab: Slab, slot: int, age: int) -> None:
         """Set the tick of a slot that has just got its block. The block was last used `age` block
-        reads ago, in another tier; 0 for a new block."""
+        reads ago, in another tier or while it waited for its slot."""
         slab.ticks[slot] = (self._history.now - age) & CLOCK_MASK
 
     def on_hit(self, slab: Slab, slot: int) -> None:

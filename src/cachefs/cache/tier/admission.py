@@ -16,6 +16,7 @@ import trio
 
 from cachefs.cache.counters import TierCounters
 from cachefs.cache.fetch.in_flight import InFlightFetch
+from cachefs.cache.policies.base import CLOCK_MASK
 from cachefs.cache.tier.cooldown import Cooldown
 from cachefs.cache.tier.disk_threads import Step
 from cachefs.cache.tier.evictor import Evictor
@@ -43,13 +44,13 @@ class Candidate:
     """A block that waits to be stored. The first `finish` calls `done(candidate, stored)`, so it
     is called exactly once.
 
-    `checksum` is 0 if not computed yet. `age` is the block's age in the tier it comes from; 0 for
-    a fetched block. `fetch` is the fetch that brought it, or None.
+    `tick` is the value of the mount's clock (`policies/base.py`) when the block was last used, or
+    when its fetch had its bytes. So blocks that wait together keep their order of use. `checksum`
+    is 0 if not computed yet. `fetch` is the fetch that brought it, or None.
     """
 
     __slots__ = (
         "_done",
-        "age",
         "began_at",
         "checksum",
         "data",
@@ -58,6 +59,7 @@ class Candidate:
         "key",
         "level",
         "must_pin",
+        "tick",
     )
 
     def __init__(
@@ -65,9 +67,9 @@ class Candidate:
         key: BlockKey,
         data: memoryview,
         done: "Callable[[Candidate, bool], None]",
+        tick: int,
         fetch: InFlightFetch | None = None,
         checksum: int = 0,
-        age: int = 0,
     ) -> None:
         self.key = key
         self.data = data
@@ -75,7 +77,7 @@ class Candidate:
         self.finished = False
         self.fetch = fetch
         self.checksum = checksum
-        self.age = age
+        self.tick = tick
         self.began_at = trio.current_time() if fetch is None else fetch.began_at
         """When its fetch began, or when it was read from another tier to be moved (trio clock)."""
         self.level = 0
@@ -98,7 +100,7 @@ class Candidate:
 
     def anew(self) -> "Candidate":
         """Return a new candidate for the same block, to offer it to another tier."""
-        return Candidate(self.key, self.data, self._done, self.fetch, self.checksum, self.age)
+        return Candidate(self.key, self.data, self._done, self.tick, self.fetch, self.checksum)
 
 
 class _Write(NamedTuple):
@@ -312,6 +314,7 @@ class Admission:
         store = self._store
         touched = {}
         now_s = time.monotonic()
+        clock = store.history.now
         for (candidate, slab, slot), result in zip(writes, results, strict=True):
             stored = not isinstance(result, OSError)
             if isinstance(result, OSError):
@@ -323,7 +326,8 @@ class Admission:
                 stored = False
                 store.slabs.abort(slab, slot)
             else:
-                store.admit(candidate.key, slab, slot, len(candidate.data), result, candidate.age)
+                age = (clock - candidate.tick) & CLOCK_MASK
+                store.admit(candidate.key, slab, slot, len(candidate.data), result, age)
                 touched[slab.slab_id] = slab
                 self._failing = False
                 if self._cooldown is not None:

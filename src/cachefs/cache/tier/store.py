@@ -322,7 +322,7 @@ class TierStore:
         self, key: BlockKey, slab: Slab, slot: int, length: int, checksum: int, age: int = 0
     ) -> None:
         """Add a block whose bytes are already written to an allocated slot. Look-ups find it from
-        now on. `age` is the number of block reads since its last use, in another tier.
+        now on. `age` is the number of block reads since its last use.
 
         The caller must mark the slab's row (`put_row`) before its next await.
         """
