@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo check test test-python-path test-csi lint format bench bench-peers \
-	screenshots wheel deb image man test-packages lock clean
+.PHONY: help bootstrap demo check test test-python-path test-stalls test-csi lint format bench \
+	bench-peers screenshots wheel deb image man test-packages lock clean
 
 WORKERS ?= 4
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
@@ -35,6 +35,10 @@ test: lint ## all checks and all tests
 test-python-path: bootstrap ## the tests of mounts again, without the relay
 	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
 		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py keeper.py)
+
+test-stalls: bootstrap ## the tests without mounts in processes that stop at random moments
+	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile -p tests.stalls \
+		--ignore=tests/mount --ignore=tests/crash
 
 test-csi: bootstrap ## the CSI plugin against csi-sanity of the Kubernetes project (needs Go and root)
 	@scripts/csi-sanity
