@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cachefs.cli.mounts.path_request import PathRequest
+from cachefs.control import api
 from tests.mount.harness import CLI, MIB, PATIENT, Site, eventually
 from tests.servers.seaweedfs import SeaweedFS
 
@@ -284,6 +286,19 @@ def test_refresh_a_file(site: Site, content: dict[str, bytes]) -> None:
     (site.files / "large").write_bytes(b"again")
     assert answer(site, "refresh", path)["new"] == 1
     assert path.read_bytes() == b"again"
+
+
+def test_the_kernel_knows_a_change_when_refresh_answers(
+    site: Site, content: dict[str, bytes]
+) -> None:
+    """Without a process that ends between the answer and the look-up."""
+    for number in range(50):
+        path = site.mountpoint / f"new {number}"
+        assert not path.exists()
+        (site.files / path.name).write_bytes(b"new")
+        request = PathRequest((str(path),), None)
+        request.sums(api.CACHE_REFRESH, wait=False)
+        assert path.read_bytes() == b"new"
 
 
 def test_refresh_of_a_bucket(tmp_path: Path, seaweedfs: SeaweedFS) -> None:

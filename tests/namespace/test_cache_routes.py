@@ -23,14 +23,21 @@ class Desk:
         self.reading = reading
         self.entries: list[tuple[int, bytes]] = []
         self.attributes: list[int] = []
+        self.dropped: list[tuple[int, bytes]] = []
+        """Those of `entries` that the last answer waited for."""
         self.is_down = False
         self.routes = CacheRoutes(
             reading.tree.namespace,
             reading.cache,
             lambda parent, name: self.entries.append((parent, name)),
             self.attributes.append,
+            self._names_dropped,
             lambda: self.is_down,
         )
+
+    async def _names_dropped(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.dropped = list(self.entries)
 
     async def ask(self, handler: Handler, *paths: str, **arguments: Any) -> list[dict[str, Any]]:
         lines = handler({"paths": list(paths), **arguments})
@@ -180,6 +187,7 @@ async def test_refresh_counts_and_tells_the_kernel(desk: Desk, origin: ScriptedO
     assert sorted(origin.take_requests()) == [("list", path) for path in ("", "a", "b")]
     assert sorted(tree.unbound) == [(a, b"1"), (a, b"2"), (b, b"c")]
     assert sorted(desk.entries) == [(a, b"1"), (a, b"new")]
+    assert desk.dropped == desk.entries
     assert set(desk.attributes) == {ROOT_INO, a, b}
     desk.entries.clear()
     desk.attributes.clear()

@@ -1,9 +1,11 @@
 """Names that the kernel must drop: sent in order, and before the session is freed."""
 
+import socket
 import threading
 import types
 
 import pytest
+import trio
 
 from cachefs.fuse import session
 from cachefs.fuse.notices import NameNotices
@@ -79,3 +81,57 @@ def test_the_session_is_freed_after_the_last_notice(monkeypatch: pytest.MonkeyPa
     session.unmount()
     session.invalidate_entry(1, b"late")
     assert done == [b"a", b"b", "freed"]
+
+
+async def test_names_are_dropped_when_the_supervisor_has_passed_them_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes a notice when it has passed on the one before."""
+    daemon, supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    passed_on: list[bytes] = []
+    may_pass = threading.Event()
+
+    def pass_on() -> None:
+        while taken := supervisor.recv(100):
+            may_pass.wait()
+            passed_on.append(taken)
+
+    fake = types.SimpleNamespace(
+        invalidate_entry=lambda parent, name: daemon.send(name), close=lambda unmount: None
+    )
+    monkeypatch.setattr(session, "pyfuse3", fake)
+    monkeypatch.setattr(session, "_notices_fd", daemon.fileno())
+    monkeypatch.setattr(session, "_NOTICES_REACH_S", 100.0)
+    relay = threading.Thread(target=pass_on)
+    with daemon, supervisor:
+        relay.start()
+        session._begin_notices()
+        for name in (b"a", b"b"):
+            session.invalidate_entry(1, name)
+        threading.Timer(0.1, may_pass.set).start()
+        await session.names_dropped()
+        assert passed_on[:2] == [b"a", b"b"]
+        session.unmount()
+        daemon.shutdown(socket.SHUT_RDWR)
+        relay.join()
+
+
+async def test_nobody_waits_for_ever_for_a_kernel_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = threading.Event()
+    fake = types.SimpleNamespace(
+        invalidate_entry=lambda parent, name: answered.wait(), close=lambda unmount: None
+    )
+    monkeypatch.setattr(session, "pyfuse3", fake)
+    monkeypatch.setattr(session, "_NOTICES_REACH_S", 0.01)
+    session._begin_notices()
+    session.invalidate_entry(1, b"a")
+    with trio.fail_after(100):
+        await session.names_dropped()
+    answered.set()
+    session.unmount()
+
+
+async def test_names_are_dropped_before_a_mount_too() -> None:
+    await session.names_dropped()

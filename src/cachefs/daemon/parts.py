@@ -233,6 +233,7 @@ def build(
         cache,
         session.invalidate_entry,
         session.invalidate_attributes,
+        session.names_dropped,
         lambda: origin.is_down,
         None if unsent is None else unsent.files,
     )

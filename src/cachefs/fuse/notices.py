@@ -8,7 +8,10 @@ its end: it would use a session that has been freed, and what it had not sent wo
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
+
+import trio
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ class NameNotices:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._queue: SimpleQueue[tuple[int, bytes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, bytes] | Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, parent: int, name: bytes) -> None:
@@ -34,6 +37,20 @@ class NameNotices:
             self._thread.start()
         self._queue.put((parent, name))
 
+    async def sent(self) -> None:
+        """Wait until all notices that were put before are sent."""
+        if self._thread is None:
+            return
+        are_sent = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def tell() -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(are_sent.set)
+
+        self._queue.put(tell)
+        await are_sent.wait()
+
     def finish(self) -> None:
         """Wait until all notices are sent, at most `_LAST_NOTICES_S`. Nothing may be put after."""
         if self._thread is not None:
@@ -42,6 +59,9 @@ class NameNotices:
 
     def _run(self) -> None:
         while (notice := self._queue.get()) is not None:
+            if callable(notice):
+                notice()
+                continue
             try:
                 self._send(*notice)
             except OSError as error:  # the kernel doesn't know the name, or the mount has ended

@@ -1,8 +1,11 @@
 """The kernel side of a mount: mounting, tuning, and invalidating what the kernel caches."""
 
+import fcntl
 import logging
 import os
 import subprocess
+import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _notices: NameNotices | None = None
 """Takes notices for the kernel while there is a session."""
+_notices_fd: int | None = None
+"""The socket of the supervisor that takes notices, if it does. libfuse's session owns it."""
 _device_fd: int | None = None
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
 
@@ -44,6 +49,10 @@ congested, stops reading ahead and requests single pages: 16 readers of small fi
 a file. At `max_background`, all readers wait, so `fuse/relay/reads.c` stops each user earlier."""
 _USUAL_READS, _FEWEST_READS = 256, 2
 """Bounds of the READs that the daemon handles at once for one user; C code keeps back the rest."""
+
+_NO_INODE = 0
+_NOTICES_REACH_S = 10.0
+"""How long `names_dropped` waits for a kernel that waits for look-ups, or for a busy machine."""
 
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -80,7 +89,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     the session. With `takes_notices`, invalidations of names go through `requests_fd`, and the
     supervisor passes them on to the kernel. Raises `RelayUnusableError` if this libfuse can't.
     """
-    global _device_fd
+    global _device_fd, _notices_fd
     if _relay is None:
         raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
@@ -92,6 +101,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
         raise RelayUnusableError(f"libfuse refuses it: {error}") from error
     if not _relay.is_connected():
         raise RelayUnusableError("libfuse was loaded in another way than the relay expects")
+    _notices_fd = requests_fd if takes_notices else None
     _begin_notices()
 
 
@@ -155,10 +165,11 @@ def unmount() -> None:
 
     A mount that the supervisor has made stays mounted. Blocks until the last notices are sent.
     """
-    global _device_fd, _notices
+    global _device_fd, _notices, _notices_fd
     if _notices is not None:
         _notices.finish()  # they use the session
         _notices = None
+    _notices_fd = None
     pyfuse3.close(unmount=_device_fd is None)
     if _device_fd is not None:
         os.close(_device_fd)
@@ -170,6 +181,25 @@ def invalidate_entry(parent: int, name: bytes) -> None:
     before the mount, when the kernel has no names, and after its end."""
     if _notices is not None:
         _notices.put(parent, name)
+
+
+async def names_dropped() -> None:
+    """Wait until the kernel has dropped the names of all earlier `invalidate_entry`; at most
+    `_NOTICES_REACH_S`."""
+    with trio.move_on_after(_NOTICES_REACH_S):
+        # The supervisor writes one notice to the kernel before it takes the next from the socket.
+        # So if it has taken this one, which changes nothing, it has written those before.
+        invalidate_entry(_NO_INODE, b".")
+        if _notices is not None:
+            await _notices.sent()
+        while _notices_fd is not None and _unread_bytes(_notices_fd):  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def _unread_bytes(socket_fd: int) -> int:
+    """Return the memory of messages that the other end has not taken yet (SIOCOUTQ, unix(7))."""
+    answer = fcntl.ioctl(socket_fd, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def invalidate_attributes(ino: int) -> None:

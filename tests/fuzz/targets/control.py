@@ -79,6 +79,7 @@ async def _handlers(tree: Tree, place: Path) -> AsyncIterator[dict[Route, Handle
                 block_cache,
                 lambda parent, name: None,
                 lambda ino: None,
+                trio.lowlevel.checkpoint,
                 lambda: False,
             ),
             NamesRoutes(namespace, block_cache),

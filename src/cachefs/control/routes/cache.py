@@ -5,7 +5,7 @@ Its lines identify a path by its `number` in `paths`, from 0. An error for one p
 `failure`; the other paths continue.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
@@ -44,15 +44,18 @@ class CacheRoutes:
         cache: BlockCache,
         invalidate_entry: Callable[[int, bytes], None],
         invalidate_attributes: Callable[[int], None],
+        names_dropped: Callable[[], Awaitable[None]],
         is_down: Callable[[], bool],
         unsent: UnsentFiles | None = None,
     ) -> None:
-        """`is_down()` says whether the origin answers no requests at all. `unsent` are the unsent
-        files of a writable mount."""
+        """`names_dropped()` waits until the kernel has dropped the names of all earlier
+        `invalidate_entry`. `is_down()` says whether the origin answers no requests at all.
+        `unsent` are the unsent files of a writable mount."""
         self._namespace = namespace
         self._cache = cache
         self._invalidate_entry = invalidate_entry
         self._invalidate_attributes = invalidate_attributes
+        self._names_dropped = names_dropped
         self._is_down = is_down
         self._unsent = unsent
         self._tree = CacheTree(namespace, cache)
@@ -247,6 +250,7 @@ class CacheRoutes:
             wait=_flag(arguments, "wait"),
         )
         await refresher.run(paths)
+        await self._names_dropped()
         for number, failure in refresher.failures:
             yield {"number": number, "failure": failure}
         yield asdict(refresher.found)
