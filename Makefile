@@ -29,11 +29,11 @@ check: lint ## style, types, contracts, and the tests that need no mount, no ser
 	.venv/bin/pytest -q -n $(WORKERS) --dist worksteal -m "not mount and not server and not long" \
 		--ignore=tests/mount --ignore=tests/crash
 
-test: lint ## all checks and all tests
-	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile --durations=10
+test: lint ## all checks and all tests; what fails runs once more, alone
+	.venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile --durations=10
 
 test-python-path: bootstrap ## the tests of mounts again, without the relay
-	CACHEFS_TEST_DATA_PATH=python .venv/bin/pytest -q -n $(WORKERS) --dist loadfile tests/mount \
+	CACHEFS_TEST_DATA_PATH=python .venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile tests/mount \
 		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py keeper.py)
 
 test-stalls: bootstrap ## the tests without mounts in processes that stop at random moments

@@ -14,10 +14,14 @@ from cachefs.cli.mounts.all_mounts import SERVING
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError
 from cachefs.mounts import find_entry, socket_path
+from tests.mount.commands import server
 from tests.servers.suspend import suspend
 
 MIB = 1 << 20
 CLI = (sys.executable, "-W", "error", "-c", "from cachefs.cli import main; main()")
+_PLAIN_CLI = CLI
+_FOR_INTERPRETERS = {"PYTHONPATH", "LD_PRELOAD"}
+"""What only a new interpreter takes note of."""
 DATA_PATH = os.environ.get("CACHEFS_TEST_DATA_PATH", "auto")
 """What tests mount with that don't say otherwise: the whole suite can be run on each."""
 SHARED = os.environ.get("CACHEFS_TEST_SHARED")
@@ -82,8 +86,11 @@ class Site:
         """What it is always mounted with."""
 
     def _run(self, *args: object) -> subprocess.CompletedProcess[str]:
+        words = [str(arg) for arg in args]
+        if CLI is _PLAIN_CLI and not _FOR_INTERPRETERS & self.environment.keys():
+            return server().run(words, os.environ | self.environment, 2 * PATIENCE_S)
         return subprocess.run(
-            [*CLI, *map(str, args)],
+            [*CLI, *words],
             capture_output=True,
             text=True,
             check=False,
