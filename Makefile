@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo check test test-python-path test-stalls test-csi lint format bench \
+.PHONY: help bootstrap demo check test test-long test-python-path test-stalls test-csi lint format bench \
 	bench-peers screenshots wheel deb image man test-packages lock clean
 
 WORKERS ?= 4
@@ -7,7 +7,10 @@ WORKERS ?= 4
 # of pytest 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 # These need a browser, which `scripts/bootstrap` then installs.
-test test-python-path screenshots: export WITH_BROWSER := 1
+test test-long test-python-path screenshots: export WITH_BROWSER := 1
+# How reads, writes, interrupts and notices reach the kernel, and how a mount starts and ends.
+RELAY_CHANGES := bad_disk bad_input damaged_slabs dropped_names hog killed limits metrics open_files \
+	outage_s3 read_ahead reading replaced storm systemd_notify users write_parts writes
 PYTHONS := src tests $(wildcard bench demo deploy)
 
 help: ## list the targets
@@ -32,9 +35,13 @@ check: lint ## style, types, contracts, and the tests that need no mount, no ser
 test: lint ## all checks and all tests; what fails runs once more, alone
 	.venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile --durations=10
 
-test-python-path: bootstrap ## the tests of mounts again, without the relay
-	CACHEFS_TEST_DATA_PATH=python .venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile tests/mount \
-		$(addprefix --ignore=tests/mount/test_,relay.py supervisor.py no_open.py keeper.py)
+test-long: lint ## all tests in full size (tests/sizes.py), about an hour
+	CACHEFS_LONG_TESTS=1 .venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile \
+		--durations=30
+
+test-python-path: bootstrap ## what the relay changes, again without it
+	CACHEFS_TEST_DATA_PATH=python .venv/bin/python -m tests.second_look -q -n $(WORKERS) \
+		--dist loadfile $(RELAY_CHANGES:%=tests/mount/test_%.py)
 
 test-stalls: bootstrap ## the tests without mounts in processes that stop at random moments
 	.venv/bin/pytest -q -n $(WORKERS) --dist loadfile -p tests.stalls \

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cachefs.namespace.namespace import Ttls
 from tests.model.harness import PATHS, Operation, play
+from tests.sizes import size
 
 EXAMPLES = int(os.environ.get("CACHEFS_MODEL_EXAMPLES", "0"))
 MIB = 1 << 20
@@ -85,7 +86,7 @@ ttls = st.builds(
     shows_trees=st.booleans(),
 )
 @settings(
-    max_examples=EXAMPLES or 400,
+    max_examples=EXAMPLES or size(100, 400),
     derandomize=not EXAMPLES,
     database=None,
     deadline=None,

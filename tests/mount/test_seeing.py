@@ -134,28 +134,29 @@ def test_stats_are_rates_of_what_was_done(mounted: Site) -> None:
         assert process.stdout is not None
         lines = [json.loads(process.stdout.readline())]
 
-        def total(name: str) -> float:
-            return sum(line[name] * line["seconds"] for line in lines)
+        def total(name: str) -> int:
+            """The count that the rates were computed from."""
+            return sum(round(line[name] * line["seconds"]) for line in lines)
 
-        def of_tiers(name: str) -> float:
-            return sum(line["tiers"][0][name] * line["seconds"] for line in lines)
+        def of_tiers(name: str) -> int:
+            return sum(round(line["tiers"][0][name] * line["seconds"]) for line in lines)
 
         read_all(mounted)
         mounted.wait_until_stored(FILES)
         read_all(mounted)
         deadline = time.monotonic() + PATIENCE_S
-        while total("read_bytes_per_s") < 1.99 * FILES * FILE_BYTES or not of_tiers("bytes_per_s"):
+        while total("read_bytes_per_s") < 2 * FILES * FILE_BYTES or not of_tiers("bytes_per_s"):
             assert time.monotonic() < deadline, lines
             lines.append(json.loads(process.stdout.readline()))
 
     assert all(line["mountpoint"] == str(mounted.mountpoint) for line in lines)
-    assert total("read_bytes_per_s") == pytest.approx(2 * FILES * FILE_BYTES)
+    assert total("read_bytes_per_s") == 2 * FILES * FILE_BYTES
     assert total("reads_per_s") >= 2 * FILES
-    assert total("origin_gets_per_s") >= FILES * 0.99
-    assert total("origin_bytes_per_s") == pytest.approx(total("origin_gets_per_s") * FILE_BYTES)
+    assert total("origin_gets_per_s") >= FILES
+    assert total("origin_bytes_per_s") == total("origin_gets_per_s") * FILE_BYTES
     # Files that were fetched ahead come from the tier in the first round, too.
-    assert 0 < of_tiers("bytes_per_s") <= 2 * FILES * FILE_BYTES * 1.01
-    assert total("lookups_per_s") >= 0.99
+    assert 0 < of_tiers("bytes_per_s") <= 2 * FILES * FILE_BYTES
+    assert total("lookups_per_s") >= 1
     busy = [line for line in lines if line["reads_per_s"]]
     assert all(0 < line["read_p50_s"] <= line["read_p99_s"] for line in busy)
     assert busy[-1]["users"][0]["uid"] == os.getuid()
