@@ -11,7 +11,7 @@ import trio
 from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError, OriginError
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
-from cachefs.types import Buffer, Entry, Found, ObjectMeta, Posix
+from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Posix, Turn
 
 _STRIPE_BYTES = 4096
 _NS_PER_S = 1_000_000_000
@@ -191,13 +191,14 @@ class MemoryOrigin(Origin):
         wanted: Sequence[tuple[str, ObjectMeta]],
         at_a_time: int,
         stopped: Callable[[], bool],
+        turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`."""
         found: list[memoryview | None] = [None] * len(wanted)
-        turn = trio.Semaphore(at_a_time)
+        places = trio.Semaphore(at_a_time)
 
         async def read(number: int, path: str, meta: ObjectMeta) -> None:
-            async with turn:
+            async with places:
                 if stopped():
                     return
                 with suppress(OriginError):

@@ -1,7 +1,7 @@
 """Value types that all layers share. They do no I/O and contain only small derivations."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 import typing_extensions
@@ -100,6 +100,29 @@ class BlockKey(NamedTuple):
 
     object_id: bytes
     block_index: int
+
+
+class Priority(IntEnum):
+    """Who waits for a request to the origin, the most urgent first."""
+
+    READER = 0
+    READ_AHEAD = 1
+    """No reader waits yet, but one is expected soon."""
+    LOAD = 2
+
+
+class Turn:
+    """The priority of one request in all queues on its way to the origin. It rises when a reader
+    begins to wait for the request (`Fetches.wait_for`)."""
+
+    __slots__ = ("priority",)
+
+    def __init__(self, priority: Priority) -> None:
+        self.priority = priority
+
+
+READER_TURN: Final = Turn(Priority.READER)
+"""The turn of all requests that readers have begun. It can't rise, so they share it."""
 
 
 class BlockLocation(NamedTuple):

@@ -13,8 +13,9 @@ from tests.memory_origin import MemoryOrigin
 
 STATE_OF_READS = {"held_back_at", "progressed_at", "best_read_bytes", "quickest_s"}
 """`ResilientOrigin` has its own, and the cache asks nothing else."""
-BY_OTHERS = {"stat_and_read", "stat_unlisted", "read_body"}
-"""`Origin` derives these from `stat` and `read`, so they need not be passed on."""
+BY_OTHERS = {"stat_and_read", "stat_unlisted", "read_body", "read_in_turn", "reorder"}
+"""`Origin` derives these from `stat` and `read`, so they need not be passed on. Only
+`ResilientOrigin` has queues to `reorder`."""
 OTHERWISE = {(ManifestOrigin, "lists_by_stat"): True}
 WRAPPERS = [ManifestOrigin, ResilientOrigin, UnlistedOrigin]
 

@@ -32,7 +32,15 @@ from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.errors import CacheDirError, OriginError
 from cachefs.origin.base import Origin
 from cachefs.shared.tier import SharedTier
-from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, Buffer, ObjectRef
+from cachefs.types import (
+    BLOCK_BYTES,
+    BlockKey,
+    BlockLocation,
+    Buffer,
+    ObjectRef,
+    Priority,
+    Turn,
+)
 
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
@@ -232,14 +240,19 @@ class BlockCache:
         return key in self._in_flight
 
     def fetch(
-        self, ref: ObjectRef, first_block: int, block_count: int, ahead: bool = False
+        self,
+        ref: ObjectRef,
+        first_block: int,
+        block_count: int,
+        ahead: bool = False,
+        priority: Priority = Priority.READ_AHEAD,
     ) -> None:
         """Start to fetch a run of blocks (at most 8 MiB), and return at once.
 
         Sends one GET per gap between blocks that are cached or in flight. A GET has at most
-        `Fetches.best_read_bytes`, which is smaller when the connection is slow. Readers that join
-        the fetch receive its errors; otherwise they are dropped. With `ahead`, blocks that no tier
-        takes stay in memory for a while, for the expected reader.
+        `Fetches.best_read_bytes`, which is smaller when the connection is slow or limited. Readers
+        that join the fetch receive its errors; otherwise they are dropped. With `ahead`, blocks
+        that no tier takes stay in memory for a while, for the expected reader.
         """
         end = min(first_block + block_count, ref.block_count)
         most = max(1, min(block_count, self._fetches.best_read_bytes // BLOCK_BYTES))
@@ -247,7 +260,7 @@ class BlockCache:
         for index in range(first_block, end + 1):
             known = index == end or self.is_cached_or_inflight(BlockKey(ref.object_id, index))
             if run and (known or run >= most):
-                self._fetches.start(ref, index - run, run, ahead)
+                self._fetches.start(ref, index - run, run, Turn(priority), ahead)
                 run = 0
             if not known:
                 run += 1
@@ -259,7 +272,8 @@ class BlockCache:
         a reader joins the fetch. Waiting for `done` of the result does not join it. Raises
         `OriginUnavailableError` at shutdown.
         """
-        return self._fetches.start(ref, 0, 1, ahead=True, into_free_space=True)
+        turn = Turn(Priority.READ_AHEAD)
+        return self._fetches.start(ref, 0, 1, turn, ahead=True, into_free_space=True)
 
     def has_free_space(self, key: BlockKey, length: int) -> bool:
         """Whether a tier that may store the block has space for it and for all blocks on their way,

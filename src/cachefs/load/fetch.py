@@ -18,7 +18,7 @@ from cachefs.load.spec import FAR_JOBS, NEAR_JOBS, Progress
 from cachefs.load.throttle import LoadThrottle
 from cachefs.load.walk import Failure
 from cachefs.origin.resilience import ResilientOrigin
-from cachefs.types import ObjectRef
+from cachefs.types import ObjectRef, Priority
 
 _EXTENT_BLOCKS = 8
 _SMALL_BYTES = 256 << 10
@@ -220,6 +220,7 @@ class Fetcher:
         Empty if there is none at the moment."""
         if not self._origin.reads_many or self._throttle.is_limiting:
             most = 1
+        most_bytes = min(_TOGETHER_BYTES, self._origin.best_read_bytes)
         taken: list[_Extent] = []
         size_bytes = 0
         while (extent := extents.take()) is not None:
@@ -227,7 +228,7 @@ class Fetcher:
                 self._note_pinned(extent.ref)
             taken.append(extent)
             size_bytes += extent.ref.meta.size_bytes
-            if not extent.is_small or len(taken) >= most or size_bytes >= _TOGETHER_BYTES:
+            if not extent.is_small or len(taken) >= most or size_bytes >= most_bytes:
                 break
         return taken
 
@@ -267,7 +268,9 @@ class Fetcher:
         while True:
             await self._throttle.begin(size_bytes)
             try:
-                self._cache.fetch(ref, extent.first_block, extent.block_count)
+                self._cache.fetch(
+                    ref, extent.first_block, extent.block_count, priority=Priority.LOAD
+                )
                 await self._cache.fetched(ref, extent.first_block, extent.block_count)
                 break
             except OriginUnavailableError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cachefs.origin.body import Body
 from cachefs.origin.names import join
 from cachefs.origin.writable import WritableOrigin, WriteCounters
-from cachefs.types import Buffer, Entry, Found, ObjectMeta
+from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Turn
 
 _MOST_DIRECTORIES = 10_000
 """Limit on the number of directories for which unshown keys are counted."""
@@ -79,7 +79,7 @@ class Origin(ABC):
     """When bytes of a slow body last arrived, on trio's clock."""
 
     best_read_bytes = float("inf")
-    """The best size of one `read`; smaller over a slow line."""
+    """The best size of one `read`; smaller over a slow line and with a bandwidth limit."""
 
     quickest_s = 0.0
     """The shortest time in which a request has been answered; 0 while unknown."""
@@ -153,6 +153,12 @@ class Origin(ABC):
         no longer exists, `BadDataError` if the answer has the wrong length.
         """
 
+    async def read_in_turn(
+        self, turn: Turn, path: str, meta: ObjectMeta, offset: int, length: int
+    ) -> Buffer:
+        """Do `read`. An origin with queues serves a request in them by the priority of `turn`."""
+        return await self.read(path, meta, offset, length)
+
     async def read_body(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
@@ -167,13 +173,22 @@ class Origin(ABC):
         return False
 
     async def read_many(
-        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """Return whole small objects, as `read` does, at a lower cost. It sends one request for
         each object, at most `at_a_time` at a time. Once `stopped()` returns true, it sends no more
         requests; any thread may call `stopped`. The result has None for an object that this method
-        could not read: the caller uses `read` for it, which also reports errors."""
+        could not read: the caller uses `read` for it, which also reports errors. `turn` is as in
+        `read_in_turn`."""
         return [None] * len(wanted)
+
+    def reorder(self) -> None:
+        """Note that the priority of the turns of some requests has risen."""
+        return
 
     def _subject(self, path: str) -> str:
         """Return the name of `path` in messages."""

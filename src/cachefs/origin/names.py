@@ -4,7 +4,8 @@ The rules are those of docs/SEMANTICS.md and apply to every origin.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 
 from cachefs.types import Entry, ObjectMeta
 
@@ -127,6 +128,13 @@ class TwinMerger:
 
 def _size(entry: Entry) -> int:
     return entry.meta.size_bytes if isinstance(entry.meta, ObjectMeta) else 0
+
+
+async def next_page(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
+    """Return the next page, or None at the end."""
+    with suppress(StopAsyncIteration):
+        return await anext(pages)
+    return None
 
 
 class Pages:

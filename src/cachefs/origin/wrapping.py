@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from cachefs.origin.base import Origin
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import READER_TURN, Buffer, ObjectMeta, Turn
 
 
 class WrappingOrigin(Origin):
@@ -38,10 +38,14 @@ class WrappingOrigin(Origin):
         return self._inner.reads_many
 
     async def read_many(
-        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`; `inner` does it."""
-        found = await self._inner.read_many(wanted, at_a_time, stopped)
+        found = await self._inner.read_many(wanted, at_a_time, stopped, turn)
         self.quickest_s = self._inner.quickest_s
         return found
 

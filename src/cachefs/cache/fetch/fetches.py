@@ -22,7 +22,7 @@ from cachefs.cache.policies import History
 from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.shared.tier import SharedTier
-from cachefs.types import BlockKey, ObjectRef
+from cachefs.types import READER_TURN, BlockKey, ObjectRef, Priority, Turn
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +97,17 @@ class Fetches:
         return None
 
     async def wait_for(self, fetch: InFlightFetch) -> None:
-        """Wait until the fetch is over.
+        """Wait until the fetch is over, for a reader. The fetch gets a reader's priority.
 
         Raises `OriginUnavailableError` when nothing has progressed for the patience (`patience_s`).
         A moving queue of requests or of blocks to store counts as progress, and so does a slow
         body.
         """
         fetch.is_joined = True
+        if fetch.turn.priority is not Priority.READER:
+            fetch.turn.priority = Priority.READER
+            self._memory.reorder()
+            self._origin.reorder()
         while not fetch.done.is_set():
             origin = self._origin
             moved_at = max(
@@ -135,6 +139,7 @@ class Fetches:
         ref: ObjectRef,
         first_block: int,
         block_count: int,
+        turn: Turn = READER_TURN,
         ahead: bool = False,
         into_free_space: bool = False,
     ) -> InFlightFetch:
@@ -146,7 +151,7 @@ class Fetches:
         shutdown.
         """
         nursery = self._open_nursery()
-        fetch = InFlightFetch(ref, first_block, block_count)
+        fetch = InFlightFetch(ref, first_block, block_count, turn)
         fetch.is_ahead = ahead
         fetch.into_free_space = into_free_space
         for key in fetch.keys:
@@ -201,7 +206,7 @@ class Fetches:
         length = fetch.length
         try:
             if not fetch.has_room:
-                await self._memory.reserve(length)
+                await self._memory.reserve(length, fetch.turn)
                 fetch.has_room = True
             fetch.data = await self._get(fetch, length)
         except BaseException as error:
@@ -219,16 +224,19 @@ class Fetches:
             self._end(fetch)
 
     async def _get(self, fetch: InFlightFetch, length: int) -> memoryview:
-        from_origin = partial(self._from_origin, fetch.ref)
+        from_origin = partial(self._from_origin, fetch.turn, fetch.ref)
         if fetch.is_fragment or not self._shared.is_on:
             return await from_origin(fetch.offset, length)
         return await self._shared.read(fetch.ref, fetch.first_block, fetch.block_count, from_origin)
 
-    async def _from_origin(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+    async def _from_origin(
+        self, turn: Turn, ref: ObjectRef, offset: int, length: int
+    ) -> memoryview:
         self._counters.fetches += 1
         log.debug("%r: %d bytes from %d on are fetched", ref.path, length, offset)
         began_at = trio.current_time()
-        data = memoryview(await self._origin.read(ref.path, ref.meta, offset, length))
+        read = self._origin.read_in_turn(turn, ref.path, ref.meta, offset, length)
+        data = memoryview(await read)
         self._shared.note_origin(trio.current_time() - began_at, length)
         if data.nbytes != length:
             raise BadDataError(f"{ref.path}: got {data.nbytes} bytes instead of {length}")
@@ -256,7 +264,8 @@ class Fetches:
     async def together(
         self, refs: Sequence[ObjectRef], at_a_time: int, stopped: Callable[[], bool]
     ) -> list[ObjectRef]:
-        """Fetch files of one block each in one call of the origin, until `stopped()` is true.
+        """Fetch files of one block each for a load, in one call of the origin, until `stopped()`
+        is true.
 
         Returns the files that must be fetched one by one. No file may be in `in_flight`, with no
         await between the caller's check and this call. `at_a_time` files are fetched in parallel.
@@ -264,28 +273,33 @@ class Fetches:
         if sum(ref.meta.size_bytes for ref in refs) > self._memory.total_bytes:
             return list(refs)
         nursery = self._open_nursery()
-        fetches = [InFlightFetch(ref, 0, 1) for ref in refs]
+        turn = Turn(Priority.LOAD)
+        fetches = [InFlightFetch(ref, 0, 1, turn) for ref in refs]
         for fetch in fetches:
             (key,) = fetch.keys
             assert key not in self.in_flight
             self.in_flight[key] = fetch
-        nursery.start_soon(self._fetch_together, fetches, at_a_time, stopped)
+        nursery.start_soon(self._fetch_together, turn, fetches, at_a_time, stopped)
         for fetch in fetches:
             await fetch.done.wait()
         return [fetch.ref for fetch in fetches if fetch.data is None]
 
     async def _fetch_together(
-        self, fetches: list[InFlightFetch], at_a_time: int, stopped: Callable[[], bool]
+        self,
+        turn: Turn,
+        fetches: list[InFlightFetch],
+        at_a_time: int,
+        stopped: Callable[[], bool],
     ) -> None:
         size_bytes = sum(fetch.length for fetch in fetches)
         found: list[memoryview | None] = [None] * len(fetches)
         reserved = shut_down = False
         try:
-            await self._memory.reserve(size_bytes)
+            await self._memory.reserve(size_bytes, turn)
             reserved = True
             for fetch in fetches:
                 fetch.has_room = True
-            many = partial(self._many_from_origin, at_a_time, stopped)
+            many = partial(self._many_from_origin, turn, at_a_time, stopped)
             refs = [fetch.ref for fetch in fetches]
             found = await (self._shared.read_many(refs, many) if self._shared.is_on else many(refs))
         except OriginError:
@@ -300,10 +314,10 @@ class Fetches:
                 self._end_or_fetch_alone(fetch, data, reserved, shut_down)
 
     async def _many_from_origin(
-        self, at_a_time: int, stopped: Callable[[], bool], refs: Sequence[ObjectRef]
+        self, turn: Turn, at_a_time: int, stopped: Callable[[], bool], refs: Sequence[ObjectRef]
     ) -> list[memoryview | None]:
         wanted = [(ref.path, ref.meta) for ref in refs]
-        found = await self._origin.read_many(wanted, at_a_time, stopped)
+        found = await self._origin.read_many(wanted, at_a_time, stopped, turn)
         for data in found:
             if data is not None:
                 self._counters.fetches += 1

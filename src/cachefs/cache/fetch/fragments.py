@@ -18,7 +18,7 @@ import trio
 
 from cachefs.cache.fetch.fetches import Fetches
 from cachefs.cache.fetch.in_flight import InFlightFetch
-from cachefs.types import BlockKey, ObjectRef
+from cachefs.types import BlockKey, ObjectRef, Priority, Turn
 
 _LEAST_FILE_BYTES = 128 << 20
 """In smaller files random readers soon have all blocks, and the extra GETs made them slower."""
@@ -94,7 +94,9 @@ class Fragments:
                 key, queued = self.queued.popitem(last=False)
                 if self._is_unneeded(key, queued.queued_at):
                     continue
-                fetch = self._fetches.start(queued.ref, key.block_index, 1)
+                fetch = self._fetches.start(
+                    queued.ref, key.block_index, 1, Turn(Priority.READ_AHEAD)
+                )
                 await fetch.done.wait()
                 if fetch.error is not None:
                     self._drop(key.object_id)

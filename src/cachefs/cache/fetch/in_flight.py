@@ -1,12 +1,13 @@
 """In-flight fetches from the origin, and the bound on their memory."""
 
 import math
-from collections import deque
+from bisect import insort
+from typing import NamedTuple
 
 import trio
 
 from cachefs.errors import BadDataError, CachefsError, OriginError, OriginUnavailableError
-from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef
+from cachefs.types import BLOCK_BYTES, READER_TURN, BlockKey, ObjectRef, Priority, Turn
 
 _SLOWLY_S = 0.5
 
@@ -35,9 +36,12 @@ class InFlightFetch:
         "offset",
         "open_blocks",
         "ref",
+        "turn",
     )
 
-    def __init__(self, ref: ObjectRef, first_block: int, block_count: int) -> None:
+    def __init__(
+        self, ref: ObjectRef, first_block: int, block_count: int, turn: Turn = READER_TURN
+    ) -> None:
         self.ref = ref
         self.first_block = first_block
         self.block_count = block_count
@@ -58,6 +62,7 @@ class InFlightFetch:
         """It brings only a part of its one block, for one reader."""
         self.is_joined = False
         """A reader waits for it, or has waited."""
+        self.turn = turn
         self.data: memoryview | None = None
         self.error: BaseException | None = None
         self.open_blocks = block_count
@@ -95,11 +100,24 @@ def _afresh(error: BaseException | None) -> CachefsError:
     return OriginUnavailableError(f"reading from the origin failed: {error!r}")
 
 
-class FetchMemory:
-    """Bounds the bytes that are held at a time. Requests are served in order of arrival.
+class _Asked(NamedTuple):
+    turn: Turn
+    size_bytes: int
+    granted: trio.Event
 
-    A request for more than the total counts as the total: it waits until all others have released
-    their bytes. `release` applies the same limit.
+
+def _priority(asked: _Asked) -> Priority:
+    return asked.turn.priority
+
+
+class FetchMemory:
+    """Bounds the bytes that are held at a time. Requests are served in order of priority, and of
+    arrival among equals.
+
+    The last quarter is for readers. Otherwise requests that wait for the bandwidth limit, behind
+    readers, could hold all the memory that these readers need. A request for more than there is
+    for it waits until all others have released their bytes, and counts as the total at most.
+    `release` applies the same limit.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -107,27 +125,37 @@ class FetchMemory:
         self.finished_at = -math.inf
         """When a block was last stored or given up, on trio's clock."""
         self._free_bytes = total_bytes
-        self._waiting: deque[tuple[int, trio.Event]] = deque()
+        self._waiting: list[_Asked] = []
 
     @property
     def used_bytes(self) -> int:
         return self.total_bytes - self._free_bytes
 
-    def try_reserve(self, size_bytes: int) -> bool:
-        """Reserve the bytes if they are free and no request waits. Returns whether it did."""
-        if self._waiting or size_bytes > self._free_bytes:
+    def try_reserve(self, size_bytes: int, turn: Turn = READER_TURN) -> bool:
+        """Reserve the bytes if they are free and no request of at least this priority waits.
+        Returns whether it did."""
+        waiting = self._waiting
+        if waiting and waiting[0].turn.priority <= turn.priority:
+            return False
+        if not self._fits(size_bytes, turn):
             return False
         self._free_bytes -= size_bytes
         return True
 
-    async def reserve(self, size_bytes: int) -> None:
+    def _fits(self, size_bytes: int, turn: Turn) -> bool:
+        kept_bytes = 0 if turn.priority is Priority.READER else self.total_bytes // 4
+        if self._free_bytes == self.total_bytes:
+            kept_bytes = 0
+        return size_bytes <= self._free_bytes - kept_bytes
+
+    async def reserve(self, size_bytes: int, turn: Turn = READER_TURN) -> None:
         """Wait until the bytes can be held. A cancelled wait reserves nothing."""
         size_bytes = min(size_bytes, self.total_bytes)
-        if self.try_reserve(size_bytes):
+        if self.try_reserve(size_bytes, turn):
             return
         granted = trio.Event()
-        entry = (size_bytes, granted)
-        self._waiting.append(entry)
+        entry = _Asked(turn, size_bytes, granted)
+        insort(self._waiting, entry, key=_priority)
         try:
             await granted.wait()
         except trio.Cancelled:
@@ -151,8 +179,13 @@ class FetchMemory:
         if fetch.open_blocks == 0:
             self.release(fetch.length)
 
+    def reorder(self) -> None:
+        """Note that the priority of turns has risen."""
+        self._waiting.sort(key=_priority)
+        self._grant()
+
     def _grant(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._free_bytes:
-            size_bytes, granted = self._waiting.popleft()
-            self._free_bytes -= size_bytes
-            granted.set()
+        while self._waiting and self._fits(self._waiting[0].size_bytes, self._waiting[0].turn):
+            asked = self._waiting.pop(0)
+            self._free_bytes -= asked.size_bytes
+            asked.granted.set()

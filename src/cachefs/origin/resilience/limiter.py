@@ -6,9 +6,12 @@ flight, once for all requests sent before that decrease. One round of answers at
 by one. (Halving would leave a quarter of the origin's capacity unused on average; 0.85 about 7 %.)
 """
 
-from collections import deque
+from bisect import insort
+from typing import NamedTuple
 
 import trio
+
+from cachefs.types import READER_TURN, Priority, Turn
 
 _DECREASE = 0.85
 
@@ -49,13 +52,23 @@ class AdaptiveLimit:
         self._limit = max(1.0, min(self._limit, in_flight) * _DECREASE)
 
 
+class _Asked(NamedTuple):
+    turn: Turn
+    granted: trio.Event
+
+
+def _priority(asked: _Asked) -> Priority:
+    return asked.turn.priority
+
+
 class RequestSlots:
-    """Gives slots for requests in order of arrival. At most `limit.now` are granted at a time."""
+    """Gives slots for requests in order of priority, and of arrival among equals. At most
+    `limit.now` are granted at a time."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
         self.limit = limit
         self.in_flight = 0
-        self._waiting: deque[trio.Event] = deque()
+        self._waiting: list[_Asked] = []
 
     @property
     def queued(self) -> int:
@@ -68,10 +81,10 @@ class RequestSlots:
         self.in_flight += 1
         return True
 
-    def ask(self) -> trio.Event:
+    def ask(self, turn: Turn = READER_TURN) -> trio.Event:
         """Join the queue. Return an event that is set when the caller owns a slot."""
         granted = trio.Event()
-        self._waiting.append(granted)
+        insort(self._waiting, _Asked(turn, granted), key=_priority)
         self.grant()
         return granted
 
@@ -80,7 +93,11 @@ class RequestSlots:
         if granted.is_set():
             self.release()
         else:
-            self._waiting.remove(granted)
+            self._waiting = [asked for asked in self._waiting if asked.granted is not granted]
+
+    def reorder(self) -> None:
+        """Note that the priority of turns has risen."""
+        self._waiting.sort(key=_priority)
 
     def release(self) -> None:
         self.in_flight -= 1
@@ -90,4 +107,4 @@ class RequestSlots:
         """Give free slots to the queue. Must also be called when the limit has risen."""
         while self._waiting and self.in_flight < self.limit.now:
             self.in_flight += 1
-            self._waiting.popleft().set()
+            self._waiting.pop(0).granted.set()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import trio
 
 from cachefs.origin.body import Body
-from cachefs.types import BLOCK_BYTES, Buffer
+from cachefs.types import BLOCK_BYTES, READER_TURN, Buffer, Turn
 
 _LEAST_BYTES = 256 << 10
 
@@ -17,6 +17,7 @@ class Transfer:
 
     verb = "read"
     outlasts_outages = False
+    turn = READER_TURN
 
     def __init__(self) -> None:
         self.moved_at = float("-inf")
@@ -34,11 +35,16 @@ class Reading(Transfer):
     """A read of `length` bytes."""
 
     def __init__(
-        self, length: int, is_whole: bool, on_progress: Callable[["Reading"], None]
+        self,
+        length: int,
+        is_whole: bool,
+        on_progress: Callable[["Reading"], None],
+        turn: Turn = READER_TURN,
     ) -> None:
         """`is_whole`: the read covers the whole object. A whole object of at most one block may
         have a digest, so it must arrive in one request."""
         super().__init__()
+        self.turn = turn
         self._length = length
         self._keeps = not (is_whole and length <= BLOCK_BYTES)
         self._on_progress = on_progress

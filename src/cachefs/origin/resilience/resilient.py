@@ -22,8 +22,7 @@ for the origin until their deadline. Probes detect when the origin answers again
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -38,9 +37,9 @@ from cachefs.errors import (
     UntrustedOriginError,
 )
 from cachefs.origin.base import Origin
-from cachefs.origin.names import Pages
+from cachefs.origin.names import Pages, next_page
 from cachefs.origin.options import CHECK_DEADLINE_S
-from cachefs.origin.resilience.bandwidth import TokenBucket
+from cachefs.origin.resilience.bandwidth import Bandwidth
 from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
@@ -49,7 +48,7 @@ from cachefs.origin.resilience.reading import Reading, Transfer
 from cachefs.origin.resilience.settings import OriginState, Resilience
 from cachefs.origin.resilience.writing import ResilientWriter
 from cachefs.origin.wrapping import WrappingOrigin
-from cachefs.types import Buffer, Entry, Found, ObjectMeta
+from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Turn
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,9 @@ class ResilientOrigin(WrappingOrigin):
         self._settings = settings
         self._random = rng or random.Random()
         self._slots = RequestSlots(AdaptiveLimit(settings.max_downloads))
-        self._bucket = TokenBucket(settings.download_limit)
+        self._bandwidth = Bandwidth(settings.download_limit, self._note_held_back)
         self._pace = Pace()
+        self._note_best_size()
         self._prober = Prober(inner, settings, self._random)
         self._answered_at = float("-inf")
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
@@ -112,11 +112,12 @@ class ResilientOrigin(WrappingOrigin):
     @property
     def download_limit(self) -> float | None:
         """The bandwidth limit in bytes per second; None means no limit."""
-        return self._bucket.bytes_per_s
+        return self._bandwidth.bytes_per_s
 
     @download_limit.setter
     def download_limit(self, bytes_per_s: float | None) -> None:
-        self._bucket.set_rate(bytes_per_s, trio.current_time())
+        self._bandwidth.set_rate(bytes_per_s)
+        self._note_best_size()
 
     @property
     def hedge(self) -> bool:
@@ -175,7 +176,7 @@ class ResilientOrigin(WrappingOrigin):
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
         """See `Origin.stat_and_read`. With a bandwidth limit, return metadata only, so that no
         bytes are fetched that no reader needs."""
-        if self._bucket.bytes_per_s:
+        if self._bandwidth.bytes_per_s:
             return await self.stat(path), None
         return await self._call(path, partial(self._timed, self._inner.stat_and_read, path))
 
@@ -183,33 +184,42 @@ class ResilientOrigin(WrappingOrigin):
         """See `Origin.list_dir`. Each page has its own deadline."""
         pages = aiter(self._inner.list_dir(path, below))
         request_s = _WHOLE_LISTING_S if self._inner.lists_in_one_piece else None
-        return Pages(partial(self._call, path, partial(_next_page, pages), request_s=request_s))
+        return Pages(partial(self._call, path, partial(next_page, pages), request_s=request_s))
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """See `Origin.read`. Waits first as long as the bandwidth limit requires."""
+        return await self.read_in_turn(READER_TURN, path, meta, offset, length)
+
+    async def read_in_turn(
+        self, turn: Turn, path: str, meta: ObjectMeta, offset: int, length: int
+    ) -> Buffer:
+        """See `Origin.read_in_turn`."""
         self._refuse_if_down()
-        if self._bucket.bytes_per_s:
-            await self._hold_back(length)
-        reading = Reading(length, length == meta.size_bytes, self._note_progress)
+        if self._bandwidth.bytes_per_s:
+            await self._bandwidth.take(length, turn)
+        reading = Reading(length, length == meta.size_bytes, self._note_progress, turn)
         attempt = partial(self._read_once, path, meta, offset, reading)
         extra_s = self._pace.allowance_s(length)
         return await self._call(path, attempt, extra_s=extra_s, reading=reading)
 
     async def read_many(
-        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Sends at most as many requests at a time as slots are free. It
         neither retries nor records a failure, because the caller reads missing objects with
         `read`. Raises `OriginUnavailableError` if no slot becomes free in time."""
         self._refuse_if_down()
         size_bytes = sum(meta.size_bytes for _, meta in wanted)
-        if self._bucket.bytes_per_s:
-            await self._hold_back(size_bytes)
-            self._refuse_if_down()
+        await self._bandwidth.take(size_bytes, turn)
+        self._refuse_if_down()
         extra_s = self._pace.allowance_s(size_bytes)
         if not self._slots.try_take():
             deadline = trio.current_time() + self._settings.deadline_s + extra_s
-            await self._take_slot(wanted[0][0], deadline, None)
+            await self._take_slot(wanted[0][0], deadline, None, turn)
         slots = 1
         found: list[memoryview | None] = [None] * len(wanted)
         try:
@@ -220,16 +230,18 @@ class ResilientOrigin(WrappingOrigin):
                 found = await self._inner.read_many(wanted, slots, stopped)
             if self._inner.quickest_s:
                 self._note_quick(self._inner.quickest_s)
-            for data in found:
-                if data is not None:
-                    self._note_answer()
+            for _ in filter(None, found):
+                self._note_answer()
         finally:
             for _ in range(slots):
                 self._slots.release()
-        if self._bucket.bytes_per_s:
-            used_bytes = sum(len(data) for data in found if data is not None)
-            self._bucket.give_back(size_bytes - used_bytes)
+        self._bandwidth.give_back(size_bytes - sum(map(len, filter(None, found))))
         return found
+
+    def reorder(self) -> None:
+        """See `Origin.reorder`."""
+        self._bandwidth.reorder()
+        self._slots.reorder()
 
     # -- one call ------------------------------------------------------------------------------
 
@@ -258,7 +270,8 @@ class ResilientOrigin(WrappingOrigin):
         try:
             while True:
                 if self.is_down or not self._slots.try_take():
-                    deadline = await self._take_slot(path, deadline, failure)
+                    turn = READER_TURN if reading is None else reading.turn
+                    deadline = await self._take_slot(path, deadline, failure, turn)
                 now = trio.current_time()
                 if failure is not None and now >= deadline:  # on a busy machine a pause is longer
                     self._slots.release()
@@ -311,7 +324,7 @@ class ResilientOrigin(WrappingOrigin):
                 self._note_refusal(began_at)
             if isinstance(reading, Reading):
                 self._pace.note_silence()
-                self.best_read_bytes = self._pace.best_read_bytes
+                self._note_best_size()
             silent_s = max(timeout_s, 0.0)
             if isinstance(reading, Reading) and reading.moved_at >= began_at:
                 silent_s = min(silent_s, self._settings.request_timeout_s)
@@ -353,7 +366,9 @@ class ResilientOrigin(WrappingOrigin):
     def _note_refusal(self, began_at: float) -> None:
         self._slots.limit.refused(began_at, trio.current_time(), self._slots.in_flight)
 
-    async def _take_slot(self, path: str, deadline: float, failure: OriginError | None) -> float:
+    async def _take_slot(
+        self, path: str, deadline: float, failure: OriginError | None, turn: Turn
+    ) -> float:
         """Wait while the breaker is open, then for a slot. Return the deadline, postponed by the
         time that does not count. If the deadline passes, raise `failure`, or an error about the
         queue if `failure` is None."""
@@ -367,7 +382,7 @@ class ResilientOrigin(WrappingOrigin):
                 f"{self._subject(path)} can't be read: the origin answered none of the requests "
                 "before it in time"
             )
-        granted = self._slots.ask()
+        granted = self._slots.ask(turn)
         try:
             return await self._wait(granted, deadline, failure)
         except BaseException:
@@ -412,13 +427,11 @@ class ResilientOrigin(WrappingOrigin):
         A wait costs only the time since the origin's last answer."""
         return max(began_at, self._answered_at) + left_s
 
-    async def _hold_back(self, size_bytes: int) -> None:
-        """Reserve `size_bytes` of the bandwidth limit and wait until they may be used."""
-        until = trio.current_time()
-        until += self._bucket.reserve(size_bytes, until)
-        while (left_s := until - trio.current_time()) > 0:
-            self.held_back_at = trio.current_time()
-            await trio.sleep(min(left_s, 1.0))
+    def _note_held_back(self) -> None:
+        self.held_back_at = trio.current_time()
+
+    def _note_best_size(self) -> None:
+        self.best_read_bytes = min(self._pace.best_read_bytes, self._bandwidth.best_read_bytes)
 
     async def _read_once(
         self, path: str, meta: ObjectMeta, offset: int, reading: Reading
@@ -456,7 +469,7 @@ class ResilientOrigin(WrappingOrigin):
         took_s = trio.current_time() - began_at
         self._note_quick(took_s)
         self._pace.note(length, took_s)
-        self.best_read_bytes = self._pace.best_read_bytes
+        self._note_best_size()
         if self._pace.is_slow(length, took_s):
             self._note_refusal(began_at)
         return data
@@ -487,9 +500,3 @@ class ResilientOrigin(WrappingOrigin):
         return OriginUnavailableError(
             f"{self.url} does not answer (since {since}): {self._prober.problem}"
         )
-
-
-async def _next_page(pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
-    with suppress(StopAsyncIteration):
-        return await anext(pages)
-    return None

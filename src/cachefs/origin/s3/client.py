@@ -45,7 +45,7 @@ from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
-from cachefs.types import Buffer, Entry, ObjectMeta
+from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
 from cachefs.workers import Workers
 
 T = TypeVar("T")
@@ -241,7 +241,11 @@ class ObjectStoreOrigin(Origin):
         return self._direct.is_usable
 
     async def read_many(
-        self, wanted: Sequence[tuple[str, ObjectMeta]], at_a_time: int, stopped: Callable[[], bool]
+        self,
+        wanted: Sequence[tuple[str, ObjectMeta]],
+        at_a_time: int,
+        stopped: Callable[[], bool],
+        turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Costs one GET per object."""
         if not all(is_strong(meta.version) for _, meta in wanted):
