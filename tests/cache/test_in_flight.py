@@ -8,7 +8,8 @@ import trio
 
 from cachefs.db import Get
 from cachefs.errors import BadDataError, ObjectChangedError, OriginUnavailableError
-from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, ObjectMeta, ObjectRef
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation, ObjectMeta, ObjectRef, Priority
 from tests.cache.harness import key_of, open_tier, put, put_many, read_whole, serving
 from tests.memory_origin import MemoryOrigin
 
@@ -230,3 +231,43 @@ async def test_with_a_cold_index_nothing_is_looked_up_before_it_was_brought(
         assert brought[0] is not None
         monkeypatch.setattr(index._database.residency, "is_cold", False)
     assert origin.counters.gets == 1
+
+
+SLOW = Resilience(download_limit=64 << 10)
+"""With it a block of a load takes 16 s."""
+
+
+@pytest.mark.parametrize("priority", [Priority.READ_AHEAD, Priority.LOAD])
+async def test_a_fetch_that_a_reader_joins_overtakes_the_others(
+    tmp_path: Path, priority: Priority
+) -> None:
+    store = MemoryOrigin()
+    ref, other = put(store, "a", 8 * BLOCK_BYTES), put(store, "b", 1000)
+    origin = ResilientOrigin(store, SLOW)
+    async with serving(origin, open_tier(tmp_path)) as cache:  # type: ignore[arg-type]
+        cache.fetch(ref, 0, 8, priority=priority)
+        await trio.lowlevel.checkpoint()
+        assert await read_whole(cache, other) == store.expected("b")
+        await cache.read_block(ref, 7, 0, 1000)
+        assert [cache.is_in_flight(key_of(ref, index)) for index in range(8)] == [True] * 7 + [
+            False
+        ]
+    assert store.counters.gets == 2
+
+
+async def test_a_small_file_of_a_load_that_a_reader_joins(tmp_path: Path) -> None:
+    store = MemoryOrigin()
+    store.reads_many = True
+    ref, refs = put(store, "a", 8 * BLOCK_BYTES), put_many(store, 8, 50_000)
+    origin = ResilientOrigin(store, SLOW)
+    async with (
+        serving(origin, open_tier(tmp_path)) as cache,  # type: ignore[arg-type]
+        trio.open_nursery() as nursery,
+    ):
+        cache.fetch(ref, 0, 8)
+        nursery.start_soon(cache.fetch_together, refs, 4)
+        while not cache.is_in_flight(key_of(refs[7])):
+            await trio.lowlevel.checkpoint()
+        assert await read_whole(cache, refs[7]) == store.expected(refs[7].path)
+        assert cache.fetching_count >= 8, "the large file waits"
+        nursery.cancel_scope.cancel()

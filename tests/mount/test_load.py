@@ -219,6 +219,21 @@ def test_ctrl_c_cancels(site: Site, small: dict[str, bytes]) -> None:
     assert job["state"] == "cancelled"
 
 
+def test_readers_go_before_a_load_with_a_download_limit(site: Site) -> None:
+    noise = random.Random(6)
+    (site.files / "large").write_bytes(noise.randbytes(64 << 20))
+    (site.files / "small").mkdir()
+    content = {f"small/{number}": noise.randbytes(8_000) for number in range(60)}
+    for name, data in content.items():
+        (site.files / name).write_bytes(data)
+    site.mount("--download-limit", "256KiB")
+    load(site, site.mountpoint / "large", "--detach")
+    eventually(lambda: site.origin()["get_bytes"] > 0)
+    assert_readable(site, content)
+    small_bytes = sum(map(len, content.values()))
+    assert site.origin()["get_bytes"] - small_bytes <= 8 << 20, "the load was held back"
+
+
 def test_a_killed_daemon_s_job_goes_on(site: Site, content: dict[str, bytes]) -> None:
     site.expected_trouble = ("which a dead cachefs had left",)
     site.mount("--download-limit", "4MiB")

@@ -68,8 +68,9 @@ class Fetches:
 
     @property
     def best_read_bytes(self) -> float:
-        """See `Origin.best_read_bytes`."""
-        return self._origin.best_read_bytes
+        """See `Origin.best_read_bytes`; less if there is little memory, so that it has room beside
+        what readers need."""
+        return min(self._origin.best_read_bytes, self._memory.total_bytes // 4)
 
     @property
     def is_far(self) -> bool:

@@ -270,7 +270,7 @@ class ResilientOrigin(WrappingOrigin):
         try:
             while True:
                 if self.is_down or not self._slots.try_take():
-                    turn = READER_TURN if reading is None else reading.turn
+                    turn = reading.turn if reading else READER_TURN
                     deadline = await self._take_slot(path, deadline, failure, turn)
                 now = trio.current_time()
                 if failure is not None and now >= deadline:  # on a busy machine a pause is longer
