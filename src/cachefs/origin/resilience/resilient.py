@@ -199,8 +199,7 @@ class ResilientOrigin(WrappingOrigin):
             await self._bandwidth.take(length, turn)
         reading = Reading(length, length == meta.size_bytes, self._note_progress, turn)
         attempt = partial(self._read_once, path, meta, offset, reading)
-        extra_s = self._pace.allowance_s(length)
-        return await self._call(path, attempt, extra_s=extra_s, reading=reading)
+        return await self._call(path, attempt, self._pace.allowance_s(length), reading=reading)
 
     async def read_many(
         self,
@@ -497,6 +496,5 @@ class ResilientOrigin(WrappingOrigin):
         if self._prober.down_since is None:
             return None
         since = time.strftime("%H:%M:%S", time.localtime(self._prober.down_since))
-        return OriginUnavailableError(
-            f"{self.url} does not answer (since {since}): {self._prober.problem}"
-        )
+        problem = f"{self.url} does not answer (since {since}): {self._prober.problem}"
+        return OriginUnavailableError(problem)
