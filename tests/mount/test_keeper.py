@@ -309,6 +309,19 @@ def test_an_umount_while_nobody_serves(site: Site, keeper: KeeperProcess) -> Non
     assert site.mountpoint.stat().st_ino
 
 
+def test_a_mount_that_waits_is_not_called_another_users(site: Site, keeper: KeeperProcess) -> None:
+    site.mount()
+    site.signal(signal.SIGTERM)
+    (row,) = [
+        row
+        for row in json.loads(site.cli("status", "--json").stdout)
+        if row["mountpoint"] == str(site.mountpoint)
+    ]
+    assert row["state"] == "not known here"
+    assert "a keeper may hold it" in row["problem"]
+    site.mount()
+
+
 def test_another_view_ends_the_old_mount(
     site: Site, keeper: KeeperProcess, content: dict[str, str]
 ) -> None:

@@ -292,8 +292,10 @@ REPORT: dict[str, Any] = {
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A machine with four mounts: serving, hanging, stale, another user's; and one starting."""
-    mounts = [MountEntry(Path(f"/mnt/{name}"), "fuse.cachefs", f"s3://{name}") for name in "abcd"]
+    """A machine with five mounts: serving, hanging, stale, another user's, one of which nothing is
+    known; and one starting."""
+    mounts = [MountEntry(Path(f"/mnt/{name}"), "fuse.cachefs", f"s3://{name}") for name in "abcdf"]
+    mounts[3] = mounts[3]._replace(file_system_options="ro,user_id=4711,group_id=4711")
     entries = [
         RuntimeEntry(f"/mnt/{name}", f"s3://{name}", pid, 0.0, alive=name != "c")
         for name, pid in (("a", 42), ("b", 43), ("c", 44), ("e", 45))
@@ -328,8 +330,11 @@ def test_status_shows_every_mount(machine: dict[str, Any]) -> None:
     assert lines[3] == "/mnt/c s3://c stale - - - - - - -"
     assert lines[4] == "/mnt/d s3://d another user's - - - - - - -"
     assert lines[5] == "/mnt/e s3://e starting 45 - - - - - -"
-    assert lines[6] == "/mnt/b: the daemon did not answer"
-    assert "cachefs umount /mnt/c" in lines[7]
+    assert lines[6] == "/mnt/f s3://f not known here - - - - - - -"
+    assert lines[7] == "/mnt/b: the daemon did not answer"
+    assert "cachefs umount /mnt/c" in lines[8]
+    assert lines[9] == "/mnt/d: its daemon belongs to another user (uid 4711)"
+    assert lines[10].startswith("/mnt/f: it answers: its daemon is in another container, or")
 
 
 def test_status_as_json(machine: dict[str, Any]) -> None:
@@ -341,6 +346,7 @@ def test_status_as_json(machine: dict[str, Any]) -> None:
         "/mnt/c": "stale",
         "/mnt/d": "another user's",
         "/mnt/e": "starting",
+        "/mnt/f": "not known here",
     }
     assert rows[0]["reads"] == REPORT["reads"]
 

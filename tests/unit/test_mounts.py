@@ -51,6 +51,22 @@ def test_mountinfo_is_parsed() -> None:
     assert parsed[3].mountpoint == Path("/mnt/é")
 
 
+def test_the_user_of_a_mount_is_known_outside_user_namespaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    root, other, none = (
+        MountEntry(Path("/mnt"), "fuse.cachefs", "s3://b", file_system_options=options)
+        for options in ("ro,user_id=0,group_id=0", "rw,user_id=4711,group_id=0", "rw")
+    )
+    monkeypatch.setattr(table, "_has_own_users", lambda: False)
+    assert [mount.other_user for mount in (root, other, none)] == [None, 4711, None]
+    monkeypatch.setattr(table, "_has_own_users", lambda: True)
+    assert other.other_user is None
+    (parsed,) = table.parse_mountinfo(MOUNTINFO.splitlines()[2:3])
+    assert parsed.file_system_options == "rw,user_id=0"
+
+
 def test_the_kernels_own_table_is_understood() -> None:
     root = mounts.find_mount(Path("/"))
     assert root is not None
@@ -223,6 +239,27 @@ class TestRuntimeFile:
             assert (entry.pid, entry.source, entry.log_file) == (os.getpid(), "s3://b", "/log")
             assert mounts.read_entries() == [entry]
         assert mounts.find_entry(place) is None
+
+    def test_a_process_of_another_container_is_not_looked_for_here(
+        self, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its number is that of a stranger here, who must get no signal."""
+        place = Path("/mnt/x")
+        with mounts.RuntimeFile(place, "s3://b"):
+            entry = mounts.find_entry(place)
+            assert entry is not None
+            assert not entry.is_elsewhere
+            owner = mounts.open_owner(entry)
+            assert owner is not None
+            os.close(owner)
+            assert mounts.mountpoint_of(os.getpid()) == "/mnt/x"
+            here = entry.pid_namespace
+            monkeypatch.setattr(runtime, "_pid_namespace", lambda: here + 1)
+            assert entry.is_elsewhere
+            assert mounts.open_owner(entry) is None
+            assert mounts.mountpoint_of(os.getpid()) is None
+            with pytest.raises(MountError, match="a process in another container, s3://b"):
+                mounts.RuntimeFile(place, "s3://other")
 
     def test_there_is_one_per_mountpoint(self, run_dir: Path) -> None:
         place = Path("/mnt/x")

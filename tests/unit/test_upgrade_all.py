@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cachefs.cli import main, upgrade
-from cachefs.cli.mounts.all_mounts import FOREIGN, SERVING, SILENT, STALE
+from cachefs.cli.mounts.all_mounts import FOREIGN, SERVING, SILENT, STALE, UNKNOWN
 from cachefs.errors import MountError
 
 
@@ -45,8 +45,9 @@ def test_a_failure_does_not_keep_the_others_from_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_mounts_that_nobody_here_can_upgrade_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run(monkeypatch, {"/a": FOREIGN, "/b": STALE, "/c": SERVING})
+    done = run(monkeypatch, {"/a": FOREIGN, "/b": STALE, "/c": SERVING, "/d": UNKNOWN})
     assert done.exit_code == 0
+    assert "/d: not known here it is\n" in done.stdout
     assert "/a: another user's it is, who can upgrade it\n" in done.stdout
     assert "/b: stale it is\n" in done.stderr
     assert "/c done\n" in done.stdout

@@ -25,6 +25,7 @@ from cachefs.mounts import (
     find_entry,
     find_mount,
     holders,
+    open_owner,
     remove_leftovers,
     unmount,
 )
@@ -72,13 +73,14 @@ def command(
         _remove_stale(place)
         return 0
     entry = find_entry(place)
-    daemon = _open_daemon(entry)
+    daemon = open_owner(entry)
+    is_served = entry is not None and entry.alive
     sends = LastSends(place)
     is_done = False
     try:
         mount = find_mount(place)
         if mount is not None:
-            if daemon is not None and not (lazy or force) and mount.fstype == FSTYPE:
+            if is_served and not (lazy or force) and mount.fstype == FSTYPE:
                 sends.wait()
             try:
                 _remove(mount, lazy=lazy, force=force)
@@ -89,7 +91,7 @@ def command(
                 _signal(daemon, signal.SIGTERM)  # it may wait for a close of a killed process
         elif daemon is None:
             remove_leftovers(place)
-            raise MountError(f"{place} is not mounted; cachefs status shows what is")
+            raise _not_mounted(place, entry)
         elif entry is not None and entry.device and not force:
             _await_users(daemon, entry, lazy=lazy)
             is_done = True
@@ -97,6 +99,8 @@ def command(
             _signal(daemon, signal.SIGTERM)
         if daemon is not None and entry is not None and not is_done:
             _await_exit(daemon, entry, lazy=lazy, force=force)
+        elif entry is not None and entry.is_elsewhere:
+            _await_end_elsewhere(entry)
     finally:
         if daemon is not None:
             os.close(daemon)
@@ -122,22 +126,6 @@ def _remove_stale(place: Path) -> None:
     remove_leftovers(place)
 
 
-def _open_daemon(entry: RuntimeEntry | None) -> int | None:
-    """Return a pidfd of the daemon, so that a reused process id can't be mistaken for it; None if
-    the daemon has ended."""
-    if entry is None or not entry.alive:
-        return None
-    try:
-        pidfd = os.pidfd_open(entry.pid)
-    except OSError:
-        return None
-    now = find_entry(Path(entry.mountpoint))
-    if now is not None and now.alive and now.pid == entry.pid:
-        return pidfd
-    os.close(pidfd)
-    return None
-
-
 def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
     place = mount.mountpoint
     if mount.fstype != FSTYPE:
@@ -154,18 +142,49 @@ def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
             if error.errno == errno.EINVAL and find_mount(place) is None:
                 return  # its daemon, which ended at this moment, has unmounted it
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
-                raise _explained(error, place) from error
+                raise _explained(error, mount) from error
         time.sleep(0.1)
 
 
-def _explained(error: OSError, place: Path) -> CachefsError:
+def _explained(error: OSError, mount: MountEntry) -> CachefsError:
+    place = mount.mountpoint
     if error.errno == errno.EBUSY:
         found = [f"{h.name} (process {h.pid}: {h.what})" for h in holders(place)]
         who = "; ".join(found) or "a process that only root can see"
         return MountError(f"{place} is in use by {who}; end that, or use --lazy")
-    if error.errno == errno.EPERM:
-        return MountError(f"{place} is another user's mount; unmount it as that user or as root")
+    if error.errno == errno.EPERM and mount.other_user is not None:
+        user = f"user (uid {mount.other_user})"
+        return MountError(
+            f"{place} is a mount of another {user}; unmount it as that user or as root"
+        )
+    if error.errno in {errno.EPERM, errno.EINVAL} and os.geteuid() == 0:
+        return MountError(
+            f"can't unmount {place}: {error.strerror}; the root of this container has no right to: "
+            "unmount it in the container that mounted it, or on the host"
+        )
     return MountError(f"can't unmount {place}: {error.strerror}")
+
+
+def _not_mounted(place: Path, entry: RuntimeEntry | None) -> MountError:
+    if entry is not None and entry.alive and entry.is_elsewhere:
+        return MountError(
+            f"{place} is not mounted here, and is served by {entry.who}; unmount it there"
+        )
+    return MountError(f"{place} is not mounted; cachefs status shows what is")
+
+
+def _await_end_elsewhere(entry: RuntimeEntry) -> None:
+    """Wait for a daemon that this process can't see, and that goes on if its mount is visible
+    elsewhere."""
+    deadline = time.monotonic() + KILL_AFTER_S
+    while (now := find_entry(Path(entry.mountpoint))) is not None and now.alive:
+        if time.monotonic() >= deadline:
+            click.echo(
+                f"{entry.mountpoint} is unmounted here; {entry.who} serves those who still use it "
+                "until they are done, and all of them until it is unmounted there, too"
+            )
+            return
+        time.sleep(0.02)
 
 
 def _await_users(daemon: int, entry: RuntimeEntry, *, lazy: bool) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from cachefs.cli import debug_option
-from cachefs.cli.mounts.all_mounts import FOREIGN, STALE, collect
+from cachefs.cli.mounts.all_mounts import FOREIGN, STALE, UNKNOWN, collect
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured, the_mount
 from cachefs.cli.views.progress import waiting
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import find_entry, socket_path
+from cachefs.mounts import find_entry, open_owner, socket_path
 
 _TIMEOUT_S = 120.0
 _LOOK_S = 0.1
@@ -62,6 +62,8 @@ def _upgrade_all() -> int:
         place, state = Path(row["mountpoint"]), row["state"]
         if state == FOREIGN:
             click.echo(f"{place}: {row['problem']}, who can upgrade it")
+        elif state == UNKNOWN:
+            click.echo(f"{place}: {row['problem']}")
         elif state == STALE:
             click.echo(f"{place}: {row['problem']}", err=True)
         else:
@@ -98,16 +100,14 @@ def _ask_to_be_replaced(place: Path) -> dict[str, Any]:
             f"{place} has no supervisor that could replace its daemon ({reason}); unmount it and "
             f"mount it again: cachefs umount {place}"
         )
+    entry = find_entry(place)
+    if entry is not None and entry.is_elsewhere:
+        raise MountError(f"{place} is served by {entry.who}; upgrade it there")
+    is_it = entry is not None and entry.pid == supervisor_pid
+    pidfd = open_owner(entry) if is_it else None
+    if entry is None or pidfd is None:
+        raise MountError(f"{place}: the mount has ended")
     try:
-        pidfd = os.pidfd_open(supervisor_pid)
-    except OSError as error:
-        raise MountError(f"{place}: the mount has ended") from error
-    try:
-        # The pidfd prevents a reuse of the process id from now on, so check that it still is the
-        # supervisor.
-        entry = find_entry(place)
-        if entry is None or not entry.alive or entry.pid != supervisor_pid:
-            raise MountError(f"{place}: the mount has ended")
         signal.pidfd_send_signal(pidfd, signal.SIGHUP)
     finally:
         os.close(pidfd)

@@ -5,6 +5,7 @@ from cachefs.mounts.inside import (
     entry_of,
     locate,
     not_mounted,
+    nothing_mounted,
     served_on,
 )
 from cachefs.mounts.prepare import prepare_mountpoint
@@ -15,6 +16,7 @@ from cachefs.mounts.runtime import (
     find_entry,
     keeper_path,
     mountpoint_of,
+    open_owner,
     read_entries,
     remove_leftovers,
     socket_path,
@@ -50,6 +52,8 @@ __all__ = [
     "locate",
     "mountpoint_of",
     "not_mounted",
+    "nothing_mounted",
+    "open_owner",
     "prepare_mountpoint",
     "read_entries",
     "remove_leftovers",

@@ -60,6 +60,14 @@ def not_mounted(place: Path) -> MountError:
     return MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
 
 
+def nothing_mounted() -> MountError:
+    """Return the error for a user who has no mount."""
+    return MountError(
+        "nothing is mounted by cachefs that this user could ask, in this container; cachefs status "
+        "shows the mounts of others"
+    )
+
+
 def served_on(path: Path) -> Path:
     """Return the mountpoint of the daemon whose mount, or a bind mount of it, is on `path`.
 
@@ -103,7 +111,7 @@ def _named(mountpoint: str, views: Views) -> tuple[Path, str]:
 
 def _only(alive: list[Path], path: str | None) -> Path:
     if not alive:
-        raise MountError("nothing is mounted by cachefs (or by another user only)")
+        raise nothing_mounted()
     if len(alive) > 1:
         what = "no path" if path is None else f"{path} is in no mount, and"
         names = ", ".join(map(str, alive))

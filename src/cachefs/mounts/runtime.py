@@ -34,8 +34,9 @@ class RuntimeEntry:
 
     The owner is the daemon, or its supervisor (`supervised`), which also notes why the last upgrade
     failed. `device` is the mount's "MAJOR:MINOR", "" before it is mounted. `given` holds the
-    parameters of the mount, for `cachefs reload`. `alive` says that a process holds the lock. Times
-    are in seconds since the epoch.
+    parameters of the mount, for `cachefs reload`. `pid_namespace` is the inode number of the PID
+    namespace in which `pid` counts (0 in files of earlier versions). `alive` says that a process
+    holds the lock. Times are in seconds since the epoch.
     """
 
     mountpoint: str
@@ -48,7 +49,27 @@ class RuntimeEntry:
     upgrade_failure: str | None = None
     device: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
+    pid_namespace: int = 0
     alive: bool = False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the owner is in another container. There `pid` is the number of another process
+        than here."""
+        return self.pid_namespace not in {0, _pid_namespace()}
+
+    @property
+    def who(self) -> str:
+        """The owner, in words for a user."""
+        return "a process in another container" if self.is_elsewhere else f"process {self.pid}"
+
+
+def _pid_namespace() -> int:
+    """Return the inode number of this process's PID namespace; 0 without /proc."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
 
 
 def runtime_dir() -> Path:
@@ -141,6 +162,7 @@ class RuntimeFile:
         self._entry = RuntimeEntry(
             *(str(mountpoint), source, os.getpid(), now, log_name, supervised),
             given=dict(given or {}),
+            pid_namespace=_pid_namespace(),
         )
         os.ftruncate(self._fd, 0)
         self._write()
@@ -208,8 +230,9 @@ def _lock(path: Path, mountpoint: Path) -> int:
         except BlockingIOError:
             os.close(fd)
             holder = read_entry(path)
-            who = f" (process {holder.pid}, {holder.source})" if holder else ""
-            if holder is not None and holder.device and find_mount(mountpoint) is None:
+            who = f" ({holder.who}, {holder.source})" if holder else ""
+            was_seen = holder is not None and holder.device and not holder.is_elsewhere
+            if was_seen and find_mount(mountpoint) is None:
                 raise MountError(
                     f"{mountpoint} was unmounted, but its daemon{who} serves those who still use "
                     "it; wait until they are done, or end it: "
@@ -239,6 +262,7 @@ def read_entry(path: Path) -> RuntimeEntry | None:
             upgrade_failure=fields.get("upgrade_failure"),
             device=str(fields.get("device", "")),
             given=dict(fields.get("given") or {}),
+            pid_namespace=int(fields.get("pid_namespace", 0)),
             alive=alive,
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -266,6 +290,22 @@ def find_entry(mountpoint: Path) -> RuntimeEntry | None:
     return read_entry(entry_path(mountpoint))
 
 
+def open_owner(entry: RuntimeEntry | None) -> int | None:
+    """Return a pidfd of the process that owns a mount, so that a reused process id can't be
+    mistaken for it. Return None if it has ended, or is in another container."""
+    if entry is None or not entry.alive or entry.is_elsewhere:
+        return None
+    try:
+        pidfd = os.pidfd_open(entry.pid)
+    except OSError:
+        return None
+    now = find_entry(Path(entry.mountpoint))
+    if now is not None and now.alive and now.pid == entry.pid:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
 def mountpoint_of(pid: int) -> str | None:
     """Return the mountpoint of this user's daemon with that pid; None if there is none.
 
@@ -277,7 +317,8 @@ def mountpoint_of(pid: int) -> str | None:
     except (OSError, ValueError, IndexError):
         return None
     for entry in read_entries():
-        if entry.alive and (entry.pid == pid or (entry.supervised and entry.pid == parent)):
+        is_it = entry.pid == pid or (entry.supervised and entry.pid == parent)
+        if entry.alive and is_it and not entry.is_elsewhere:
             return entry.mountpoint
     return None
 

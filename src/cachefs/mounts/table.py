@@ -18,6 +18,7 @@ FSTYPE = "fuse.cachefs"
 
 ANSWER_TIMEOUT_S = 5.0
 
+_ALL_UIDS = ["0", "0", "4294967295"]
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
@@ -26,7 +27,8 @@ class MountEntry(NamedTuple):
 
     `device` is "MAJOR:MINOR", the same for all mounts of one file system. `root` is the visible
     directory of that file system: "/", or a directory below it for a bind mount. `options` are
-    those of this mount alone, such as "rw,nosuid".
+    those of this mount alone, such as "rw,nosuid". `file_system_options` are those of the file
+    system, such as "ro,user_id=0".
     """
 
     mountpoint: Path
@@ -35,11 +37,30 @@ class MountEntry(NamedTuple):
     device: str = ""
     root: str = "/"
     options: str = ""
+    file_system_options: str = ""
 
     @property
     def read_only(self) -> bool:
         """Whether this mount is read-only; its file system may be so, too."""
         return "ro" in self.options.split(",")
+
+    @property
+    def other_user(self) -> int | None:
+        """The uid of the user who mounted a FUSE file system; None if that is this user, or can't
+        be known here. The kernel names the uid in the user namespace of the mount, so it means
+        something only outside user namespaces."""
+        named = re.search(r"(?:^|,)user_id=(\d+)(?:,|$)", self.file_system_options)
+        if named is None or int(named[1]) == os.geteuid() or _has_own_users():
+            return None
+        return int(named[1])
+
+
+def _has_own_users() -> bool:
+    """Return whether this process is in a user namespace, see user_namespaces(7)."""
+    try:
+        return Path("/proc/self/uid_map").read_text(encoding="ascii").split() != _ALL_UIDS
+    except OSError:
+        return False  # a kernel without user namespaces
 
 
 class MountHealth(Enum):
@@ -63,7 +84,8 @@ def parse_mountinfo(lines: Iterable[str]) -> list[MountEntry]:
         if separator and len(fields) >= 6 and len(rest) >= 2:
             place, source = Path(_unescape(fields[4])), _unescape(rest[1])
             root = _unescape(fields[3])
-            mounts.append(MountEntry(place, rest[0], source, fields[2], root, fields[5]))
+            options = fields[5], rest[2] if len(rest) > 2 else ""
+            mounts.append(MountEntry(place, rest[0], source, fields[2], root, *options))
     return mounts
 
 

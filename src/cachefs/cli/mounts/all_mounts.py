@@ -7,6 +7,7 @@ from typing import Any
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError
 from cachefs.mounts import (
+    MountEntry,
     MountHealth,
     RuntimeEntry,
     cachefs_mounts,
@@ -22,8 +23,13 @@ STARTING = "starting"
 STALE = "stale"
 SILENT = "not answering"
 FOREIGN = "another user's"
+UNKNOWN = "not known here"
 
 _ANSWER_S = 2.0
+_ELSEWHERE = (
+    "its daemon is in another container, or another user's; ask there, or share the directory "
+    "/run/cachefs with that container"
+)
 
 
 def collect() -> list[dict[str, Any]]:
@@ -35,41 +41,59 @@ def collect() -> list[dict[str, Any]]:
     for mount in cachefs_mounts():
         served = entry_of(mount, entries.values())
         place = str(mount.mountpoint) if served is None else served.mountpoint
-        mounts[place] = mount.source
-    rows = [_describe(Path(place), mounts[place], entries.get(place)) for place in mounts]
+        mounts[place] = mount
+    rows = [_describe(place, mounts[place], entries.get(place)) for place in mounts]
     for place, entry in entries.items():
         if place not in mounts and entry.alive:
-            rows.append(_row(place, entry.source, entry, STARTING, None))
+            rows.append(_not_seen(entry))
         elif place not in mounts:
             remove_leftovers(Path(place))
     return sorted(rows, key=lambda row: str(row["mountpoint"]))
 
 
-def _describe(place: Path, source: str, entry: RuntimeEntry | None) -> dict[str, Any]:
+def _describe(place: str, mount: MountEntry, entry: RuntimeEntry | None) -> dict[str, Any]:
     if entry is not None and entry.alive:
-        try:
-            return {"state": SERVING, **ask(socket_path(place))}
-        except CachefsError as error:
-            problem = str(error)
-            if entry.supervised:
-                problem += f"; its supervisor (process {entry.pid}) sees to it that one does"
-            return _row(str(place), source, entry, SILENT, problem)
-    if check_answers(place, _ANSWER_S) is MountHealth.DEAD:
-        fix = f"its daemon is gone; unmount it with: cachefs umount {place}"
-        return _row(str(place), source, None, STALE, fix)
-    return _row(str(place), source, None, FOREIGN, "its daemon belongs to another user")
+        return _ask(mount.source, entry)
+    health = check_answers(Path(place), _ANSWER_S)
+    if health is MountHealth.DEAD:
+        state, problem = STALE, f"its daemon is gone; unmount it with: cachefs umount {place}"
+    elif mount.other_user is not None:
+        state, problem = FOREIGN, f"its daemon belongs to another user (uid {mount.other_user})"
+    elif health is MountHealth.HANGING:
+        state, problem = UNKNOWN, f"it does not answer: a keeper may hold it, or {_ELSEWHERE}"
+    else:
+        state, problem = UNKNOWN, f"it answers: {_ELSEWHERE}"
+    return _row(place, mount.source, None, state, problem)
+
+
+def _not_seen(entry: RuntimeEntry) -> dict[str, Any]:
+    """Describe a mount that the kernel does not show here: it is not mounted yet, or no longer, or
+    not in this container."""
+    if not entry.device:
+        return _row(entry.mountpoint, entry.source, entry, STARTING, None)
+    return _ask(entry.source, entry)
+
+
+def _ask(source: str, entry: RuntimeEntry) -> dict[str, Any]:
+    try:
+        return {"state": SERVING, **ask(socket_path(Path(entry.mountpoint)))}
+    except CachefsError as error:
+        problem = str(error)
+        if entry.supervised:
+            problem += f"; its supervisor ({entry.who}) sees to it that one does"
+        return _row(entry.mountpoint, source, entry, SILENT, problem)
 
 
 def _row(
     place: str, source: str, entry: RuntimeEntry | None, state: str, problem: str | None
 ) -> dict[str, Any]:
-    pid = None if entry is None or entry.supervised else entry.pid
-    supervisor_pid = None if entry is None or not entry.supervised else entry.pid
+    owner = None if entry is None or entry.is_elsewhere else entry.pid
+    is_supervised = entry is not None and entry.supervised
     return {
         "state": state,
         "mountpoint": place,
         "source": source,
-        "pid": pid,
-        "supervisor_pid": supervisor_pid,
+        "pid": None if is_supervised else owner,
+        "supervisor_pid": owner if is_supervised else None,
         "problem": problem,
     }

@@ -4,7 +4,14 @@ import time
 from pathlib import Path
 
 from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import checked_mountpoint, find_entry, not_mounted, read_entries, served_on
+from cachefs.mounts import (
+    checked_mountpoint,
+    find_entry,
+    not_mounted,
+    nothing_mounted,
+    read_entries,
+    served_on,
+)
 
 _LAST_BREATH_S = 0.5
 """How long to wait for the mount's end. A killed daemon closes its socket before it releases the
@@ -25,7 +32,7 @@ def the_mount(mountpoint: str | None) -> Path:
             raise not_mounted(place)
         return place
     if not alive:
-        raise MountError("nothing is mounted by cachefs (or by another user only)")
+        raise nothing_mounted()
     if len(alive) > 1:
         raise UsageError(f"there are several mounts: {', '.join(map(str, alive))}; name one")
     return alive[0]

@@ -61,7 +61,7 @@ def _collect(own: Path) -> list[dict[str, Any]]:
     for mount in cachefs_mounts():
         if entry_of(mount, entries) is None:
             about = {"mountpoint": str(mount.mountpoint), "source": mount.source}
-            rows.append({**about, "state": "another user's, or without a daemon", "address": None})
+            rows.append({**about, "state": "no daemon of this user here", "address": None})
     return sorted(rows, key=lambda row: str(row["mountpoint"]))
 
 
