@@ -394,48 +394,84 @@ def test_a_keeper_refuses_nonsense(site: Site, keeper: KeeperProcess, tmp_path: 
     site.mount()
 
 
-def test_a_replaced_container_is_a_pause_for_other_containers(
-    site: Site, content: dict[str, str], stack: ExitStack
-) -> None:
-    """One container mounts, the keeper is in a second one, and readers are in a third one."""
-    site.expected_trouble += ORPHANED
+class Node:
+    """A host with containers: one mounts, the keeper is in a second one, and readers are in a third
+    one."""
 
-    def container(propagation: str, within: MountNamespace | None = None) -> MountNamespace:
+    def __init__(self, site: Site, stack: ExitStack) -> None:
+        self._site, self._stack = site, stack
+        site.expected_trouble += ORPHANED
+        shared, root = site.mountpoint, site.files.parent
+        self.host = self._container("private")
+        self.host.run("mount", "--bind", shared, shared)
+        self.host.run("mount", "--make-rshared", shared)
+        site.mountpoint = shared / "data"
+        site.mountpoint.mkdir()
+        self.pod = self._container("slave", self.host)
+        self.keeps = self._container("unchanged", self.host)
+        within = self.keeps.enter()
+        self.keeper = KeeperProcess(root / "keeper", root / "keeper.log", "10m", within)
+        stack.callback(self.keeper.end)
+
+    def _container(self, propagation: str, within: MountNamespace | None = None) -> MountNamespace:
         namespace = MountNamespace(propagation, within)
-        stack.callback(namespace.close)
+        self._stack.callback(namespace.close)
         return namespace
 
-    shared, root = site.mountpoint, site.files.parent
-    host = container("private")
-    host.run("mount", "--bind", shared, shared)
-    host.run("mount", "--make-rshared", shared)
-    site.mountpoint = shared / "data"
-    site.mountpoint.mkdir()
-    pod = container("slave", host)
-    keeps = container("unchanged", host)
-    keeper = KeeperProcess(root / "keeper", root / "keeper.log", "10m", keeps.enter())
-    stack.callback(keeper.end)
-    cache = ("--cache-dir", site.cache, "--cache-size", "256MiB", "--free-space-ratio", "0")
-    options = (*cache, "--log-file", site.log, "--keeper", keeper.path)
-
-    def replace(number: signal.Signals) -> MountNamespace:
-        entry = find_entry(site.mountpoint)
-        if entry is not None and entry.alive:
-            pids = [entry.pid, *(children_of(entry.pid) if number == signal.SIGKILL else [])]
-            for pid in pids:
-                os.kill(pid, number)
-            eventually(lambda: not site.is_running())
-        mounts = container("unchanged", host)
+    def mount(self) -> MountNamespace:
+        site = self._site
+        cache = ("--cache-dir", site.cache, "--cache-size", "256MiB", "--free-space-ratio", "0")
+        options = (*cache, "--log-file", site.log, "--keeper", self.keeper.path)
+        mounts = self._container("unchanged", self.host)
         mounts.run(CACHEFS, "mount", site.source, site.mountpoint, *options)
         return mounts
 
-    replace(signal.SIGTERM)
-    with reading(site, content, pod.enter()):
-        replace(signal.SIGTERM)
-        replace(signal.SIGKILL)
-        last = replace(signal.SIGTERM)
+    def end(self, number: signal.Signals) -> None:
+        """End all processes of the mount."""
+        entry = find_entry(self._site.mountpoint)
+        assert entry is not None
+        pids = [entry.pid, *(children_of(entry.pid) if number == signal.SIGKILL else [])]
+        for pid in pids:
+            os.kill(pid, number)
+        eventually(lambda: not self._site.is_running())
+
+    def replace(self, number: signal.Signals) -> MountNamespace:
+        self.end(number)
+        return self.mount()
+
+    def is_mounted(self) -> bool:
+        """Whether a pod sees the mount. Does not access it."""
+        return str(self._site.mountpoint) in self.pod.run("cat", "/proc/self/mountinfo")
+
+
+@pytest.fixture
+def node(site: Site, stack: ExitStack) -> Node:
+    return Node(site, stack)
+
+
+def test_a_replaced_container_is_a_pause_for_other_containers(
+    site: Site, node: Node, content: dict[str, str]
+) -> None:
+    node.mount()
+    with reading(site, content, node.pod.enter()):
+        node.replace(signal.SIGTERM)
+        node.replace(signal.SIGKILL)
+        last = node.replace(signal.SIGTERM)
     last.run(CACHEFS, "umount", site.mountpoint)
-    assert pod.run("ls", site.mountpoint) == ""
+    assert node.pod.run("ls", site.mountpoint) == ""
     entry = find_entry(site.mountpoint)
     if entry is not None and entry.alive:
         crash(entry.pid)
+
+
+def test_a_mount_ends_on_all_containers_with_its_daemon_and_then_the_keeper(
+    site: Site, node: Node, content: dict[str, str]
+) -> None:
+    """As docs/KUBERNETES.md ends one: the DaemonSet is deleted, and the keeper replaced."""
+    node.mount()
+    node.end(signal.SIGTERM)
+    assert node.is_mounted()  # the kernel makes readers wait
+    assert node.keeper.end() == 0
+    assert not node.is_mounted()
+    assert node.pod.run("ls", site.mountpoint) == ""
+    node.keeper.start()
