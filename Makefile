@@ -1,6 +1,7 @@
 .DEFAULT_GOAL := help
-.PHONY: help bootstrap demo check test test-long test-python-path test-stalls test-csi lint format bench \
-	bench-peers screenshots wheel deb image man test-packages lock clean
+.PHONY: help bootstrap demo check test test-long test-python-path test-stalls test-csi \
+	test-kubernetes lint format bench bench-peers screenshots wheel deb image man test-packages lock \
+	clean
 
 WORKERS ?= 4
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
@@ -49,6 +50,9 @@ test-stalls: bootstrap ## the tests without mounts in processes that stop at ran
 
 test-csi: bootstrap ## the CSI plugin against csi-sanity of the Kubernetes project (needs Go and root)
 	@scripts/csi-sanity
+
+test-kubernetes: ## the manifests by the validation of a Kubernetes API server (needs Go)
+	@scripts/validate-manifests
 
 format: bootstrap ## let ruff rewrite the sources
 	.venv/bin/ruff check --fix $(PYTHONS)

@@ -1,6 +1,5 @@
 """docs/kubernetes and deploy/csi: right by Kubernetes' schemas, and by what cachefs understands."""
 
-import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cachefs.cli import main
 from cachefs.cli.csi import command as csi_command
 from cachefs.cli.csi import parse_endpoint
 from cachefs.config import MountConfig, load_mount_config
 from cachefs.csi import identity as csi_identity
 from cachefs.csi.volumes import parse_volume
+from tests.unit.manifests import command_line, our_commands, parsed
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOY = DOCS.parent / "deploy"
@@ -96,17 +95,13 @@ def test_files_and_directories_of_the_instance_are_volumes(instance: MountConfig
     assert set(secret["stringData"]) == {"access_key_id", "secret_access_key"}
 
 
-def test_the_commands_are_ones_that_cachefs_has(instance: MountConfig) -> None:
-    start = shlex.split(daemon()["command"][2].rpartition("exec ")[2])
+def test_the_commands_are_those_of_the_instance(instance: MountConfig) -> None:
+    (start,) = our_commands(command_line(daemon()))
+    assert parsed(start).params["config_file"] == "/etc/cachefs/data.toml"
     assert f"mkdir -p {instance.mountpoint} " in daemon()["command"][2]
     (keeper,) = objects("keeper.yaml")[0]["spec"]["template"]["spec"]["containers"]
-    keep = shlex.split(keeper["command"][2].rpartition("exec ")[2])
-    assert keep[keep.index("--socket") + 1] == str(instance.keeper)
-    for program, verb, *args in (start, keep):
-        assert program == "cachefs"
-        command = main.get_command(None, verb)  # type: ignore[arg-type]
-        assert command is not None
-        command.make_context(verb, args)
+    (keep,) = our_commands(command_line(keeper))
+    assert str(instance.keeper) in map(str, parsed(keep).params.values())
 
 
 def test_keeper_and_daemon_share_what_they_need(instance: MountConfig) -> None:
@@ -139,9 +134,8 @@ def test_the_csi_plugin_is_started_as_it_can_be() -> None:
     for workload in (daemon_set, deployment):
         containers = workload["spec"]["template"]["spec"]["containers"]
         (plugin,) = (each for each in containers if each["name"] == "cachefs-csi")
-        program, verb, *args = plugin["args"]
-        assert (program, verb) == ("cachefs", "csi")
-        context = csi_command.make_context(verb, args)
+        context = parsed(command_line(plugin))
+        assert context.command is csi_command
         socket = parse_endpoint(context.params["endpoint"])
         places = {volume["mountPath"] for volume in plugin["volumeMounts"]}
         assert {str(socket.parent), str(context.params["mounts"])} <= places
