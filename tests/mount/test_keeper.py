@@ -303,6 +303,9 @@ def test_ctrl_c_and_umount_unmount(
 def test_an_umount_while_nobody_serves(site: Site, keeper: KeeperProcess) -> None:
     site.mount()
     site.signal(signal.SIGTERM)
+    said = site.cli("umount", site.mountpoint, code=1).stderr
+    assert "does not answer" in said
+    assert "--force" in said
     site.cli("umount", "--force", site.mountpoint)
     eventually(lambda: keeper.said("was unmounted") == 1)
     site.mount()

@@ -132,7 +132,8 @@ def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
         raise MountError(
             f"{place} is a mount of {mount.source} ({mount.fstype}), not of cachefs; use umount"
         )
-    lazy = lazy or (not force and check_answers(place) is MountHealth.DEAD)
+    health = None if lazy or force else check_answers(place)
+    lazy = lazy or health is MountHealth.DEAD
     deadline = time.monotonic() + BUSY_RETRY_S
     while True:
         try:
@@ -142,15 +143,20 @@ def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:
             if error.errno == errno.EINVAL and find_mount(place) is None:
                 return  # its daemon, which ended at this moment, has unmounted it
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
-                raise _explained(error, mount) from error
+                raise _explained(error, mount, health) from error
         time.sleep(0.1)
 
 
-def _explained(error: OSError, mount: MountEntry) -> CachefsError:
+def _explained(error: OSError, mount: MountEntry, health: MountHealth | None) -> CachefsError:
     place = mount.mountpoint
+    if error.errno == errno.EBUSY and health is MountHealth.HANGING:  # the check itself uses it
+        return MountError(
+            f"{place} does not answer, so who uses it can't be known; use --lazy, or --force, "
+            "which lets the requests fail that wait"
+        )
     if error.errno == errno.EBUSY:
         found = [f"{h.name} (process {h.pid}: {h.what})" for h in holders(place)]
-        who = "; ".join(found) or "a process that only root can see"
+        who = "; ".join(found) or "a process that can't be seen here"
         return MountError(f"{place} is in use by {who}; end that, or use --lazy")
     if error.errno == errno.EPERM and mount.other_user is not None:
         user = f"user (uid {mount.other_user})"
