@@ -1,4 +1,4 @@
-"""The compiled parts; everything else is in pyproject.toml.
+"""The compiled parts and the version; everything else is in pyproject.toml.
 
 What can't be compiled is left out with a warning: without a compiler, or with a libfuse before
 3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several buffers, loads
@@ -26,7 +26,14 @@ def _flags(what: str) -> list[str]:
         return ["-I/usr/include/fuse3"] if what == "--cflags" else ["-lfuse3"]
 
 
+def _version() -> str:
+    """The version, which is written into the package, too."""
+    command = ["sh", "scripts/version", "--write"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 setup(
+    version=_version(),
     ext_modules=[
         Extension(
             "cachefs.fuse.relay._relay",

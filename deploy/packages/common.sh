@@ -3,7 +3,8 @@
 set -euo pipefail
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$TOP"
-VERSION=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' src/cachefs/__init__.py)
+# Root may build in the clone of another user.
+git() { command git -c safe.directory="$TOP" "$@"; }
 ARCH=$(dpkg --print-architecture)
 ROOTS=$TOP/.build/roots
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
@@ -22,6 +23,12 @@ need() {
     DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
         --no-install-recommends "${missing[@]}" >/dev/null
 }
+
+# The version of dist/wheels, which are built from a copy of the sources.
+wheels_version() { .build/source/scripts/version; }
+
+# The version as Debian writes it: ~ sorts what comes before a release before it.
+debian_version() { sed -E ':more; s/^([^+]*[0-9])\.?(a|b|rc|dev)([0-9])/\1~\2\3/; t more' <<<"$1"; }
 
 # The mirror of Debian: MIRROR, or the one that this machine uses.
 mirror() {

@@ -15,7 +15,7 @@ def newer_wheel(wheel: Path, directory: Path) -> Path:
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(copy, "w") as target:
         for item in source.infolist():
             data = source.read(item)
-            if item.filename.endswith(("/METADATA", "cachefs/__init__.py", "/RECORD")):
+            if item.filename.endswith(("/METADATA", "cachefs/_version.py", "/RECORD")):
                 data = data.replace(old.encode(), VERSION.encode())
                 # Wrong sums in RECORD would make pip warn.
                 data = re.sub(rb"^(\S+),sha256=[^,]+,\d+$", rb"\1,,", data, flags=re.MULTILINE)
@@ -33,10 +33,9 @@ def newer_deb(deb: Path, directory: Path) -> Path:
         re.sub(r"^Version: .*$", f"Version: {VERSION}", control.read_text(), flags=re.MULTILINE)
     )
     (package,) = tree.glob("usr/lib/cachefs/lib/python3*/dist-packages/cachefs")
-    for compiled in package.glob("__pycache__/__init__.*"):
+    for compiled in package.glob("__pycache__/_version.*"):
         compiled.unlink()
-    text = (package / "__init__.py").read_text()
-    (package / "__init__.py").write_text(re.sub(r'(?<=_ = ").*(?=")', VERSION, text))
+    (package / "_version.py").write_text(f'__version__ = "{VERSION}"\n')
     copy = directory / f"cachefs_{VERSION}.deb"
     pack = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, copy]
     subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)

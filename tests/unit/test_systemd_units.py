@@ -112,11 +112,14 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
     part, which takes long and is not asked for here."""
     tree = tmp_path / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tree)
+    (tree / "scripts").mkdir()
+    shutil.copy(PROJECT / "scripts/version", tree / "scripts")
     shutil.copytree(
         PROJECT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
     )
+    (tree / "src/cachefs/_version.py").write_text('__version__ = "1.2.3.dev4+g5"\n')
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
     without_relay = os.environ | {"CC": "false"}
@@ -127,6 +130,7 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
         "import cachefs; from cachefs.cli.install_systemd import units\n"
         "assert cachefs.__file__.startswith(sys.argv[1])\n"
+        "assert cachefs.__version__ == '1.2.3.dev4+g5'\n"
         "print(*[*units(False, Path('/x')), *units(True, Path('/x'))])"
     )
     done = subprocess.run(
@@ -137,8 +141,8 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
         timeout=300,
     )
     assert sorted(done.stdout.split()) == sorted([*NAMES, *NAMES, *SYSTEM_NAMES])
-    entry_points = next((tmp_path / "site").glob("*.dist-info/entry_points.txt")).read_text()
-    assert "mount.cachefs = cachefs.cli.mount_helper:main" in entry_points
+    entry_points = tmp_path / "site/cachefs-1.2.3.dev4+g5.dist-info/entry_points.txt"
+    assert "mount.cachefs = cachefs.cli.mount_helper:main" in entry_points.read_text()
 
 
 def test_the_link_for_mount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
