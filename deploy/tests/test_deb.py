@@ -55,7 +55,11 @@ def test_from_the_first_command_to_the_last(machine: Machine, tmp_path: Path) ->
     assert "still mounted: /mnt" in machine.run("apt-get remove -y cachefs", code=100)
     check_served(machine)
     machine.run("cachefs umount /mnt")
+    wants = "/etc/systemd/system/multi-user.target.wants"  # as `systemctl enable` leaves it
+    unit = "/usr/lib/systemd/system/cachefs@.service"
+    machine.run(f"mkdir -p {wants}; ln -s {unit} {wants}/cachefs@a.service")
     machine.run("apt-get remove -y cachefs")
+    assert not any((machine.root / wants[1:]).iterdir())
     assert not (machine.root / "usr/lib/cachefs").exists()
     assert not (machine.root / "usr/bin/cachefs").is_symlink()
 

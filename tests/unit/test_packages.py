@@ -98,13 +98,92 @@ def test_the_packages_have_all_that_cachefs_needs() -> None:
     assert names - versions("run.lock").keys() == set()
 
 
-def test_scripts_of_the_package_do_not_remove_what_an_upgrade_has_unpacked() -> None:
-    """dpkg runs the postrm of the old version when the files of the new one are there."""
-    script = ROOT / "deploy/packages/debian/postrm"
-    text = script.read_text().replace("/usr/lib/cachefs", "$HOMEDIR")
-    for action, stays in (("upgrade", True), ("remove", False)):
+class Machine:
+    """A machine in a directory, on which dpkg runs the scripts of the package."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.package = top / "usr/lib/cachefs"
+        self.units = top / "usr/lib/systemd/system"
+        self.wants = top / "etc/systemd/system/multi-user.target.wants"
+        for directory in (self.package, self.units, self.wants, top / "run/systemd/system"):
+            directory.mkdir(parents=True)
+        for directory in (top / "proc", top / "bin"):
+            directory.mkdir()
+        (top / "bin/systemctl").write_text(f'#!/bin/sh\necho "$@" >>{top}/called\n')
+        (top / "bin/systemctl").chmod(0o755)
+        self.mounted()
+
+    def mounted(self, *mountpoints: str) -> None:
+        lines = [f"s3://b {mountpoint} fuse.cachefs ro 0 0\n" for mountpoint in mountpoints]
+        (self.top / "proc/mounts").write_text("".join(["tmpfs /tmp tmpfs rw 0 0\n", *lines]))
+
+    def run(self, script: str, *args: str) -> tuple[int, str]:
+        """Run a script as dpkg does, with all its paths on this machine."""
+        text = (ROOT / "deploy/packages/debian" / script).read_text()
+        text = re.sub(r"/(?=(usr|etc|run|proc)/)", f"{self.top}/", text)
         done = subprocess.run(
-            ["sh", "-c", f"HOMEDIR=$(mktemp -d); set -- {action}; {text}\n[ -d $HOMEDIR ]"],
+            ["sh", "-c", text, script, *args],
+            env={"PATH": f"{self.top}/bin:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
             check=False,
         )
-        assert (done.returncode == 0) is stays
+        return done.returncode, done.stderr
+
+    def calls(self) -> list[str]:
+        file = self.top / "called"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+def test_scripts_of_the_package_do_not_remove_what_an_upgrade_has_unpacked(
+    machine: Machine,
+) -> None:
+    """dpkg runs the postrm of the old version when the files of the new one are there."""
+    assert machine.run("postrm", "upgrade", "2.0") == (0, "")
+    assert machine.package.exists()
+    assert machine.run("postrm", "remove") == (0, "")
+    assert not machine.package.exists()
+
+
+def test_a_removal_that_is_refused_changes_nothing(machine: Machine) -> None:
+    """To stop a unit would unmount below the jobs that the refusal protects."""
+    machine.mounted("/mnt/a", "/mnt/b")
+    said = "cachefs: still mounted: /mnt/a /mnt/b; first run: cachefs umount MOUNTPOINT\n"
+    assert machine.run("prerm", "remove") == (1, said)
+    assert machine.calls() == []
+
+
+def test_a_removal_stops_the_units(machine: Machine) -> None:
+    assert machine.run("prerm", "remove") == (0, "")
+    assert machine.calls() == ["stop cachefs-load@* cachefs@*.service cachefs-keeper.service"]
+
+
+def test_an_upgrade_stops_nothing(machine: Machine) -> None:
+    machine.mounted("/mnt/a")
+    assert machine.run("prerm", "upgrade", "2.0") == (0, "")
+    assert machine.calls() == []
+
+
+def test_a_removal_leaves_no_links_of_enabled_units(machine: Machine) -> None:
+    ours = machine.units / "cachefs@.service"
+    ours.touch()
+    theirs = machine.top / "etc/systemd/system/cachefs-keeper.service"
+    theirs.touch()
+    timers = machine.top / "etc/systemd/user/timers.target.wants"
+    timers.mkdir(parents=True)
+    (machine.wants / "cachefs@data.service").symlink_to(ours)
+    (machine.wants / "cachefs-keeper.service").symlink_to(theirs)
+    (timers / "cachefs-load@data.timer").symlink_to(machine.units / "cachefs-load@.timer")
+    ours.unlink()
+    machine.run("postrm", "upgrade", "2.0")
+    assert (machine.wants / "cachefs@data.service").is_symlink()
+    assert machine.run("postrm", "remove") == (0, "")
+    assert [path.name for path in machine.wants.iterdir()] == ["cachefs-keeper.service"]
+    assert list(timers.iterdir()) == []
+    assert machine.run("postrm", "purge") == (0, "")
