@@ -1,5 +1,6 @@
 """`mount.cachefs`, run as mount(8) runs it, and by mount(8) itself."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -71,6 +72,36 @@ def test_a_line_of_fstab(site: Site, helper_link: None, tmp_path: Path) -> None:
     run("mount", "--fstab", fstab, site.mountpoint)
     assert site.is_mounted()
     run("umount", site.mountpoint)
+
+
+def test_a_writable_mount_in_fstab(site: Site, helper_link: None, tmp_path: Path) -> None:
+    """mount(8) adds "rw" to every mount that is not "ro", so that word says nothing."""
+    fstab = tmp_path / "fstab"
+    for word, is_writable in (("nofail", False), ("writable", True), ("rw,writable", True)):
+        options = words(site, word).removeprefix("rw,")
+        fstab.write_text(f"{site.source} {site.mountpoint} cachefs noauto,{options} 0 0\n")
+        run("mount", "--fstab", fstab, site.mountpoint)
+        if is_writable:
+            (site.mountpoint / "new").write_text(word)
+            assert (site.files / "new").read_text() == word
+        else:
+            with pytest.raises(OSError, match=os.strerror(errno.EROFS)):
+                (site.mountpoint / "new").write_text(word)
+        run("umount", site.mountpoint)
+
+
+def test_ro_wins_over_a_file(site: Site, helper_link: None, tmp_path: Path) -> None:
+    config = tmp_path / "data.toml"
+    config.write_text("read_only = false\n")
+    options = words(site, f"config={config}").removeprefix("rw,")
+    run("mount", "-r", "-t", "cachefs", site.source, site.mountpoint, "-o", options)
+    with pytest.raises(OSError, match=os.strerror(errno.EROFS)):
+        (site.mountpoint / "new").touch()
+    run("umount", site.mountpoint)
+    said = run(HELPER, site.source, site.mountpoint, "-o", "ro,writable", code=1).stderr
+    assert said == (
+        "mount.cachefs: error: -o ro and -o writable contradict each other; leave one out\n"
+    )
 
 
 def test_failures_have_the_exit_codes_of_mount(site: Site) -> None:

@@ -119,7 +119,12 @@ def test_mount_help_shows_every_option_with_its_default() -> None:
         (["mount", "", "/mnt"], "SOURCE"),
         (["mount", "s3://b", ""], "mountpoint is empty"),
         (["mount", "s3://b", "/mnt", "-d", "-f"], "contradict"),
-        (["mount", "s3://b", "/mnt", "-o", "rw"], "read-only"),
+        (["mount", "s3://b", "/mnt", "-o", "rw"], "--rw or -o writable"),
+        (["mount", "s3://b", "/mnt", "-o", "writeable"], 'did you mean "writable"?'),
+        (["mount", "s3://b", "/mnt", "-o", "ro,writable"], "contradict each other"),
+        (["mount", "s3://b", "/mnt", "-o", "writable", "-o", "ro"], "contradict each other"),
+        (["mount", "s3://b", "/mnt", "-o", "ro", "--rw"], "the opposite; leave one out"),
+        (["mount", "s3://b", "/mnt", "-o", "writable", "--read-only"], "the opposite"),
         (["mount", "s3://b", "/mnt", "-o", "ro,fast"], '"fast" is unknown'),
         (["mount", "s3://b", "/mnt", "-o", "uid=me"], '--uid: "me"'),
         (["mount", "s3://b", "/mnt", "-c", "/no/such/file"], "/no/such/file"),
@@ -171,6 +176,7 @@ def test_nonsense_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 def test_mount_words() -> None:
     assert parse_mount_words("ro,allow_other,,attr_timeout=60,entry_timeout=5m,uid=7") == {
+        "read_only": True,
         "allow_other": True,
         "attr_ttl": "60",
         "entry_ttl": "5m",
@@ -186,6 +192,7 @@ def test_mount_words() -> None:
         "anonymous": True,
         "attr_ttl": "1",
     }
+    assert parse_mount_words("writable,uid=7") == {"read_only": False, "uid": "7"}
     wrong = ("attr_timeout", "attr_timeout=", "allow_other=1", "ro=1", "=", "nonempty,x", "noexec")
     for words in (*wrong, "rw", "nofail", "x-systemd.automount", "foreground", "remount", "nouid"):
         with pytest.raises(UsageError):

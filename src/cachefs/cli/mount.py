@@ -75,7 +75,8 @@ def _params() -> list[click.Parameter]:
             ["-o", "words"],
             metavar="WORD[,WORD...]",
             multiple=True,
-            help="Options as mount(8) writes them: allow_other,cache_size=100GiB,attr_timeout=60.",
+            help="Options as mount(8) writes them: allow_other,cache_size=100GiB,attr_timeout=60; "
+            "writable is --rw.",
         ),
     ]
 
@@ -89,6 +90,8 @@ def _mount(
     **options: Any,
 ) -> None:
     fields = parse_mount_words(",".join(words))
+    if {fields.get("read_only"), options.get("read_only")} == {True, False}:
+        raise UsageError("-o says ro or writable, and the option the opposite; leave one out")
     fields |= {name: value for name, value in options.items() if value not in (None, ())}
     if background and fields.get("foreground"):
         raise UsageError("-d and -f contradict each other; leave one out")

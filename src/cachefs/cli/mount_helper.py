@@ -32,8 +32,8 @@ _MOUNT_FAILURE = 32
     "words",
     metavar="WORD[,WORD...]",
     multiple=True,
-    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other; and "
-    "config=FILE.",
+    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other; "
+    "writable for --rw; and config=FILE.",
 )
 def command(
     source: str,

@@ -3,7 +3,7 @@
 from cachefs.config import Flag, flags, nearest
 from cachefs.errors import UsageError
 
-IGNORED = frozenset({"ro", "default_permissions", "auto_cache"})
+IGNORED = frozenset({"default_permissions", "auto_cache"})
 """Words for properties that every mount has."""
 
 FSTAB = frozenset(
@@ -13,6 +13,9 @@ FSTAB = frozenset(
 )
 """Words that mount(8) passes to every file system and that have no effect here. mount(8) passes
 "rw" whenever "ro" is missing, and mounts are always nosuid and nodev."""
+
+_READ_ONLY = {"ro": True, "writable": False}
+"""Words for `--read-only` and `--rw`. The latter can't be "rw", which mount(8) adds by itself."""
 
 _FSTAB_PREFIXES = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")
 
@@ -24,7 +27,7 @@ _FUSE_NAMES = {
 """FUSE names of options, mapped to the names of the cachefs options."""
 
 _REFUSED = {
-    "rw": "mounts are read-only; leave it out",
+    "rw": "for a mount that can be written it is --rw or -o writable",
     "noexec": 'it is not possible; where "user" implies it, add "exec"',
     "remount": "it is not possible; unmount and mount, or see cachefs set",
 }
@@ -34,8 +37,8 @@ _NOT_HERE = ("foreground", "read_only")
 def parse_mount_words(
     words: str, ignored: frozenset[str] = IGNORED, *, sloppy: bool = False
 ) -> dict[str, object]:
-    """Return the fields in words such as "ro,allow_other,cache_dir=/ssd,attr_timeout=60". Values
-    can't contain commas.
+    """Return the fields in words such as "writable,allow_other,cache_dir=/ssd,attr_timeout=60".
+    Values can't contain commas.
 
     Skips `ignored` words. If they include `FSTAB`, also skips fstab's free forms
     (`x-systemd.automount`). `sloppy` skips unknown words, too. Raises `UsageError`.
@@ -44,6 +47,10 @@ def parse_mount_words(
     fields: dict[str, object] = {}
     for word in filter(None, (word.strip() for word in words.split(","))):
         if word in ignored or (ignored >= FSTAB and word.startswith(_FSTAB_PREFIXES)):
+            continue
+        if word in _READ_ONLY:
+            if fields.setdefault("read_only", _READ_ONLY[word]) is not _READ_ONLY[word]:
+                raise UsageError("-o ro and -o writable contradict each other; leave one out")
             continue
         name, equals, value = word.partition("=")
         if name in _REFUSED and not equals:
@@ -99,4 +106,4 @@ def _switch(name: str, equals: str, value: str) -> bool:
 def _unknown(word: str, known: dict[str, tuple[str, Flag]]) -> str:
     name = word.partition("=")[0]
     everything = "see cachefs mount --help; its options are words here, as cache_size=100GiB"
-    return f'-o: "{name}" is unknown; {nearest(name, [*known, *IGNORED], everything)}'
+    return f'-o: "{name}" is unknown; {nearest(name, [*known, *_READ_ONLY, *IGNORED], everything)}'
