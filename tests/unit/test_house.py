@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.texts import ROOT
+from tests.unit.texts import DOCUMENTS, ROOT, SOURCES
 
 PACKAGE = ROOT / "src/cachefs"
 MOST_FILES_OF_A_FLOW = 12
@@ -35,3 +35,14 @@ def test_tests_of_the_shared_s3_server_do_not_share_buckets() -> None:
     names = [name for path in tests for name in call.findall(path.read_text())]
     assert len(names) > 10
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_text_forgets_writable_mounts() -> None:
+    forgets = re.compile(
+        r"read cache mount|never writes to it|(A mount is|mounts are) read-only(; leave| and)"
+        r"|it remains read-only|so far\)|with the uploader|by cachefs yet"
+    )
+    others = [ROOT / "pyproject.toml", ROOT / "deploy/packages/deb"]
+    files = [file for file in (*DOCUMENTS, *SOURCES, *others) if file.name != "CHANGELOG.md"]
+    found = [(str(file), forgets.findall(" ".join(file.read_text().split()))) for file in files]
+    assert [(file, words) for file, words in found if words] == []

@@ -231,7 +231,7 @@ class AccessSection(Section):
     )
     file_mode: Annotated[
         int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 644")
-    ] = Field(None, description="Permission bits of files; they are read-only all the same.")
+    ] = Field(None, description="Permission bits of files. Write bits alone make no mount writable.")
     dir_mode: Annotated[int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 755")] = (
         Field(None, description="Permission bits of directories.")
     )
@@ -240,7 +240,7 @@ class AccessSection(Section):
         SWITCH,
         Flag(names=("--allow-other/--no-allow-other",), shown_default="allowed for root"),
     ] = Field(
-        default_factory=lambda: os.geteuid() == 0, description="Let other users read the mount."
+        default_factory=lambda: os.geteuid() == 0, description="Let other users into the mount."
     )
     limit_uid: Annotated[
         dict[int, int],

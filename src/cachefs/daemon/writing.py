@@ -55,7 +55,7 @@ def build_writers(
     `UsageError` if the source can't be written."""
     writer = origin.writer
     if writer is None:
-        raise UsageError(f"{origin.url} can't be written by cachefs yet; leave out --rw")
+        raise UsageError(f"{origin.url} can't be written by cachefs; leave out --rw")
     changes = OwnChanges(namespace)
     if relayed is None:  # the relay's path keeps it for read-only mounts, too
         namespace.keep_log()

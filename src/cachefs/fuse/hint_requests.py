@@ -1,7 +1,7 @@
 """Hints from jobs: a getxattr request on a directory, with the hint in the attribute name.
 
-A mount is read-only and only its owner may use its control socket. So a job in a container has no
-other way to send data to the daemon. docs/HINTS.md describes the form.
+Most mounts are read-only, and only the owner may use a mount's control socket. So a job in a
+container has no other way to send data to the daemon. docs/HINTS.md describes the form.
 """
 
 import errno

@@ -192,7 +192,7 @@ class Operations(pyfuse3.Operations):
         """Return a handle that holds the inode number and the user number of `ctx.uid`."""
         if self.observers:
             self.tell("open", (inode, ctx), "ok", 0)
-        # The content of a file inode never changes, so the kernel may always keep its pages.
+        # Only writes of this kernel change the content of a file inode, so it may keep its pages.
         return pyfuse3.FileInfo(fh=self._limits.handle(inode, ctx.uid), keep_cache=True)
 
     async def read(  # type: ignore[override] # pyfuse3 takes any buffer, says bytes
@@ -443,7 +443,7 @@ def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:
         raise pyfuse3.FUSEError(errno.EROFS)
 
     refuse.__name__ = operation
-    refuse.__doc__ = "The mount is read-only; the kernel refuses this before it gets here."
+    refuse.__doc__ = "The mount takes no changes. If it is read-only, the kernel refuses them before."
     return refuse
 
 
