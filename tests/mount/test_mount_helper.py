@@ -12,6 +12,7 @@ import pytest
 from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.config import flags
 from tests.mount.harness import Site
+from tests.servers.seaweedfs import SeaweedFS
 
 HELPER = Path(sys.executable).with_name("mount.cachefs")
 LINK = Path("/sbin/mount.cachefs")
@@ -102,6 +103,29 @@ def test_ro_wins_over_a_file(site: Site, helper_link: None, tmp_path: Path) -> N
     assert said == (
         "mount.cachefs: error: -o ro and -o writable contradict each other; leave one out\n"
     )
+
+
+def test_fstab_reads_the_credentials_beside_the_file(
+    site: Site, helper_link: None, tmp_path: Path, seaweedfs: SeaweedFS
+) -> None:
+    bucket = seaweedfs.make_bucket("fstab")
+    seaweedfs.put(bucket, "file", b"content")
+    config = tmp_path / "data.toml"
+    config.write_text(f'source = "s3://{bucket}"\n')
+    secrets = config.with_suffix(".env")
+    secrets.write_text(
+        "# for S3\n" + "".join(f"{k}={v}\n" for k, v in seaweedfs.environment.items())
+    )
+    secrets.chmod(0o600)
+    fstab = tmp_path / "fstab"
+    options = words(site, "noauto", f"config={config}")
+    fstab.write_text(f"s3://{bucket} {site.mountpoint} cachefs {options} 0 0\n")
+    run("mount", "--fstab", fstab, site.mountpoint)
+    assert (site.mountpoint / "file").read_bytes() == b"content"
+    run("umount", site.mountpoint)
+    secrets.chmod(0o620)
+    said = run("mount", "--fstab", fstab, site.mountpoint, code=1).stderr
+    assert f"others than root can change it; run: chown 0 {secrets} && chmod 600" in said
 
 
 def test_failures_have_the_exit_codes_of_mount(site: Site) -> None:

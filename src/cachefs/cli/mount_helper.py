@@ -1,12 +1,15 @@
 """`mount.cachefs`, which mount(8) runs for `mount -t cachefs SOURCE DIR -o ...` and for fstab."""
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from cachefs import __version__
 from cachefs.cli import explain
+from cachefs.cli.mounting.environment_file import read_variables
 from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.cli.mounting.start import given, mount_config, start
 from cachefs.errors import UsageError
@@ -33,7 +36,7 @@ _MOUNT_FAILURE = 32
     metavar="WORD[,WORD...]",
     multiple=True,
     help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other; "
-    "writable for --rw; and config=FILE.",
+    "writable for --rw; and config=NAME.toml. NAME.env beside it has credentials as variables.",
 )
 def command(
     source: str,
@@ -51,6 +54,8 @@ def command(
         raise UsageError("-N is not possible; run mount inside that namespace: nsenter")
     config_file, others = _config_file(",".join(words))
     fields = parse_mount_words(others, IGNORED | FSTAB, sloppy=sloppy)
+    if config_file is not None:
+        os.environ.update(read_variables(Path(config_file)))
     config = mount_config(source, mountpoint, fields, config_file)
     if not fake:
         start(config, given(source, fields, config_file))

@@ -231,7 +231,9 @@ class AccessSection(Section):
     )
     file_mode: Annotated[
         int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 644")
-    ] = Field(None, description="Permission bits of files. Write bits alone make no mount writable.")
+    ] = Field(
+        None, description="Permission bits of files. Write bits alone make no mount writable."
+    )
     dir_mode: Annotated[int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 755")] = (
         Field(None, description="Permission bits of directories.")
     )

@@ -443,7 +443,9 @@ def _refuse(operation: str) -> Callable[..., Coroutine[Any, Any, None]]:
         raise pyfuse3.FUSEError(errno.EROFS)
 
     refuse.__name__ = operation
-    refuse.__doc__ = "The mount takes no changes. If it is read-only, the kernel refuses them before."
+    refuse.__doc__ = (
+        "The mount takes no changes. If it is read-only, the kernel refuses them before."
+    )
     return refuse
 
 
