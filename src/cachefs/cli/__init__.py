@@ -3,6 +3,7 @@
 This module imports nothing heavy, so that `cachefs --help` answers quickly.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -14,6 +15,7 @@ import click
 import click.shell_completion
 
 from cachefs import __version__
+from cachefs.cli.output.standard_files import OutputError, prepare_standard_files
 from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
@@ -121,12 +123,14 @@ class _Verbs(click.Group):
         """Run the command and exit with 0, 1 for a failure, 2 for wrong usage, or 130 when
         interrupted."""
         argv = sys.argv[1:] if args is None else list(args)
+        prepare_standard_files()
         if COMPLETION_VARIABLE in os.environ:
             importlib.import_module("cachefs.cli.completion")  # it changes click's answers
         try:
             code = super().main(
                 argv, prog_name or "cachefs", complete_var or COMPLETION_VARIABLE, False, **extra
             )
+            sys.stdout.flush()
         except BaseException as error:
             if not standalone_mode or ("--debug" in argv and isinstance(error, Exception)):
                 raise
@@ -154,7 +158,7 @@ def explain(error: BaseException, program: str = "cachefs") -> int:
             text, code = _sentence(error.format_message()), 1
         case UsageError():
             text, code = str(error), 2
-        case CachefsError():
+        case CachefsError() | OutputError():
             text, code = str(error), 1
         case BrokenPipeError():
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -164,7 +168,8 @@ def explain(error: BaseException, program: str = "cachefs") -> int:
             code = 1
         case _:
             raise error
-    click.echo(f"{program}: error: {' '.join(text.split())}", err=True)
+    with contextlib.suppress(OSError):  # then the exit code has to do
+        click.echo(f"{program}: error: {' '.join(text.split())}", err=True)
     return code
 
 

@@ -12,6 +12,7 @@ from cachefs.cli import explain
 from cachefs.cli.mounting.environment_file import read_variables
 from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.cli.mounting.start import given, mount_config, start
+from cachefs.cli.output.standard_files import prepare_standard_files
 from cachefs.errors import UsageError
 
 _PROGRAM = "mount.cachefs"
@@ -77,8 +78,10 @@ def _config_file(words: str) -> tuple[str | None, str]:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the console script and exit with 0, 1 for wrong usage, or 32 for a failure."""
     argv = sys.argv[1:] if args is None else list(args)
+    prepare_standard_files()
     try:
         code = command.main(argv, _PROGRAM, standalone_mode=False) or 0
+        sys.stdout.flush()
     except BaseException as error:
         code = _USAGE if explain(error, _PROGRAM) == 2 else _MOUNT_FAILURE
     sys.exit(code)

@@ -120,7 +120,8 @@ def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CachefsError(f"can't write {file}: {error.strerror or error}") from error
+        what = "the output can't be written" if file == "-" else f"can't write {file}"
+        raise CachefsError(f"{what}: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Where commands write what they print."""
