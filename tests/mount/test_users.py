@@ -123,6 +123,48 @@ def test_others_are_let_in_as_far_as_modes_allow(machine: Machine) -> None:
     assert machine.user("cat", machine.mountpoint / "secret") == "own"
 
 
+def test_commands_of_others_say_whose_mount_it_is(machine: Machine) -> None:
+    machine.fuse_conf.write_text("user_allow_other\n")
+    machine.mount("--allow-other")
+    place, file = machine.mountpoint, machine.mountpoint / "file"
+    for verb in ("du", "load", "pin", "unpin", "evict", "info", "refresh"):
+        for path in (file, place / "missing", place):
+            said = machine.user(CACHEFS, verb, path, uid=OTHER, code=1)
+            assert f"{path} lies in the cachefs mount {place}, but it belongs to uid {USER}" in said
+            assert "run the command as that user" in said
+            assert said.count("\n") == 1
+    for command in (
+        ["stats"],
+        ["stats", place],
+        ["set", place, "hedge=on"],
+        ["du", "-m", place, "x"],
+    ):
+        said = machine.user(CACHEFS, *command, uid=OTHER, code=1)
+        assert f"{place} is a cachefs mount, but it belongs to uid {USER}" in said
+    status = machine.user(CACHEFS, "status", uid=OTHER)
+    assert f"{place}: it belongs to uid {USER}" in status
+    assert f"it belongs to uid {USER}" in machine.root(CACHEFS, "du", file, code=1)
+    assert "lies in no mount" in machine.user(CACHEFS, "du", machine.home, uid=OTHER, code=2)
+
+
+def test_a_private_mount_is_known_though_others_may_not_look_into_it(machine: Machine) -> None:
+    machine.mount()
+    file = machine.mountpoint / "file"
+    said = machine.user(CACHEFS, "du", file, uid=OTHER, code=1)
+    assert f"{file} lies in the cachefs mount {machine.mountpoint}" in said
+
+
+def test_a_command_with_another_runtime_directory_says_where_it_looked(machine: Machine) -> None:
+    machine.mount()
+    other = machine.home / "run"
+    other.mkdir()
+    shutil.chown(other, USER, USER)
+    command = ("env", f"XDG_RUNTIME_DIR={other}", CACHEFS, "du", machine.mountpoint)
+    said = machine.user(*command, code=1)
+    assert f"no running daemon has a runtime file for it in {other}/cachefs" in said
+    assert "another XDG_RUNTIME_DIR" in said
+
+
 def test_squashed_files_belong_to_one_user(machine: Machine) -> None:
     machine.fuse_conf.write_text("user_allow_other\n")
     machine.mount("--allow-other", "--squash", f"{OTHER}:{OTHER}")

@@ -74,6 +74,16 @@ def test_the_kernels_own_table_is_understood() -> None:
     assert mounts.find_mount(Path("/proc")) is not None
 
 
+def test_the_mount_above_a_path_is_the_innermost_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = [("/", "root"), ("/mnt", "below"), ("/mnt", "a"), ("/mnt/b", "b"), ("/mnt2", "c")]
+    there = [MountEntry(Path(place), "ext4", source) for place, source in places]
+    monkeypatch.setattr(table, "all_mounts", lambda: there)
+    found = [table.mount_above(Path(path)) for path in ("/x", "/mnt", "/mnt/x", "/mnt/b/x")]
+    assert [mount.source for mount in found if mount is not None] == ["root", "a", "a", "b"]
+
+
 def test_canonical_resolves_links(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert mounts.canonical(tmp_path / "x" / ".." / "link") == tmp_path / "real"

@@ -7,7 +7,7 @@ import pytest
 from cachefs.cli.mounts import one_mount
 from cachefs.cli.mounts.one_mount import the_mount
 from cachefs.errors import MountError, UsageError
-from cachefs.mounts import RuntimeEntry
+from cachefs.mounts import RuntimeEntry, inside
 
 
 def let_there_be(monkeypatch: pytest.MonkeyPatch, **mounts: bool) -> None:
@@ -38,5 +38,6 @@ def test_one_of_several_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     let_there_be(monkeypatch, a=False)
+    monkeypatch.setattr(inside, "cachefs_mounts", list)
     with pytest.raises(MountError, match="nothing is mounted"):
         the_mount(None)

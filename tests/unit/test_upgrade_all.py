@@ -48,7 +48,7 @@ def test_mounts_that_nobody_here_can_upgrade_are_named(monkeypatch: pytest.Monke
     done = run(monkeypatch, {"/a": FOREIGN, "/b": STALE, "/c": SERVING, "/d": UNKNOWN})
     assert done.exit_code == 0
     assert "/d: not known here it is\n" in done.stdout
-    assert "/a: another user's it is, who can upgrade it\n" in done.stdout
+    assert "/a: another user's it is\n" in done.stdout
     assert "/b: stale it is\n" in done.stderr
     assert "/c done\n" in done.stdout
 

@@ -9,8 +9,8 @@ import click
 from cachefs.config import LIVE, flags, load_changes
 from cachefs.control import api
 from cachefs.control.client import ask
-from cachefs.errors import CachefsError, MountError, UsageError
-from cachefs.mounts import find_entry, served_on, socket_path
+from cachefs.errors import CachefsError, UsageError
+from cachefs.mounts import find_entry, not_mounted, served_on, socket_path
 from cachefs.units import format_bytes, format_duration
 
 _TIMEOUT_S = 10.0
@@ -49,7 +49,7 @@ def command(mountpoint: str, settings: tuple[str, ...], debug: bool) -> None:
     place = served_on(Path(mountpoint))
     entry = find_entry(place)
     if entry is None or not entry.alive:
-        raise MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
+        raise not_mounted(place)
     change(place, arguments, _KEEP)
 
 

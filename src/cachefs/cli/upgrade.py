@@ -60,9 +60,7 @@ def _upgrade_all() -> int:
     rows = collect()
     for row in rows:
         place, state = Path(row["mountpoint"]), row["state"]
-        if state == FOREIGN:
-            click.echo(f"{place}: {row['problem']}, who can upgrade it")
-        elif state == UNKNOWN:
+        if state in {FOREIGN, UNKNOWN}:
             click.echo(f"{place}: {row['problem']}")
         elif state == STALE:
             click.echo(f"{place}: {row['problem']}", err=True)

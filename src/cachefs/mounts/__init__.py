@@ -7,6 +7,7 @@ from cachefs.mounts.inside import (
     not_mounted,
     nothing_mounted,
     served_on,
+    why_out_of_reach,
 )
 from cachefs.mounts.prepare import prepare_mountpoint
 from cachefs.mounts.runtime import (
@@ -61,4 +62,5 @@ __all__ = [
     "socket_path",
     "spare_path",
     "unmount",
+    "why_out_of_reach",
 ]

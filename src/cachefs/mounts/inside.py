@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cachefs.errors import MountError, UsageError
-from cachefs.mounts.runtime import RuntimeEntry, read_entries
-from cachefs.mounts.table import MountEntry, cachefs_mounts, canonical
+from cachefs.errors import CachefsError, MountError, UsageError
+from cachefs.mounts.runtime import RuntimeEntry, read_entries, runtime_dir
+from cachefs.mounts.table import FSTYPE, MountEntry, cachefs_mounts, canonical, mount_above
 
 Views = dict[Path, tuple[Path, str]]
 """All places where files of mounts are visible: each daemon's mountpoint, and bind mounts of it or
@@ -33,7 +33,7 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
             raise UsageError("an empty path; name a file or a directory of a mount")
         place, below = _split(path, views)
         if place is None or (only is not None and place != only[0]):
-            if only is None and os.path.lexists(path):
+            if only is None and (os.path.lexists(path) or _out_of_reach(path) is not None):
                 raise _nowhere(path)
             place, above = only or (_only(alive, path), "")
             below = _joined(above, _relative(path))
@@ -56,16 +56,47 @@ def checked_mountpoint(text: str) -> Path:
 
 
 def not_mounted(place: Path) -> MountError:
-    """Return the error for a place without a mount."""
+    """Return the error for a place (canonical) that no daemon of this user serves."""
+    mount = _out_of_reach(str(place))
+    if mount is not None:
+        return _beyond(mount)
     return MountError(f"{place} is not mounted by cachefs; cachefs status shows what is")
 
 
 def nothing_mounted() -> MountError:
-    """Return the error for a user who has no mount."""
-    return MountError(
-        "nothing is mounted by cachefs that this user could ask, in this container; cachefs status "
-        "shows the mounts of others"
+    """Return the error for a command that needs a mount while this user has none."""
+    for mount in cachefs_mounts():
+        if _out_of_reach(str(mount.mountpoint)) is not None:
+            return _beyond(mount)
+    return MountError("nothing is mounted by cachefs; cachefs mount --help shows how to mount")
+
+
+def why_out_of_reach(mount: MountEntry) -> str:
+    """Say why a command of this user can't ask the daemon of a cachefs mount, and what to do."""
+    if mount.other_user is not None:
+        return (
+            f"it belongs to uid {mount.other_user}, and only that user can use its control socket; "
+            "run the command as that user"
+        )
+    return (
+        f"no running daemon has a runtime file for it in {runtime_dir()}: it has ended, or it runs "
+        "in another container or with another XDG_RUNTIME_DIR; run the command there, or unmount "
+        f"it: cachefs umount {mount.mountpoint}"
     )
+
+
+def _beyond(mount: MountEntry) -> MountError:
+    return MountError(f"{mount.mountpoint} is a cachefs mount, but {why_out_of_reach(mount)}")
+
+
+def _out_of_reach(path: str) -> MountEntry | None:
+    """Return the cachefs mount in which a path lies if no daemon of this user serves it."""
+    for absolute in (os.path.abspath(path), os.path.realpath(path)):
+        mount = mount_above(Path(absolute))
+        if mount is not None and mount.fstype == FSTYPE:
+            entry = entry_of(mount, read_entries())
+            return mount if entry is None or not entry.alive else None
+    return None
 
 
 def served_on(path: Path) -> Path:
@@ -157,5 +188,10 @@ def _relative(path: str) -> str:
     return "" if below == "." else below
 
 
-def _nowhere(path: str) -> UsageError:
+def _nowhere(path: str) -> CachefsError:
+    """Return the error for a path that lies in no mount of this user."""
+    mount = _out_of_reach(path)
+    if mount is not None:
+        where = f"{path} lies in the cachefs mount {mount.mountpoint}"
+        return MountError(f"{where}, but {why_out_of_reach(mount)}")
     return UsageError(f"{path} lies in no mount of cachefs; cachefs status shows what is")

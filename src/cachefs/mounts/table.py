@@ -112,6 +112,13 @@ def find_mount(mountpoint: Path) -> MountEntry | None:
     return next((m for m in reversed(all_mounts()) if m.mountpoint == mountpoint), None)
 
 
+def mount_above(path: Path) -> MountEntry | None:
+    """Return the visible mount in which an absolute path lies, by its name alone. None only if the
+    process can't see its root file system."""
+    above = [mount for mount in all_mounts() if path.is_relative_to(mount.mountpoint)]
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=None)
+
+
 def canonical(path: Path) -> Path:
     """Return the path as the mount table has it: absolute, with links resolved.
 

@@ -16,6 +16,7 @@ from cachefs.mounts import (
     read_entries,
     remove_leftovers,
     socket_path,
+    why_out_of_reach,
 )
 
 SERVING = "serving"
@@ -58,7 +59,7 @@ def _describe(place: str, mount: MountEntry, entry: RuntimeEntry | None) -> dict
     if health is MountHealth.DEAD:
         state, problem = STALE, f"its daemon is gone; unmount it with: cachefs umount {place}"
     elif mount.other_user is not None:
-        state, problem = FOREIGN, f"its daemon belongs to another user (uid {mount.other_user})"
+        state, problem = FOREIGN, why_out_of_reach(mount)
     elif health is MountHealth.HANGING:
         state, problem = UNKNOWN, f"it does not answer: a keeper may hold it, or {_ELSEWHERE}"
     else:
