@@ -150,3 +150,34 @@ def test_a_mount_in_use_goes_on(site: Site) -> None:
     (site.mountpoint / "file").write_bytes(b"seven..")
     assert (site.files / "file").read_bytes() == b"seven.."
     site.umount()
+
+
+def test_a_command_inside_a_mount_does_not_keep_it_busy(site: Site) -> None:
+    site.mount()
+
+    def umount(script: str) -> str:
+        command = ["sh", "-c", script, "sh", *CLI]
+        done = subprocess.run(
+            command, cwd=site.mountpoint, stderr=subprocess.PIPE, text=True, check=False
+        )
+        return done.stderr
+
+    said = umount('"$@" umount .; exit')  # the shell stays there
+    assert "is in use by sh (process" in said
+    assert said.count("(process") == 1
+    assert umount('exec "$@" umount .') == ""
+    assert not site.mountpoint.is_mount()
+
+
+def test_a_mount_with_the_output_of_the_command(site: Site) -> None:
+    site.mount("--rw")
+    with (site.mountpoint / "log").open("w") as log:
+        done = subprocess.run(
+            [*CLI, "umount", site.mountpoint],
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert f"this command itself (open file {site.mountpoint}/log)" in done.stderr
+    site.umount()

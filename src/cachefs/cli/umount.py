@@ -72,6 +72,7 @@ def command(
     if stale:
         _remove_stale(place)
         return 0
+    _leave(place)
     entry = find_entry(place)
     daemon = open_owner(entry)
     is_served = entry is not None and entry.alive
@@ -116,6 +117,13 @@ def _place(mountpoint: str | None, config_file: str | None) -> Path:
     return canonical(checked_mountpoint(mountpoint))
 
 
+def _leave(place: Path) -> None:
+    """Leave the mount, so that this process itself doesn't make it busy: a user may unmount `.`."""
+    with contextlib.suppress(OSError):
+        if Path.cwd().is_relative_to(place):
+            os.chdir("/")
+
+
 def _remove_stale(place: Path) -> None:
     """Remove a dead mount. It fails each request at once, so a mount that a keeper holds, and that
     does not answer, need not be waited for."""
@@ -155,7 +163,12 @@ def _explained(error: OSError, mount: MountEntry, health: MountHealth | None) ->
             "which lets the requests fail that wait"
         )
     if error.errno == errno.EBUSY:
-        found = [f"{h.name} (process {h.pid}: {h.what})" for h in holders(place)]
+        found = [
+            f"this command itself ({h.what})"
+            if h.pid == os.getpid()
+            else f"{h.name} (process {h.pid}: {h.what})"
+            for h in holders(place)
+        ]
         who = "; ".join(found) or "a process that can't be seen here"
         return MountError(f"{place} is in use by {who}; end that, or use --lazy")
     if error.errno == errno.EPERM and mount.other_user is not None:
