@@ -39,6 +39,8 @@ class Container:
         self.secrets = root / "secrets"
         self.config = root / "config/config.json"
         self.log = root / "log"
+        self.memory = root / "memory"
+        self.memory.mkdir()
         self.environment: dict[str, str] = {}
         self.prefix: tuple[str, ...] = ()
         self.process: subprocess.Popen[bytes] | None = None
@@ -74,10 +76,16 @@ class Container:
         environment = {"CACHEFS_CACHE_DIR": str(self.root / "cache"), **self.environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, *CLI, "fluid", "--config", self.config, "--secrets", self.secrets],
+                [*self.prefix, *self._fluid(), "--config", self.config, "--secrets", self.secrets],
                 stderr=log,
                 env=os.environ | environment,
             )
+
+    def _fluid(self) -> list[str]:
+        """`cachefs fluid`, with the credentials in a directory of the test instead of /dev/shm: a
+        killed one leaves them there, and its container's /dev/shm would go with it."""
+        patch = f"from cachefs.cli import fluid; fluid._memory_dir = lambda: {str(self.memory)!r}"
+        return [*CLI[:-1], f"{patch}; {CLI[-1]}", "fluid"]
 
     def mounted(self) -> list[str]:
         """The mounts by path from the target path."""

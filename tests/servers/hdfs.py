@@ -23,9 +23,12 @@ from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.servers.ports import free_ports, wait_until
+from tests.servers.room import need_room
 
 START_TIMEOUT_S = 90
 DOWNLOAD_TIMEOUT_S = 500
+NEEDED_BYTES = 1 << 30
+"""Free space for the files of the tests. The NameNode itself stops writes below 100 MiB."""
 
 POM = Path(__file__).with_name("hadoop") / "pom.xml"
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
@@ -78,7 +81,7 @@ def _make_hadoop(into: Path) -> None:
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={into / 'lib'}"]
     _run(["mvn", "--batch-mode", "--quiet", f"--file={POM}", *copy, "-DincludeScope=runtime"])
     conf = _write_conf(into / "conf", {"dfs.namenode.name.dir": (into / "name").as_uri()})
-    _run([*_java(into, conf), _NAMENODE, "-format", "-nonInteractive"])
+    _run([*_java(into, conf, into), _NAMENODE, "-format", "-nonInteractive"])
 
 
 def _run(command: list[str]) -> None:
@@ -95,8 +98,10 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{command[0]} failed with exit code {done.returncode}: {tail}")
 
 
-def _java(hadoop_dir: Path, conf: Path) -> list[str]:
-    return ["java", *_JVM, "-cp", f"{conf}:{hadoop_dir / 'lib'}/*"]
+def _java(hadoop_dir: Path, conf: Path, temporary: Path) -> list[str]:
+    """The start of a command line. Jetty unpacks its pages into `temporary` and leaves them."""
+    words = [f"-Djava.io.tmpdir={temporary}", "-cp", f"{conf}:{hadoop_dir / 'lib'}/*"]
+    return ["java", *_JVM, *words]
 
 
 def _write_conf(conf: Path, properties: dict[str, str]) -> Path:
@@ -140,6 +145,7 @@ class Hdfs:
 
     def __enter__(self) -> Self:
         """Start, and return when a file can be written. Raises `RuntimeError`."""
+        need_room(self._directory, NEEDED_BYTES, "HDFS")
         self._hadoop = hadoop()
         rpc, web, transfer, datanode_web, datanode_ipc = free_ports(5)
         self.address = f"127.0.0.1:{rpc}"
@@ -258,7 +264,7 @@ class Hdfs:
     def _start(self, main: str, log_name: str) -> subprocess.Popen[bytes]:
         with (self._directory / log_name).open("ab") as log:
             return subprocess.Popen(
-                [*_java(self._hadoop, self._conf), main],
+                [*_java(self._hadoop, self._conf, self._directory), main],
                 cwd=self._directory,
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,

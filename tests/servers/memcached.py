@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Self
 
 from tests.servers.ports import free_ports
+from tests.servers.room import need_room
 from tests.servers.s3_server import stop_process
 from tests.servers.suspend import suspend
 
 MEMORY_MIB = 64
 EXTSTORE = "256M"
 _START_TIMEOUT_S = 60
+_NEEDED_BYTES = 256 << 20
+"""Free space for the file of extstore."""
 _STEP_S = 0.02
 
 
@@ -75,7 +78,7 @@ class Memcached:
         binary = memcached_binary()
         if binary is None:
             raise RuntimeError("memcached is missing: apt-get install memcached")
-        self._directory.mkdir(parents=True, exist_ok=True)
+        need_room(self._directory, _NEEDED_BYTES, "memcached")
         user = ["-u", "root"] if os.geteuid() == 0 else []
         place = ["-l", "127.0.0.1", "-p", str(self.port), "-U", "0"]
         log_path = self._directory / "memcached.log"

