@@ -33,42 +33,53 @@ METRICS = (
         "cachefs_fuse_request_seconds",
         "histogram",
         ("operation", "outcome"),
-        "Time to answer a request of the kernel. Outcomes: ok; absent (no such name); error; for "
-        "read hit (answered at once), wait (for a disk, the origin or a limit) and error.",
+        "Time to answer a request of the kernel. Outcomes are ok, absent (there is "
+        "no such name) and error. Those of reads are hit (answered at once), wait "
+        "(for a disk, the origin or a limit) and error.",
     ),
     _gauge("fuse_requests_waiting", "Requests of the kernel that are being answered."),
     _counter(
         "user_read_bytes",
-        "Bytes given to the readers of a user; not those that the kernel had in its page cache.",
+        "Bytes given to the readers of a user. Bytes from the kernel's page cache do not count.",
         "uid",
     ),
     _counter(
         "user_stalled_seconds",
-        "Time for which READs of a user waited for a disk, the origin or a limit; several may "
-        "wait at once.",
+        "Time for which READs of a user waited for a disk, the origin or a limit. "
+        "The times of READs that wait at once are added.",
         "uid",
     ),
     _counter("relay_hits", "READs of the kernel that the relay answered, without the daemon."),
     _counter("relay_forwarded", "Requests of the kernel that the relay gave to the daemon."),
     _counter("cache_hits", "Blocks read from the cache."),
-    _counter("cache_misses", "Blocks that readers had to wait for the origin for."),
+    _counter("cache_misses", "Blocks for which readers had to wait for the origin."),
     _counter("cache_hit_bytes", "Bytes read from the cache."),
-    _counter("cache_fetches", "GETs for blocks, reading ahead included."),
-    _counter("cache_fetch_errors", "GETs for blocks that brought nothing."),
-    _counter("cache_fetched_bytes", "Bytes that came with GETs for blocks."),
+    _counter("cache_fetches", "GETs for blocks, including those of read-ahead."),
+    _counter("cache_fetch_errors", "GETs for blocks that returned nothing."),
+    _counter("cache_fetched_bytes", "Bytes that GETs for blocks returned."),
     _gauge("cache_readers_waiting", "Reads that wait for blocks from the origin."),
-    _gauge("cache_blocks_fetching", "Blocks that GETs under way, or queued, are to bring."),
-    _gauge("cache_blocks_storing", "Blocks that have come and wait to be stored in a tier."),
-    _gauge("cache_buffer_bytes", "Memory for blocks on their way; --buffer-size bounds it."),
-    _gauge("load_jobs", "Load jobs that are queued or at work."),
-    _gauge("tier_quota_bytes", "What a tier may hold.", *_TIER),
-    _gauge("tier_high_bytes", "Above it, what the policy lets go is evicted.", *_TIER),
-    _gauge("tier_low_bytes", "Eviction ends below it.", *_TIER),
-    _gauge("tier_used_bytes", "Slots in use: what the watermarks look at.", *_TIER),
+    _gauge(
+        "cache_blocks_fetching",
+        "Blocks that the GETs in flight, and those that wait for a slot, will fetch.",
+    ),
+    _gauge("cache_blocks_storing", "Blocks that were fetched and wait to be stored in a tier."),
+    _gauge(
+        "cache_buffer_bytes",
+        "Memory for blocks on their way from the origin. --buffer-size limits it.",
+    ),
+    _gauge("load_jobs", "Load jobs that are queued or running."),
+    _gauge("tier_quota_bytes", "The most bytes that a tier may use.", *_TIER),
+    _gauge("tier_high_bytes", "The high watermark: eviction begins when a tier uses more.", *_TIER),
+    _gauge("tier_low_bytes", "The low watermark: eviction ends when a tier uses less.", *_TIER),
+    _gauge(
+        "tier_used_bytes",
+        "Bytes of slots in use. Eviction compares them with the watermarks.",
+        *_TIER,
+    ),
     _gauge("tier_cached_bytes", "Bytes of blocks in a tier.", *_TIER),
     _gauge("tier_cached_blocks", "Blocks in a tier.", *_TIER),
-    _gauge("tier_pinned_bytes", "Slots of blocks that are kept from eviction.", *_TIER),
-    _gauge("tier_disk_bytes", "What the slabs of a tier occupy on its disk.", *_TIER),
+    _gauge("tier_pinned_bytes", "Bytes of slots whose blocks are pinned.", *_TIER),
+    _gauge("tier_disk_bytes", "Bytes that the slabs of a tier occupy on its disk.", *_TIER),
     _gauge(
         "tier_health",
         "1 for the state that a tier is in: normal, unstable or down.",
@@ -79,72 +90,118 @@ METRICS = (
     _counter("tier_hit_bytes", "Bytes read from a tier.", *_TIER),
     _counter("tier_admitted_blocks", "Blocks stored in a tier.", *_TIER),
     _counter("tier_admitted_bytes", "Bytes stored in a tier.", *_TIER),
-    _counter("tier_rejected_blocks", "Blocks served and not kept: no room, or the policy.", *_TIER),
-    _counter("tier_evicted_blocks", "Blocks dropped to make room.", *_TIER),
-    _counter("tier_demoted_blocks", "Blocks moved to a slower tier to make room.", *_TIER),
-    _counter("tier_promoted_blocks", "Blocks that came from a slower tier.", *_TIER),
-    _counter("tier_adopted_blocks", "Blocks that the index had lost and a slab knew.", *_TIER),
     _counter(
-        "tier_verified_blocks",
-        "Blocks that were compared as a whole: at the first read after a start, by the scrubber, "
-        "or at every read with `--verify full`.",
+        "tier_rejected_blocks",
+        "Blocks that were served but not stored, because there was no room or the "
+        "policy refused them.",
         *_TIER,
     ),
-    _counter("tier_bad_blocks", "Blocks that were not what was stored; fetched again.", *_TIER),
-    _counter("tier_bad_slabs", "Slabs that were missing or foreign.", *_TIER),
-    _counter("tier_bad_indexes", "Indexes that could not be used and were rebuilt.", *_TIER),
-    _counter("tier_reassigned_slabs", "Slabs given to another size class.", *_TIER),
+    _counter("tier_evicted_blocks", "Blocks that were evicted to make room.", *_TIER),
+    _counter(
+        "tier_demoted_blocks", "Blocks that were moved to a slower tier to make room.", *_TIER
+    ),
+    _counter("tier_promoted_blocks", "Blocks that came from a slower tier.", *_TIER),
+    _counter("tier_adopted_blocks", "Blocks that a slab contained and the index had lost.", *_TIER),
+    _counter(
+        "tier_verified_blocks",
+        "Blocks that were verified as a whole: at the first read after a start, by "
+        "the scrubber, or at every read with `--verify full`.",
+        *_TIER,
+    ),
+    _counter(
+        "tier_bad_blocks",
+        "Blocks whose bytes were not the stored ones. They were fetched again.",
+        *_TIER,
+    ),
+    _counter("tier_bad_slabs", "Slabs that were missing or did not belong to the tier.", *_TIER),
+    _counter("tier_bad_indexes", "Indexes that could not be used. They were rebuilt.", *_TIER),
+    _counter("tier_reassigned_slabs", "Slabs that were given to another size class.", *_TIER),
     _counter("tier_read_errors", "Reads of the disk that failed.", *_TIER),
     _counter("tier_write_errors", "Writes to the disk that failed.", *_TIER),
-    _gauge("shared_on", "1 while blocks are asked for in the shared tier, 0 while all bypass it."),
+    _gauge(
+        "shared_on",
+        "1 while the daemon asks the shared tier for blocks, 0 while it bypasses the shared tier.",
+    ),
     _gauge("shared_members", "Members of the shared tier: in or out.", "state"),
-    _gauge("shared_kept_ratio", "Share of the blocks that the shared tier keeps."),
+    _gauge("shared_kept_ratio", "Share of all blocks that the shared tier keeps."),
     _counter("shared_hits", "Blocks that came from the shared tier."),
     _counter("shared_misses", "Blocks that the shared tier did not have."),
     _counter("shared_waits", "Blocks that another node was fetching when this one asked."),
-    _counter("shared_bypasses", "Times when it was bypassed, as it was slower than the origin."),
+    _counter(
+        "shared_bypasses",
+        "Times when the daemon bypassed the shared tier, because it was slower than the origin.",
+    ),
     _counter("shared_hit_bytes", "Bytes that came from the shared tier."),
-    _counter("shared_dropped_blocks", "Blocks that were not stored there: too many, or refused."),
-    _counter("shared_stored_blocks", "Blocks that this node has stored there."),
-    _counter("shared_stored_bytes", "Bytes that this node has stored there."),
-    _counter("shared_bad_values", "Values with a wrong proof; they were not used."),
-    _counter("shared_failures", "Requests to a member that failed or came too late."),
-    _gauge("shared_latency_seconds", "Median time until the slowest member answers."),
+    _counter(
+        "shared_dropped_blocks",
+        "Blocks that were not stored in the shared tier: too many waited, or a "
+        "member refused them.",
+    ),
+    _counter("shared_stored_blocks", "Blocks that this node has stored in the shared tier."),
+    _counter("shared_stored_bytes", "Bytes that this node has stored in the shared tier."),
+    _counter(
+        "shared_bad_values", "Values of the shared tier with a wrong proof. They were not used."
+    ),
+    _counter(
+        "shared_failures", "Requests to a member of the shared tier that failed or came too late."
+    ),
+    _gauge(
+        "shared_latency_seconds", "Median time until the slowest member of the shared tier answers."
+    ),
     _counter("origin_requests", "Requests sent to the origin: get, head or list.", "kind"),
     _counter("origin_received_bytes", "Bytes of objects that the origin sent."),
     _counter("origin_errors", "Requests to the origin that failed."),
     _counter("origin_skipped_keys", "Keys in listings that can't be shown as names."),
     _counter("origin_retries", "Requests sent again after a failure."),
-    _counter("origin_busy_answers", "Answers that said that the origin has too much to do."),
-    _counter("origin_failed_calls", "Calls given up after all tries, or at once while it is down."),
-    _counter("origin_hedges", "Second requests for a block whose first was slow."),
+    _counter("origin_busy_answers", "Answers of the origin that said that it has too much to do."),
+    _counter(
+        "origin_failed_calls",
+        "Calls that failed after all tries, or at once while the origin was down.",
+    ),
+    _counter("origin_hedges", "Second requests for a block whose first request was slow."),
     _counter(
         "origin_write_requests",
-        "Requests of writes sent to the origin: put, part, copy, delete, or upload (begins, lists, "
-        "completes or aborts one in parts).",
+        "Requests of writes that were sent to the origin: put, part, copy, delete "
+        "or upload. An upload request begins, lists, completes or aborts an upload "
+        "in parts.",
         "kind",
     ),
     _counter("origin_sent_bytes", "Bytes of objects and parts that the origin has acknowledged."),
-    _counter("origin_write_errors", "Requests of writes that failed."),
+    _counter("origin_write_errors", "Requests of writes to the origin that failed."),
     _gauge(
         "unsent_files",
-        "Files that the origin does not have as they were written: open, waiting, sending, failed, "
-        "conflict or held.",
+        "Unsent files, by state: open, waiting, sending, failed, conflict or held.",
         "state",
     ),
-    _gauge("unsent_bytes", "Their sizes.", "state"),
-    _gauge("spool_used_bytes", "What unsent files take in the spool."),
-    _gauge("spool_limit_bytes", "What they may take; --spool-size."),
-    _gauge("origin_breaker_open", "1 while the origin counts as down, so that calls fail at once."),
-    _gauge("origin_requests_in_flight", "Requests to the origin that are under way."),
-    _gauge("origin_requests_queued", "Requests to the origin that wait for a slot."),
-    _gauge("origin_request_limit", "Requests that may be under way now; less after busy answers."),
-    _gauge("stale", "1 while names and attributes are shown that the origin can't confirm."),
-    _counter("stale_answers", "Names and attributes shown that the origin could not confirm."),
+    _gauge("unsent_bytes", "Sizes of the unsent files, by state.", "state"),
+    _gauge("spool_used_bytes", "Bytes that unsent files use in the spool."),
+    _gauge("spool_limit_bytes", "Bytes that unsent files may use in the spool (--spool-size)."),
     _gauge(
-        "info", "1; the labels say what is mounted.", "version", "source", "mountpoint", "policy"
+        "origin_breaker_open", "1 while the origin counts as down and calls fail at once, else 0."
     ),
-    Metric("process_start_time_seconds", "gauge", (), "When the mount began, since the epoch."),
+    _gauge("origin_requests_in_flight", "Requests to the origin that are in flight."),
+    _gauge("origin_requests_queued", "Requests to the origin that wait for a slot."),
+    _gauge(
+        "origin_request_limit",
+        "Requests to the origin that may be in flight now. It is lower after busy answers.",
+    ),
+    _gauge(
+        "stale",
+        "1 while the mount shows names and attributes that the origin can't confirm, else 0.",
+    ),
+    _counter(
+        "stale_answers",
+        "Names and attributes that were shown although the origin could not confirm them.",
+    ),
+    _gauge(
+        "info", "1. The labels say what is mounted.", "version", "source", "mountpoint", "policy"
+    ),
+    Metric(
+        "process_start_time_seconds",
+        "gauge",
+        (),
+        "When the mount began, in seconds since the epoch.",
+    ),
     Metric("process_cpu_seconds_total", "counter", (), "CPU time of the daemon."),
     Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the daemon."),
 )

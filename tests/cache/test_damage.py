@@ -361,7 +361,7 @@ def index_a_file(path: Path) -> None:
         *[index_of_another, index_a_file],
     ],
 )
-@pytest.mark.expect_log(r"index can't be used \(.*\): it is moved to index\.bad, and made anew")
+@pytest.mark.expect_log(r"index can't be used \(.*\): it is moved to index\.bad, and rebuilt")
 async def test_a_bad_index_is_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     await fill(tmp_path / "other")
     path = tmp_path / "cache"

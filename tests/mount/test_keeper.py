@@ -230,7 +230,7 @@ def test_an_old_kernel_waits_for_answers_for_a_while(
 ) -> None:
     """A request that a standing daemon does not answer fails in the end."""
     pretend_an_old_kernel(site)
-    site.expected_trouble += ("was stopped; it is killed", "no sign of life")
+    site.expected_trouble += ("was stopped; it is killed", "no heartbeat")
     site.mount()
     device, daemon = device_of(site), site.daemon_pid()
     suspend(daemon)

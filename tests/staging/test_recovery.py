@@ -302,7 +302,7 @@ async def test_a_full_disk_at_the_start(tmp_path: Path, expect_log) -> None:
         await fill(spool)
     disk = FullDisk()
     disk.room_bytes = 10
-    expect_log("so its journal is not written anew")
+    expect_log("so its journal is not rewritten")
     spool = await open_spool(tmp_path, disk=disk)
     await check(spool)
     disk.room_bytes = None

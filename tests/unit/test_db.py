@@ -276,7 +276,7 @@ def test_a_file_that_was_cut_is_refused_and_not_touched(tmp_path: Path, left: in
     file = tmp_path / "data.mdb"
     os.truncate(file, left if left > 0 else file.stat().st_size - 1)
     before = file.read_bytes()
-    with pytest.raises(DamagedDatabaseError, match=r"database .* is damaged .*if removed"):
+    with pytest.raises(DamagedDatabaseError, match=r"database .* is damaged .*remove it"):
         opened(tmp_path)
     with pytest.raises(DamagedDatabaseError):
         DatabaseReader(tmp_path, TABLES)

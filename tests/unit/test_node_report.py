@@ -160,7 +160,7 @@ def test_names_of_nodes_are_checked(server: FakeServer, account: Path, node: str
 )
 def test_wrong_answers_are_refused(server: FakeServer, account: Path, node: Any) -> None:
     server.node = node
-    with pytest.raises(CachefsError, match="no Node"):
+    with pytest.raises(CachefsError, match="not a Node"):
         ApiServer("node", account).labels()
 
 

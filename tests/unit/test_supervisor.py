@@ -182,7 +182,7 @@ def test_a_daemon_that_can_not_begin_again_gives_the_mount_up(
 
 
 @pytest.mark.long
-@pytest.mark.expect_log("has given no sign of life for 4 s; it is ended")
+@pytest.mark.expect_log("has sent no heartbeat for 4 s; it is ended")
 @pytest.mark.expect_log("was killed by SIGABRT; what is cached is served on")
 def test_a_daemon_that_hangs_is_aborted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "SILENCE_LIMIT_S", 4.0)

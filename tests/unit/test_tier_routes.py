@@ -201,7 +201,7 @@ def test_names_go_into_memory_rather_than_into_another_tier(house: House, tmp_pa
     assert home.root.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.expect_log("the mount goes on without it")
+@pytest.mark.expect_log("the mount goes on without this tier")
 def test_a_directory_that_can_not_be_used_is_done_without(tmp_path: Path) -> None:
     """While people use the mount; not when it is made."""
     options = {"cache_dirs": f"{tmp_path}/a:{tmp_path}/b", "cache_size": "256MiB"}
@@ -215,7 +215,7 @@ def test_a_directory_that_can_not_be_used_is_done_without(tmp_path: Path) -> Non
     daemon_tiers.close_all(tiers)
 
 
-@pytest.mark.expect_log("names are asked for anew")
+@pytest.mark.expect_log("the origin is asked again")
 def test_a_damaged_namespace_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "namespace"
     daemon_tiers.open_names(path).close()

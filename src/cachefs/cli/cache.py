@@ -25,9 +25,9 @@ def command() -> None:
     """
 
 
-@command.command("ls", short_help="Show cache directories, with sources, sizes and last uses.")
+@command.command("ls", short_help="Show cache directories with their sources, sizes and last uses.")
 @click.argument("directories", nargs=-1, metavar="[DIR...]", type=Path)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object for each.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object for each.")
 @debug_option
 def show(directories: tuple[Path, ...], as_json: bool) -> None:
     """Show the cache directories DIR and those directly below DIR. Without DIR, show those in the

@@ -17,7 +17,7 @@ from cachefs.units import format_bytes
 @click.option(
     "--repair",
     is_flag=True,
-    help="Drop what is bad, take in what an index has lost, make a new index where there is none.",
+    help="Drop bad blocks, add blocks that an index has lost to it, and make a missing index.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def command(directories: tuple[Path, ...], repair: bool, debug: bool) -> int:

@@ -16,7 +16,7 @@ from cachefs.mounts import socket_path
 
 @click.command("console")
 @click.argument("mountpoint", required=False)
-@click.option("--no-browser", is_flag=True, help="Only print the link.")
+@click.option("--no-browser", is_flag=True, help="Only print the link, and do not open it.")
 @debug_option
 def command(mountpoint: str | None, no_browser: bool) -> None:
     """Print a link to the console of the mount on MOUNTPOINT, or of the only one, and open it.

@@ -21,7 +21,7 @@ _MOST_NODE_ID_BYTES = 256
     "--endpoint",
     metavar="unix:///PATH",
     required=True,
-    help="The socket on which the kubelet calls.",
+    help="The socket on which the kubelet calls the plugin.",
 )
 @click.option("--node-id", metavar="NAME", required=True, help="The name of this node.")
 @click.option(

@@ -22,7 +22,9 @@ _HEADS = ("cached", "of", "files", "of")
     type=click.IntRange(min=0),
     help="Show directories down to this many levels below a PATH.",
 )
-@click.option("-s", "--summarize", is_flag=True, help="Show each PATH alone; same as -d 0.")
+@click.option(
+    "-s", "--summarize", is_flag=True, help="Show only the sum for each PATH, as -d 0 does."
+)
 @click.option("-b", "--bytes", "in_bytes", is_flag=True, help="Print sizes in bytes.")
 def command(
     paths: tuple[str, ...],

@@ -11,8 +11,8 @@ from cachefs.units import format_bytes
 
 @click.command("evict")
 @path_options
-@click.option("--force", is_flag=True, help="What is pinned, too.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be dropped.")
+@click.option("--force", is_flag=True, help="Also drop pinned files.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
 def command(
     paths: tuple[str, ...],
     mountpoint: str | None,

@@ -19,7 +19,7 @@ from cachefs.cli import debug_option
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("/etc/fluid/config/config.json"),
     show_default=True,
-    help="Where Fluid writes which mounts there must be.",
+    help="The file in which Fluid describes the mounts.",
 )
 @click.option(
     "--secrets",
@@ -28,7 +28,7 @@ from cachefs.cli import debug_option
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("/etc/fluid/secrets"),
     show_default=True,
-    help="Where Fluid mounts Secrets.",
+    help="The directory in which Fluid mounts Secrets.",
 )
 @debug_option
 def command(config_file: Path, secrets_dir: Path) -> None:

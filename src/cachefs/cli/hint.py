@@ -19,7 +19,7 @@ from cachefs_hints import Hints
     "names",
     type=click.File("r", encoding="utf-8", errors="surrogateescape"),
     default="-",
-    help="Where the paths come from, one per line; by default standard input.",
+    help="The file with the paths, one per line. The default is the standard input.",
 )
 def command(directory: Path, names: TextIO) -> None:
     """Send the mount at DIRECTORY the paths of the files that will be read, in order.

@@ -19,16 +19,18 @@ _SYSTEM_INSTANCES = Path("/etc/cachefs")
 
 
 @click.command("install-systemd")
-@click.option("--user", is_flag=True, help="Units for your own service manager, without root.")
+@click.option(
+    "--user", is_flag=True, help="Install the units for your own service manager, without root."
+)
 @click.option(
     "--dir",
     "directory",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where to put the units, and nothing else anywhere else. "
+    help="Write the units into this directory, and change nothing else. "
     "[/etc/systemd/system; with --user ~/.config/systemd/user]",
 )
-@click.option("-n", "--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 @debug_option
 def command(user: bool, directory: Path | None, dry_run: bool) -> None:
     """Install cachefs@.service, cachefs-load@.service, cachefs-load@.timer and, as root,

@@ -17,15 +17,16 @@ from cachefs.units import parse_duration
     "--socket",
     "path",
     metavar="FILE",
-    help="Where mounts find the keeper (cachefs mount --keeper FILE). [default: keeper.sock in "
-    "/run/cachefs, or in the user's runtime directory]",
+    help="The socket on which mounts reach the keeper (cachefs mount --keeper "
+    "SOCKET). [default: keeper.sock in /run/cachefs, or in the user's runtime "
+    "directory]",
 )
 @click.option(
     "--wait",
     metavar="TIME",
     default="5m",
     show_default=True,
-    help="Unmount a mount that nobody has served for this time.",
+    help="Unmount a mount after nobody has served it for this time.",
 )
 @debug_option
 def command(path: str | None, wait: str) -> None:

@@ -37,41 +37,50 @@ class _Wanted(NamedTuple):
     "--files-from",
     "list_file",
     metavar="LIST",
-    help="Load the paths in the file LIST too, one a line (or JSON objects with a path); - is the "
-    "standard input.",
+    help="Also load the paths in the file LIST. It has one path per line, or one "
+    "JSON object with a path per line. - is the standard input.",
 )
-@click.option("-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant.")
+@click.option("-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount of the paths.")
 @click.option(
     "-c",
     "--config",
     "config_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Load what [load] in this file of a mount names: paths, list, include, exclude, "
-    "metadata, pin, jobs.",
+    help="Load what the table [load] in this configuration file of a mount names. "
+    "Its keys are paths, list, include, exclude, metadata, pin and jobs.",
 )
 @click.option(
     "--include",
     metavar="GLOB",
     multiple=True,
-    help="Only files like this. A pattern without / is compared with names, one with / with the "
-    "whole path from the mount's root, and * matches / too: '*.jpg', 'train/*.jpg', '*/train/*'.",
+    help="Load only files that match, such as '*.jpg', 'train/*.jpg' or '*/train/*'. "
+    "A pattern without / is compared with names. One with / is compared with "
+    "the whole path from the root of the mount. * also matches /.",
 )
 @click.option(
-    "--exclude", metavar="GLOB", multiple=True, help="No files like this; wins over --include."
+    "--exclude",
+    metavar="GLOB",
+    multiple=True,
+    help="Load no files that match, also if they match --include.",
 )
-@click.option("--metadata", is_flag=True, help="Names and attributes alone.")
-@click.option("--check", is_flag=True, help="Fetch nothing; say whether all of it is cached.")
-@click.option("--dry-run", is_flag=True, help="Fetch nothing; say what would be fetched.")
-@click.option("--pin", is_flag=True, help="Keep what is loaded from being evicted, until unpin.")
+@click.option("--metadata", is_flag=True, help="Load only names and attributes.")
+@click.option("--check", is_flag=True, help="Fetch nothing, and check whether all of it is cached.")
+@click.option("--dry-run", is_flag=True, help="Fetch nothing, and print what would be fetched.")
+@click.option("--pin", is_flag=True, help="Pin the loaded files: they are not evicted until unpin.")
 @click.option(
     "-j",
     "--jobs",
     metavar="N",
     type=click.IntRange(1, 256),
-    help="Requests at a time. [32, and 64 for a far origin]",
+    help="Send this many requests at a time. [32, and 64 for a far origin]",
 )
-@click.option("-d", "--detach", is_flag=True, help="Print the job's id and leave it to the daemon.")
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Print the job's id and return. The daemon continues the job.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the job's report as JSON at the end.")
 @debug_option
 def command(

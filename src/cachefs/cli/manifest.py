@@ -53,17 +53,22 @@ def _origin_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("source")
 @click.option(
     "-o", "--output", "output", metavar="FILE", required=True,
-    help="Where to write it: Parquet if the name ends in .parquet, else JSON lines; - is the "
-    "standard output.",
+    help=
+"The file to write. It is Parquet if the name ends in .parquet, else JSON "
+"lines. - is the standard output.",
 )  # fmt: skip
 @click.option(
     "--include", metavar="GLOB", multiple=True,
-    help="Only files like this; * matches / too, and a pattern without / is for names alone.",
+    help=
+"Write only files that match. A pattern without / is compared with names. * "
+"also matches /.",
 )  # fmt: skip
-@click.option("--exclude", metavar="GLOB", multiple=True, help="No files like this.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Write no files that match.")
 @click.option(
     "--relative-to", metavar="URL",
-    help="The source that will be mounted, if SOURCE lies below it: paths are relative to it.",
+    help=
+"The source that will be mounted, if SOURCE lies below it. The paths in the "
+"manifest are relative to it.",
 )  # fmt: skip
 @_origin_options
 @debug_option

@@ -64,19 +64,20 @@ def _params() -> list[click.Parameter]:
         click.Option(
             ["-c", "--config", "config_file"],
             metavar="FILE",
-            help="Read options from a TOML file, named as here with underscores; the command "
-            "line wins. SOURCE and MOUNTPOINT may stand there too. Its [[tier]] tables describe "
-            "cache tiers one by one (see the README).",
+            help="Read options from a TOML file, which has their names with underscores. "
+            "Options on the command line win. The file may also name SOURCE and "
+            "MOUNTPOINT. Its [[tier]] tables describe cache tiers one by one (see the "
+            "README).",
         ),
         click.Option(
-            ["-d", "--background"], is_flag=True, help="Go to the background; done anyhow."
+            ["-d", "--background"], is_flag=True, help="Go to the background. This is the default."
         ),
         click.Option(
             ["-o", "words"],
             metavar="WORD[,WORD...]",
             multiple=True,
-            help="Options as mount(8) writes them: allow_other,cache_size=100GiB,attr_timeout=60; "
-            "writable is --rw.",
+            help="Options in the form of mount(8), such as allow_other,cache_size=100GiB. The word "
+            "writable means --rw.",
         ),
     ]
 
@@ -105,10 +106,11 @@ command = _MountCommand(
     callback=_mount,
     help="""Mount SOURCE, such as s3://bucket/prefix or file:///dir, on the directory MOUNTPOINT.
 
-    Returns once the mount answers; a daemon serves it until `cachefs umount MOUNTPOINT`.
+    The command ends when the mount answers. A daemon serves the mount until `cachefs umount
+    MOUNTPOINT`.
 
-    SIZE is bytes or has a unit: 512, 300MiB, 1.5TiB. TIME is seconds or has a unit: 600, 10m,
-    1h; "indefinite" is for ever. RATIO is 0.1 or 10%. Defaults stand in brackets.
+    SIZE is bytes or has a unit: 512, 300MiB, 1.5TiB. TIME is seconds or has a unit: 600, 10m, 1h.
+    "indefinite" means for ever. RATIO is 0.1 or 10%. The defaults are in brackets.
 
     Credentials come from the usual variables and files (AWS_ACCESS_KEY_ID, ...,
     ~/.aws/credentials), never from options.

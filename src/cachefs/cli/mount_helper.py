@@ -25,19 +25,25 @@ _MOUNT_FAILURE = 32
 @click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 @click.argument("source")
 @click.argument("mountpoint")
-@click.option("-f", "fake", is_flag=True, help="Check everything, but don't mount.")
-@click.option("-n", "no_mtab", is_flag=True, help="Accepted; there is no mtab to write.")
+@click.option("-f", "fake", is_flag=True, help="Check everything, but do not mount.")
+@click.option(
+    "-n",
+    "no_mtab",
+    is_flag=True,
+    help="Do nothing. The option is accepted because mount(8) passes it.",
+)
 @click.option("-s", "sloppy", is_flag=True, help="Ignore unknown options.")
-@click.option("-v", "verbose", is_flag=True, help="Say what is mounted.")
+@click.option("-v", "verbose", is_flag=True, help="Print what is mounted.")
 @click.option("-N", "namespace", hidden=True)
-@click.option("-t", "fstype", hidden=True, help="The type; it is cachefs.")
+@click.option("-t", "fstype", hidden=True, help="The type of the file system, which is cachefs.")
 @click.option(
     "-o",
     "words",
     metavar="WORD[,WORD...]",
     multiple=True,
-    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other; "
-    "writable for --rw; and config=NAME.toml. NAME.env beside it has credentials as variables.",
+    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other. The word "
+    "writable means --rw. config=NAME.toml reads the options in that file, and the credentials in "
+    "NAME.env beside it.",
 )
 def command(
     source: str,

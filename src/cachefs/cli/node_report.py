@@ -42,13 +42,13 @@ class _DataSet(NamedTuple):
     type=click.Choice(["labels", "json"]),
     default="labels",
     show_default=True,
-    help="Lines KEY=VALUE, as kubectl label takes them, or a JSON list with sizes.",
+    help="Print lines KEY=VALUE, as kubectl label takes them, or a JSON list with sizes.",
 )
 @click.option(
     "--apply",
     "node",
     metavar="NODE",
-    help="Set the labels of this Node of Kubernetes as well, as the service account of this pod.",
+    help="Also set the labels of this Node of Kubernetes, with the service account of this pod.",
 )
 @debug_option
 def command(paths: tuple[str, ...], form: str, node: str | None) -> int:

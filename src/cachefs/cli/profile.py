@@ -30,7 +30,7 @@ _RANKS = {"requests": "MOST REQUESTS", "bytes": "MOST BYTES", "seconds": "MOST T
     metavar="SECONDS",
     type=click.FloatRange(0.1, 3600),
     default=10.0,
-    help="How long to watch. [10]",
+    help="How long to watch, in seconds. [10]",
 )
 @click.option(
     "--top",

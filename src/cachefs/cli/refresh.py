@@ -11,7 +11,7 @@ from cachefs.units import format_bytes
 
 @click.command("refresh")
 @path_options
-@click.option("--wait", is_flag=True, help="Wait for an origin that does not answer.")
+@click.option("--wait", is_flag=True, help="Wait if the origin does not answer.")
 def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json: bool) -> int:
     """Ask the origin now about files, and about all known names below directories.
 

@@ -54,7 +54,7 @@ def status(mountpoint: str, as_json: bool) -> None:
     print_shared(stdout_console(), report, servers)
 
 
-@command.command("check", short_help="Say what is wrong with members.")
+@command.command("check", short_help="Check the members and print what is wrong.")
 @click.argument("target", metavar="MOUNTPOINT|HOST:PORT[,HOST:PORT...]")
 @json_option
 @debug_option

@@ -72,10 +72,12 @@ _COLUMNS = (
     metavar="SECONDS",
     type=click.FloatRange(0.1, 86400),
     default=1.0,
-    help="How long a line's time is. [1]",
+    help="The interval between two lines, in seconds. [1]",
 )
-@click.option("-n", "--count", metavar="COUNT", type=click.IntRange(1), help="End after so many.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
+@click.option(
+    "-n", "--count", metavar="COUNT", type=click.IntRange(1), help="End after this many lines."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @debug_option
 def command(mountpoint: str | None, interval_s: float, count: int | None, as_json: bool) -> int:
     """Print each second a line about the activity of the mount on MOUNTPOINT, or of the only one.

@@ -11,7 +11,9 @@ from cachefs.mounts import checked_mountpoint, not_mounted, served_on
 
 @click.command("status")
 @click.argument("mountpoint", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per mount.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON list with one object per mount."
+)
 @debug_option
 def command(mountpoint: str | None, as_json: bool) -> int:
     """Show all mounts, or the mount on MOUNTPOINT: source, cache, hits, requests to the origin.

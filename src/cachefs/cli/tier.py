@@ -73,27 +73,44 @@ def resize(mountpoint: str, path: str, size: int) -> None:
 @command.command("add", short_help="Add a directory.")
 @click.argument("mountpoint")
 @click.argument("path")
-@click.option("--size", callback=_size, required=True, metavar="SIZE", help="Its quota.")
+@click.option(
+    "--size",
+    callback=_size,
+    required=True,
+    metavar="SIZE",
+    help="The most bytes that the tier may use.",
+)
 @click.option(
     "--medium",
     type=click.Choice(list(Medium.__members__), case_sensitive=False),
     default=Medium.SSD.name,
     show_default=True,
     metavar="MEM|SSD|HDD",
-    help="MEM is a directory on a tmpfs.",
+    help="The medium of the tier. MEM is a directory on a tmpfs.",
 )
 @click.option(
-    "--high", callback=_ratio, metavar="RATIO", help="Evict above this share. [the mount's]"
+    "--high",
+    callback=_ratio,
+    metavar="RATIO",
+    help="Begin eviction above this share of the quota. [the mount's]",
 )
-@click.option("--low", callback=_ratio, metavar="RATIO", help="Evict down to here. [the mount's]")
+@click.option(
+    "--low",
+    callback=_ratio,
+    metavar="RATIO",
+    help="End eviction below this share of the quota. [the mount's]",
+)
 @click.option(
     "--free-space-ratio",
     callback=_ratio,
     metavar="RATIO",
-    help="Share of the file system to leave free. [the mount's]",
+    help="Leave this share of the file system free. [the mount's]",
 )
 @click.option(
-    "--pin-limit", callback=_ratio, metavar="RATIO", help="Most that may be pinned. [the mount's]"
+    "--pin-limit",
+    callback=_ratio,
+    metavar="RATIO",
+    help="Let at most this share of the tier be pinned. [the mount's]",
 )
 @debug_option
 def add(mountpoint: str, path: str, size: int, medium: str, **ratios: float | None) -> None:

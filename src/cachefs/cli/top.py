@@ -44,7 +44,7 @@ _SMALLEST = 20, 4
     metavar="SECONDS",
     type=click.FloatRange(0.2, 3600),
     default=1.0,
-    help="How often to look. [1]",
+    help="The interval between two samples, in seconds. [1]",
 )
 @debug_option
 def command(mountpoint: str | None, interval_s: float) -> None:

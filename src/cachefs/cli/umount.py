@@ -49,12 +49,21 @@ DEAD_S = 0.5
     help="Unmount the mountpoint that this TOML file names.",
 )
 @click.option(
-    "--stale", is_flag=True, help="Only remove what a dead daemon has left; nothing is fine too."
+    "--stale",
+    is_flag=True,
+    help="Only remove what a dead daemon has left. If there is nothing, this is no error.",
 )
 @click.option(
-    "-l", "--lazy", is_flag=True, help="Hide it now, end it when nobody uses it any more."
+    "-l",
+    "--lazy",
+    is_flag=True,
+    help="Hide the mount now, and end it when nobody uses it any more.",
 )
-@click.option("--force", is_flag=True, help="Unmount even if in use or hanging; kill the daemon.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Unmount also if the mount is in use or hangs, and kill the daemon.",
+)
 @debug_option
 def command(
     mountpoint: str | None,

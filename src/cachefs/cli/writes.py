@@ -33,7 +33,7 @@ class _Group(click.Group):
 
 
 mount_option = click.option(
-    "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant."
+    "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount of the file."
 )
 cache_dir_option = click.option(
     "--cache-dir",
@@ -193,7 +193,7 @@ def send(file: str, overwrite: bool, mountpoint: str | None) -> None:
 
 @command.command("drop", short_help="Drop an unsent file.")
 @click.argument("file")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before the file is dropped.")
 @mount_option
 @debug_option
 def drop(file: str, yes: bool, mountpoint: str | None) -> None:

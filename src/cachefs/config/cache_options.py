@@ -53,27 +53,29 @@ class CacheSection(Section):
         ),
     ] = Field(
         default_factory=default_cache_dirs,
-        description="Where to keep cached blocks; several directories share the load. Each serves "
-        "one mount at a time.",
+        description="The directories for cached blocks. Several directories share the load. One "
+        "mount at a time uses a directory.",
     )
     cache_size: Annotated[int, size(MIN_CACHE_DIR_BYTES), Flag("SIZE")] = Field(
-        100 << 30, description="Most bytes to keep, over all cache directories together."
+        100 << 30, description="Keep at most this many bytes in all cache directories together."
     )
     mem_size: Annotated[int, size(MIN_CACHE_DIR_BYTES, or_zero=True), Flag("SIZE")] = Field(
         0,
-        description="Most bytes to keep in memory, in front of the cache directories; 0 for none. "
-        "They stay there when the mount has ended.",
+        description="Keep at most this many bytes in memory, in front of the cache directories. "
+        "They stay there when the mount has ended. 0 means that there is no tier in "
+        "memory.",
     )
     mem_dir: Annotated[Path, PATH, Flag("DIR", shown_default="/dev/shm/cachefs-UID/ID")] = Field(
-        default_factory=default_mem_dir, description="The directory in memory, on a tmpfs."
+        default_factory=default_mem_dir,
+        description="The directory for the tier in memory. It is on a tmpfs.",
     )
     free_space_ratio: Annotated[float, RATIO, Flag("RATIO")] = Field(
-        0.1, description="Share of each cache file system to leave free."
+        0.1, description="Leave this share of each cache file system free."
     )
     cache_high: Annotated[float, RATIO, Flag("RATIO")] = Field(
         _HIGH,
-        description="Above this share of the cache size, evict what the policy lets go; "
-        "epoch keeps what is read again and again.",
+        description="Evict blocks when more than this share of the cache size is in use. epoch "
+        "does not evict blocks that are read again and again.",
     )
     cache_low: Annotated[
         float,
@@ -81,33 +83,37 @@ class CacheSection(Section):
         Flag("RATIO", shown_default="0.92, or as far below --cache-high in proportion"),
     ] = Field(
         default_factory=lambda data: _usual_low(data.get("cache_high", _HIGH)),
-        description="Evict down to this share of the cache size.",
+        description="Stop eviction when this share of the cache size is in use.",
     )
     pin_limit: Annotated[float, RATIO, Flag("RATIO")] = Field(
-        0.8, description="Most of each cache directory that may be pinned (cachefs pin)."
+        0.8, description="Let at most this share of each cache directory be pinned (cachefs pin)."
     )
     tier_tables: tuple[TierConfig, ...] = Field(
-        (), description="Instead of the directories and sizes above, in a file: [[tier]]."
+        (),
+        description="Tiers, as [[tier]] tables in a file. They replace the directories and "
+        "sizes above.",
     )
     cache_eviction: Annotated[
         Literal["epoch", "lru", "sieve", "2-random", "none"], CHOICE, Flag("POLICY")
     ] = Field(
         "epoch",
-        description="What makes room. epoch is made for training, where each file is read once an "
-        "epoch; lru drops what was read longest ago; sieve and 2-random are for comparison; none "
-        "keeps what is there and admits nothing more.",
+        description="Which blocks to evict. epoch is for training, where each file is read once "
+        "per epoch. lru evicts the blocks that were read longest ago. sieve and "
+        "2-random are for comparison. none evicts nothing, and stores nothing more "
+        "when the cache is full.",
     )
     verify: Annotated[
         Literal["first", "full"], CHOICE, Flag(names=("--verify", "--verify-cache-checksum"))
     ] = Field(
         "first",
-        description="What a disk gives is compared with its checksum on every read. With full, so "
-        "are blocks in memory tiers, and it is looked up to which block a slot belongs; else that "
-        "is done on the first read after each start.",
+        description="When to verify blocks. Each read from a disk is compared with its "
+        "checksum. With full, each read also verifies blocks in memory tiers, and "
+        "checks to which block a slot belongs. With first, only the first read of a "
+        "block after a start does this.",
     )
     scrub_interval: Annotated[float, DURATION, Flag("TIME")] = Field(
         7 * 86400.0,
-        description="How long until every cached block has been verified again; 0 is never.",
+        description="Verify every cached block again within this time. 0 means never.",
     )
 
     @field_validator("tier_tables", mode="before")

@@ -105,7 +105,7 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
     except ValidationError as error:
         raise UsageError(": ".join(filter(None, explain(error, {})))) from error
     except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
-        raise UsageError("a tier's table has half a character") from None
+        raise UsageError("the table of a tier has text that is not valid Unicode") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
     return tier

@@ -49,72 +49,78 @@ class OriginSection(Section):
     group = Group.ORIGIN
 
     endpoint: Annotated[str | None, TEXT, Flag("URL", shown_default="the provider's own")] = Field(
-        None, description="Address of the object store, such as http://127.0.0.1:9000."
+        None, description="The address of the object store, such as http://127.0.0.1:9000."
     )
     region: Annotated[str | None, TEXT, Flag("NAME", shown_default="from the environment")] = Field(
-        None, description="Region of the bucket."
+        None, description="The region of the bucket."
     )
     addressing: Annotated[Literal["auto", "path", "virtual"], CHOICE, Flag()] = Field(
         "auto",
-        description="Whether the bucket stands in the path or in the host name of requests.",
+        description="Put the bucket into the path of the URL (path) or into the host name "
+        "(virtual). auto chooses the usual form of the store.",
     )
     anonymous: Annotated[bool, SWITCH, Flag()] = Field(
-        False, description="Send unsigned requests; for public buckets."
+        False, description="Send unsigned requests. Use it for public buckets."
     )
     profile: Annotated[str | None, TEXT, Flag("NAME", shown_default="from the environment")] = (
-        Field(None, description="Profile of the credential files to use.")
+        Field(None, description="Use this profile of the AWS credential files.")
     )
     credentials_dir: Annotated[Path | None, OPTIONAL_PATH, Flag("DIR", shown_default="none")] = (
         Field(
             None,
-            description="Directory with the files access_key_id, secret_access_key and, if there "
-            "is one, session_token, as Kubernetes mounts a Secret; read again when they change.",
+            description="Read the credentials from this directory, in which Kubernetes mounts a "
+            "Secret. It has the files access_key_id and secret_access_key, and "
+            "session_token if there is one. The mount reads the files again when they "
+            "change.",
         )
     )
     ca_file: Annotated[Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="the system's")] = (
         Field(
             None,
-            description="PEM file with the CAs that may sign the certificate of an object store, "
-            "in place of those of the system.",
+            description="A PEM file with the CAs that may sign the certificate of the store. They "
+            "replace the CAs of the system.",
         )
     )
     verify_origin: Annotated[Literal["auto", "off"], CHOICE, Flag()] = Field(
         "auto",
-        description="Whether files that come in one piece are compared with the digest that the "
-        "store gives.",
+        description="With auto, compare each file that comes in one piece with the digest that "
+        "the store gives. With off, compare nothing.",
     )
     oss_driver: Annotated[Literal["native", "ossfs"], CHOICE, Flag()] = Field(
-        "native", description="How oss:// is read: through OSS's S3 interface, or by ossfs."
+        "native",
+        description="How to read oss://. native uses the S3 interface of OSS. ossfs uses the "
+        "library ossfs.",
     )
     hdfs_driver: Annotated[Literal["native", "pyarrow"], CHOICE, Flag()] = Field(
         "native",
-        description="How hdfs:// is read: by hdfs-native, or by pyarrow with the site's libhdfs.",
+        description="How to read hdfs://. native uses the library hdfs-native. pyarrow uses "
+        "pyarrow and the libhdfs of the site.",
     )
     max_downloads: Annotated[int, MAX_DOWNLOADS, Flag("N", live=True)] = Field(
-        64, description="Most requests to the origin at one time."
+        64, description="Send at most this many requests to the origin at one time."
     )
     download_limit: Annotated[int, RATE, Flag("SIZE", live=True)] = Field(
-        0, description="Most bytes per second to read from the origin; 0 for no limit."
+        0, description="Read at most this many bytes per second from the origin. 0 means no limit."
     )
     read_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
         5.0,
-        description="When a read that needs the origin fails at the latest, while the origin "
-        "serves nobody.",
+        description="Let a read fail when it needs the origin and the origin has sent nothing "
+        "for this time.",
     )
     request_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
         2.0,
-        description="How long one request may stay without an answer before it is sent again; "
-        "below half of the read timeout, or there is no time for that.",
+        description="Send a request again when it has had no answer for this time. Choose less "
+        "than half of --read-timeout, so that there is time for the second try.",
     )
     write_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
         60.0,
-        description="When a close, or another change in a writable mount, fails at the latest, "
-        "while the origin takes nothing.",
+        description="Let a close, or another change in a writable mount, fail when the origin "
+        "has accepted nothing for this time.",
     )
     hedge: Annotated[bool, SWITCH, Flag(names=("--hedge/--no-hedge",), live=True)] = Field(
         False,
-        description="Send a second request for a block when the first takes longer than 95% of "
-        "those before it.",
+        description="Send a second request for a block when the first one takes longer than 95% "
+        "of the earlier requests.",
     )
 
     @field_validator("read_timeout", "request_timeout", "write_timeout")
@@ -132,25 +138,25 @@ class MetadataSection(Section):
 
     attr_ttl: Annotated[
         float, DURATION, Flag("TIME", names=("--attr-ttl", "--attr-cache"), live=True)
-    ] = Field(600.0, description="How long size and time of a file are believed.")
+    ] = Field(600.0, description="How long the size and the time of a file count as current.")
     entry_ttl: Annotated[
         float, DURATION, Flag("TIME", names=("--entry-ttl", "--entry-cache"), live=True)
-    ] = Field(600.0, description="How long a name that was found is believed.")
+    ] = Field(600.0, description="How long a name that was found counts as present.")
     list_ttl: Annotated[
         float, DURATION, Flag("TIME", names=("--list-ttl", "--dir-entry-cache"), live=True)
-    ] = Field(600.0, description="How long a directory's listing is believed.")
+    ] = Field(600.0, description="How long the listing of a directory counts as current.")
     negative_ttl: Annotated[
         float, DURATION, Flag("TIME", names=("--negative-ttl", "--negative-entry-cache"), live=True)
-    ] = Field(60.0, description="How long the absence of a name is believed.")
+    ] = Field(60.0, description="How long a name that was not found counts as absent.")
     stale_if_error: Annotated[float, DURATION, Flag("TIME", live=True)] = Field(
         math.inf,
-        description="How long beyond these times names, attributes and listings are still shown "
-        "while the origin does not answer; 0 is not at all.",
+        description="How long to show old names, attributes and listings after their TTLs have "
+        "ended, while the origin does not answer. 0 means not at all.",
     )
     manifest: Annotated[str | None, FILE_OR_URL, Flag("FILE|URL", shown_default="none")] = Field(
         None,
-        description="Show only the files that this list names, with the sizes and versions that it "
-        "gives, and send no LIST; see cachefs manifest --help.",
+        description="Show only the files in this list, with the sizes and versions in the list. "
+        "The mount then sends no LIST. See cachefs manifest --help.",
     )
 
 
@@ -161,25 +167,28 @@ class SharedSection(Section):
 
     shared: Annotated[str, SHARED, Flag("MEMBERS|off", live=True)] = Field(
         OFF,
-        description="The memcached servers that nodes use as a tier together: "
-        "HOST:PORT[,HOST:PORT...], dns:NAME:PORT, or a file with one HOST:PORT a line.",
+        description="The memcached servers that nodes use together as a cache tier. Write "
+        "HOST:PORT[,HOST:PORT...], dns:NAME:PORT, or the name of a file with one "
+        "HOST:PORT per line.",
     )
     shared_size: Annotated[int, size(), Flag("SIZE", live=True)] = Field(
         0,
-        description="What all of them hold together, if that is less than the data: then only a "
-        "share of the blocks is kept there; 0 for enough.",
+        description="The size of all these servers together. Give it if it is less than the "
+        "data. The servers then keep only a share of the blocks. 0 means that they "
+        "have room for all blocks.",
     )
     shared_secret_file: Annotated[
         Path | None, OPTIONAL_PATH, Flag("FILE", shown_default="none")
     ] = Field(
         None,
-        description="File with a secret of these nodes: blocks that were stored without it are "
-        "not used.",
+        description="A file with a secret that these nodes share. The mount does not use blocks "
+        "that were stored without it.",
     )
 
     shared_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
         0.02,
-        description="How long a reader waits for one of them at most, before it asks the origin.",
+        description="How long a reader waits at most for one of these servers. Then it asks the "
+        "origin.",
     )
 
     @field_validator("shared_timeout")
@@ -197,17 +206,23 @@ class ReadingSection(Section):
 
     buffer_size: Annotated[int, size(8 << 20), Flag("SIZE")] = Field(
         300 << 20,
-        description="Most memory for data on its way from the origin; a quarter of the control "
-        "group's memory limit, if that is less, but at least 8 MiB.",
+        description="Use at most this much memory for data on its way from the origin. The "
+        "limit is a quarter of the control group's memory limit if that is less, "
+        "but at least 8 MiB.",
     )
     readahead: Annotated[
         int, size(0), Flag("SIZE", names=("--readahead", "--max-readahead"), live=True)
-    ] = Field(64 << 20, description="Most to read ahead of one sequential reader; 0 is off.")
+    ] = Field(
+        64 << 20,
+        description="Read at most this far ahead of one sequential reader. 0 switches "
+        "read-ahead off.",
+    )
     prefetch: Annotated[Literal["off", "order", "siblings"], CHOICE, Flag(live=True)] = Field(
         "order",
-        description="Which files are fetched before they are read: with order, the next ones of a "
-        "directory whose files are read in name order; with siblings, also other small files of "
-        "directories whose files are read in any order, for jobs that read most files of a tree.",
+        description="Fetch files before they are read. order fetches the next files of a "
+        "directory whose files are read in the order of their names. siblings also "
+        "fetches other small files of directories whose files are read in any "
+        "order. Use siblings for jobs that read most files of a tree.",
     )
 
 
@@ -220,29 +235,36 @@ class AccessSection(Section):
         int | None,
         count(0, 2**32 - 2),
         Flag("ID", shown_default="the origin's, else the mounting user"),
-    ] = Field(None, description="Owner of all files, whatever the origin says.")
+    ] = Field(
+        None, description="The owner of all files. It replaces the owner that the origin gives."
+    )
     gid: Annotated[
         int | None,
         count(0, 2**32 - 2),
         Flag("ID", shown_default="the origin's, else the mounting user's group"),
-    ] = Field(None, description="Group of all files, whatever the origin says.")
+    ] = Field(
+        None, description="The group of all files. It replaces the group that the origin gives."
+    )
     squash: Annotated[str | None, TEXT, Flag("UID:GID", shown_default="off")] = Field(
-        None, description="Short for --uid UID --gid GID: one owner for all users."
+        None,
+        description="Show this owner and group for all files. It is short for --uid UID --gid GID.",
     )
     file_mode: Annotated[
         int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 644")
     ] = Field(
-        None, description="Permission bits of files. Write bits alone make no mount writable."
+        None,
+        description="The permission bits of files. They do not make the files of a read-only "
+        "mount writable.",
     )
     dir_mode: Annotated[int | None, MODE, Flag("OCTAL", shown_default="the origin's, else 755")] = (
-        Field(None, description="Permission bits of directories.")
+        Field(None, description="The permission bits of directories.")
     )
     allow_other: Annotated[
         bool,
         SWITCH,
         Flag(names=("--allow-other/--no-allow-other",), shown_default="allowed for root"),
     ] = Field(
-        default_factory=lambda: os.geteuid() == 0, description="Let other users into the mount."
+        default_factory=lambda: os.geteuid() == 0, description="Let other users access the mount."
     )
     limit_uid: Annotated[
         dict[int, int],
@@ -250,27 +272,29 @@ class AccessSection(Section):
         Flag("UID=SIZE", live=True, shown_default="no limits", multiple=True),
     ] = Field(
         {},
-        description="Most bytes per second for the readers of a user, cached or not; may be given "
-        "several times.",
+        description="Give the readers of a user at most this many bytes per second, cached or "
+        "not. The option can be given several times.",
     )
     nonempty: Annotated[bool, SWITCH, Flag()] = Field(
-        False, description="Mount over a directory that has entries; they are hidden meanwhile."
+        False, description="Mount over a directory that has entries. The mount hides them."
     )
     read_only: Annotated[
         bool, SWITCH, Flag(names=("--read-only/--rw",), shown_default="read-only")
-    ] = Field(True, description="With --rw, files can be written.")
+    ] = Field(True, description="Mount read-only, or with --rw so that files can be written.")
     spool_size: Annotated[int, size(), Flag("SIZE", shown_default="20GiB")] = Field(
         20 << 30,
-        description="Most bytes of a writable mount that wait to be sent to the origin.",
+        description="Let at most this many bytes of a writable mount wait to be sent to the "
+        "origin.",
     )
     publish_interval: Annotated[float, DURATION, Flag("TIME")] = Field(
         60.0,
-        description="How often a file that stays open in a writable mount, such as a log, is sent "
-        "to the origin at most.",
+        description="Send a file that stays open in a writable mount, such as a log, at most "
+        "once in this time.",
     )
     rename_limit: Annotated[int, count(0, 10**9), Flag("N")] = Field(
         100_000,
-        description="Most objects that the rename of one directory may copy, in an object store.",
+        description="Let the rename of one directory copy at most this many objects in an "
+        "object store.",
     )
 
     @model_validator(mode="before")
@@ -294,15 +318,16 @@ class ProcessSection(Section):
 
     data_path: Annotated[Literal["auto", "relay", "python"], CHOICE, Flag()] = Field(
         "auto",
-        description="Who answers the kernel: relay, compiled code that serves what is cached and "
-        "outlives the daemon; or python, the daemon alone. auto is relay where that is possible; "
-        "cachefs status shows why it is not.",
+        description="What answers the kernel. relay is compiled code that serves cached data "
+        "and outlives the daemon. python is the daemon alone. auto means relay "
+        "where that is possible. cachefs status shows why it is not.",
     )
     keeper: Annotated[Path | None, OPTIONAL_PATH, Flag("SOCKET", shown_default="none")] = Field(
         None,
-        description="Socket of a keeper (cachefs keeper): SIGTERM and kills then leave the mount "
-        "to the next cachefs mount of the same mountpoint, and its readers only wait. Takes the "
-        "relay; before Linux 6.9 a kill still ends the mount.",
+        description="The socket of a keeper (cachefs keeper). SIGTERM or a kill then leaves the "
+        "mount to the next cachefs mount of the same mountpoint, and its readers "
+        "only wait. The option needs the relay. Before Linux 6.9 a kill still ends "
+        "the mount.",
     )
     foreground: Annotated[bool, SWITCH, Flag(names=("-f", "--foreground"))] = Field(
         False, description="Stay in the foreground and log to the terminal."
@@ -311,21 +336,23 @@ class ProcessSection(Section):
         Path | None,
         OPTIONAL_PATH,
         Flag("FILE", shown_default="/var/log/cachefs/... for root, else ~/.cache/cachefs/log/..."),
-    ] = Field(None, description="Where the daemon logs.")
+    ] = Field(None, description="The file in which the daemon logs.")
     metrics: Annotated[str, ADDRESS, Flag("HOST:PORT|off")] = Field(
         "127.0.0.1:9567",
-        description="Where Prometheus finds /metrics, and others /healthz and /readyz; when the "
-        "default is taken by another mount, a free port, which cachefs status shows.",
+        description="The address of /metrics (for Prometheus), /healthz, /readyz and the "
+        "console. When another mount uses the default port, the mount takes a free "
+        "one. cachefs status shows it.",
     )
     log_format: Annotated[Literal["text", "json"], CHOICE, Flag()] = Field(
-        "text", description="How the daemon logs; json is one object a line."
+        "text", description="The form of the log. json writes one object per line."
     )
     log_max_size: Annotated[int, size(64 << 10, or_zero=True), Flag("SIZE")] = Field(
         64 << 20,
-        description="Rename the log file to FILE.1 at this size, and keep three older ones; 0 is "
-        "never, for where logrotate does it.",
+        description="Rename the log file to FILE.1 when it has this size, and keep three older "
+        "files. 0 means never. Use 0 where logrotate does it.",
     )
     debug: Annotated[bool, SWITCH, Flag(live=True)] = Field(
         False,
-        description="Log what the origin is asked for and why, too, and tracebacks of errors.",
+        description="Also log the requests to the origin with their reasons, and tracebacks of "
+        "errors.",
     )

@@ -50,7 +50,7 @@ def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
         names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
     except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
-        raise UsageError("a setting has half a character") from None
+        raise UsageError("a setting is not valid Unicode") from None
 
 
 def _option(field: str) -> str:

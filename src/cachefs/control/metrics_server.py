@@ -118,7 +118,7 @@ def _listen(config: MountConfig) -> socket.socket | None:
     try:
         sock = _bound(host, 0)
     except OSError as error:
-        log.info("no metrics: can't listen on %s: %s", host, _why(error))
+        log.info("no metrics are served: can't listen on %s: %s", host, _why(error))
         return None
     found = join_address(*sock.getsockname()[:2])
     log.info("metrics are on %s: can't listen on %s: %s", found, config.metrics, reason)

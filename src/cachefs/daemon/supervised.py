@@ -43,7 +43,7 @@ def main() -> NoReturn:
     except RelayUnusableError as error:
         link.fall_back(str(error))
     except CachefsError as error:
-        _logger.debug("could not begin", exc_info=error)
+        _logger.debug("the daemon could not start", exc_info=error)
         code = 2 if isinstance(error, UsageError) else 1
         link.failed(str(error), code)
     except BaseException as error:
@@ -69,7 +69,7 @@ def _serve(link: Link) -> None:
         try:
             config = with_changes(config, start.changes)
         except UsageError as error:
-            _logger.warning("what was changed while mounted is not so any more: %s", error)
+            _logger.warning("changes that were made while mounted are lost: %s", error)
         set_debugging(config.debug)
         if start.suspect:
             check_files(config, link.alive)

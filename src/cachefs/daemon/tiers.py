@@ -40,7 +40,7 @@ def open_tiers(
                 except CacheDirError as error:
                     if not tolerant:
                         raise
-                    log.error("%s; the mount goes on without it until it is mounted anew", error)
+                    log.error("%s; the mount goes on without this tier until its next mount", error)
     except BaseException:
         close_all(tiers)
         raise
@@ -142,7 +142,7 @@ def open_names(path: Path) -> Database:
         return Database.open(str(path), inode_record.TABLES, _NAMESPACE_MAP_BYTES)
     except DamagedDatabaseError as error:
         log.warning(
-            "%s can't be used (%s): it is moved to %s.bad, and names are asked for anew",
+            "%s can't be used (%s): it is moved to %s.bad, and the origin is asked again",
             *(path, error.why, path.name),
         )
     try:

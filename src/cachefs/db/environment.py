@@ -43,7 +43,7 @@ class DamagedDatabaseError(CacheDirError):
     """
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"the database {path} is damaged ({why}); it is built anew if removed")
+        super().__init__(f"the database {path} is damaged ({why}); remove it, and it is rebuilt")
         self.why = why
 
 

@@ -54,7 +54,7 @@ class Jobs:
             self._nursery = nursery
             for report in reports:
                 if not report.state.is_final:
-                    log.info("load job %s is taken up again", report.id)
+                    log.info("load job %s is continued", report.id)
                     self._start(report)
             task_status.started()
             await trio.sleep_forever()

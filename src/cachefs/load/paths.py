@@ -52,9 +52,9 @@ class PathReader:
                 raise UsageError(f"{written} is not below {self._prefixes[0].rstrip('/')}")
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts or "\0" in path:
-            raise UsageError(f"{written!r}: no .. and no zero bytes in paths, please")
+            raise UsageError(f"{written!r}: a path must not contain .. or zero bytes")
         if not is_encodable(path):
-            raise UsageError(f"{written!r} is no path: half a character can't be in one")
+            raise UsageError(f"{written!r} is no path: it is not valid Unicode")
         return "/".join(parts)
 
 

@@ -138,7 +138,7 @@ def _listed(fields: Fields, path_of: Callable[[str], str]) -> Listed:
     if version is not None and not isinstance(version, str):
         raise UsageError(f"version: {version!r} is no text")
     if version and not is_encodable(version):
-        raise UsageError(f"version: {version!r} has half a character")
+        raise UsageError(f"version: {version!r} is not valid Unicode")
     if size < 0 or time == _MOST_BYTES or not version:
         return Listed(path, None)
     return Listed(path, ObjectMeta(size, time, version, posix))

@@ -108,7 +108,7 @@ def _open_existing(paths: ManifestPaths) -> ManifestTable | None:
         return ManifestTable.open(paths.table)
     except DamagedDatabaseError as error:
         log.warning(
-            "%s can't be used (%s): it is made anew from the manifest", paths.table, error.why
+            "%s can't be used (%s): it is rebuilt from the manifest", paths.table, error.why
         )
         return None
 

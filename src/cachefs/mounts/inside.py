@@ -41,7 +41,7 @@ def locate(paths: Sequence[str], mountpoint: str | None = None) -> tuple[Path, l
         inner.append(below)
     if len(places) > 1:
         names = " and ".join(sorted(map(str, places)))
-        raise UsageError(f"the paths lie in several mounts, {names}; one at a time, please")
+        raise UsageError(f"the paths lie in several mounts, {names}; name paths of one mount")
     if only is not None:
         return only[0], inner
     return (places.pop() if places else _only(alive, None)), inner

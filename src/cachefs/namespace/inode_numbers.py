@@ -40,7 +40,7 @@ class InodeNumbers:
         if self.next_ino >= MOST_INO:
             raise CacheDirError(
                 "the namespace is damaged: it has inode numbers that were never given out. Remove "
-                "the directory namespace of the cache directory: its names are asked for anew"
+                "the directory namespace of the cache directory: its names are asked for again"
             )
         if is_successor:
             # The last process may have had another database, which is damaged or whose disk is

@@ -274,7 +274,7 @@ class Readers:
         if trio.current_time() - self._told_at_s >= _TOLD_AGAIN_S:
             self._told_at_s = trio.current_time()
             log.info(
-                "ESTALE for a reader, as the file is another one by now: %s; who opens it again "
-                "reads the new one; %d such reads so far (shorter TTLs make them fewer)",
+                "a read failed with ESTALE, because the origin has another version: %s; open the "
+                "file again to read that; %d such reads so far (shorter TTLs make them fewer)",
                 *(error, self._stale_reads),
             )

@@ -178,7 +178,7 @@ class MetadataImport:
                 raise UsageError(f"the root can't have the mode {posix.mode!r}")
             self._table.note_root(posix)
         except (struct.error, TypeError):
-            raise UsageError("the root makes no sense") from None
+            raise UsageError("the root is invalid") from None
         await trio.lowlevel.checkpoint()
 
     async def import_piece(self, piece: Piece) -> int:
@@ -189,7 +189,7 @@ class MetadataImport:
         what is known here, names that it doesn't have are unbound.
         """
         if not (is_encodable(piece.path) and is_encodable(piece.after)):
-            raise UsageError(f"{piece.path!r} is no path: half a character can't be in one")
+            raise UsageError(f"{piece.path!r} is no path: it is not valid Unicode")
         ino = self._directory(piece.path)
         if ino is None:
             return 0
@@ -249,7 +249,7 @@ class MetadataImport:
                     rows.append((name, is_dir, size, mtime_ns, version, posix, observed_ns))
             bound = self._bind_rows(ino, first, rows)
         except (struct.error, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"an entry makes no sense: {error}") from error
+            raise UsageError(f"an entry is invalid: {error}") from error
         changed = False
         if listed_at_ns is not None and known_ns <= listed_at_ns and ino not in self._fresh:
             changed = self._sweep(ino, first, previous, seen, listed_at_ns)

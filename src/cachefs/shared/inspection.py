@@ -96,7 +96,7 @@ def inspect_on(sock: socket.socket, host: str, port: int, timeout_s: float) -> I
     except _WrongAnswerError as error:
         problem = str(error)
     except TimeoutError:
-        problem = f"it does not answer within {timeout_s:g} s: start it anew"
+        problem = f"it does not answer within {timeout_s:g} s: start it again"
         if not conversation.has_answered:
             problem += ", or correct the address if another service is on this port"
     except OSError as error:

@@ -191,7 +191,7 @@ def begin_journal(
     except OSError as error:
         if error.errno not in (ENOSPC, EDQUOT) or replay.header != header or replay.is_damaged:
             raise
-        log.warning("spool %s: the disk is full, so its journal is not written anew", paths.root)
+        log.warning("spool %s: the disk is full, so its journal is not rewritten", paths.root)
     fd = disk.open(paths.journal)
     try:
         disk.truncate(fd, replay.valid_bytes)

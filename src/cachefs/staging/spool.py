@@ -288,7 +288,7 @@ class Spool:
         try:
             await compact(self._journal, paths, self._header, self._files, self._disk)
         except OSError as error:
-            log.warning("can't write the spool's journal anew: %s", error)
+            log.warning("can't rewrite the spool's journal: %s", error)
             self._journal.compact_above_bytes = compact_above(self._journal.size_bytes)
 
     def _on_large_journal(self) -> None:

@@ -141,7 +141,7 @@ class Link:
         self._channel.send({"changes": changes})
 
     def alive(self) -> None:
-        """Send a sign of life: the loop runs. Does not wait if the socket is full."""
+        """Send a heartbeat: the loop runs. Does not wait if the socket is full."""
         self._channel.send({"alive": True}, wait=False)
 
     def ready(self, warnings: Sequence[str]) -> None:

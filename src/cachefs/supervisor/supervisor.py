@@ -178,7 +178,7 @@ class Supervisor:
             child.end(0.0)  # a stopped process handles no SIGABRT
         elif found is not None or now_s >= child.silent_by_s:
             _logger.error(
-                "the daemon (process %d) has given no sign of life for %.0f s; it is ended",
+                "the daemon (process %d) has sent no heartbeat for %.0f s; it is ended",
                 *(child.pid, now_s - child.heard_s),
             )
             child.abort(_ABORT_S)
@@ -413,7 +413,7 @@ class Supervisor:
         """Start a successor, which replaces the daemon once its code is loaded."""
         daemon = self._daemon
         if daemon is None or not daemon.is_ready or self._successor or self._is_ending:
-            _logger.info("SIGHUP: another daemon is being started anyhow, or the mount ends")
+            _logger.info("SIGHUP is ignored: another daemon starts already, or the mount ends")
             return
         try:
             self._successor = self._spawn()

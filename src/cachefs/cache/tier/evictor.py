@@ -366,8 +366,8 @@ class Evictor:
         if pinned and pinned == len(self._slabs.by_id) and not self._pinned_reported:
             self._pinned_reported = True
             log.warning(
-                "%s: uses more than it should, and can give nothing back: there are pinned blocks "
-                "in all of its slabs; unpin some",
+                "%s uses more than its quota and can't free space, because all of its slabs have "
+                "pinned blocks; unpin some",
                 self._store.directory.paths.root,
             )
 

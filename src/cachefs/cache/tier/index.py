@@ -79,7 +79,7 @@ class Index:
             return cls(_open_own(path, quota_bytes, tier_uuid))
         except DamagedDatabaseError as error:
             log.warning(
-                "%s can't be used (%s): it is moved to %s, and made anew from the slabs",
+                "%s can't be used (%s): it is moved to %s, and rebuilt from the slabs",
                 path,
                 error.why,
                 BAD_INDEX_NAME,

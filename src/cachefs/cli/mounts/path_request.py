@@ -25,7 +25,7 @@ def path_options(function: _Command) -> _Command:
         debug_option,
         json_option,
         click.option(
-            "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount that is meant."
+            "-m", "--mount", "mountpoint", metavar="MOUNTPOINT", help="The mount of the paths."
         ),
         click.argument("paths", nargs=-1, required=True, metavar="PATH..."),
     ):

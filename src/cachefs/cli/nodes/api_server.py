@@ -81,7 +81,7 @@ class ApiServer:
         try:
             found: object = json.loads(content)
         except (ValueError, RecursionError):
-            raise CachefsError(f"{what} brought no valid JSON") from None
+            raise CachefsError(f"{what} returned no valid JSON") from None
         return found
 
 
@@ -96,5 +96,5 @@ def _labels_in(node: object) -> dict[str, str]:
     metadata: Any = node.get("metadata") if isinstance(node, dict) else None
     labels = (metadata.get("labels") or {}) if isinstance(metadata, dict) else None
     if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
-        raise CachefsError("the API server brought something that is no Node")
+        raise CachefsError("the API server returned something that is not a Node")
     return labels

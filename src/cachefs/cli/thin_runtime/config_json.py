@@ -123,7 +123,7 @@ def _text(value: object, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{where} has half a character") from None
+        raise UsageError(f"{where} is not valid Unicode") from None
     return value
 
 

@@ -68,7 +68,7 @@ class LoadRoutes:
         try:
             data = text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise UsageError("lines must be paths: half a character can't be in one") from None
+            raise UsageError("lines must be paths, in valid Unicode") from None
         await self._jobs.extend(job_id, data)
         return _shown(self._jobs.get(job_id))
 

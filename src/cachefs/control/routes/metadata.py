@@ -98,4 +98,4 @@ def _entry(fields: Any) -> KnownEntry:
     try:
         return KnownEntry._make(fields)
     except TypeError:
-        raise UsageError(f"an entry makes no sense: {str(fields)[:100]}") from None
+        raise UsageError(f"an entry is invalid: {str(fields)[:100]}") from None

@@ -223,8 +223,8 @@ def parts_of(path: str) -> list[bytes]:
     zero byte, or characters that can't be encoded."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
-        raise UsageError(f"{path!r}: no .. and no zero bytes in paths, please")
+        raise UsageError(f"{path!r}: a path must not contain .. or zero bytes")
     try:
         return [part.encode("utf-8", "surrogateescape") for part in parts]
     except UnicodeEncodeError:
-        raise UsageError(f"{path!r} is no path: half a character can't be in one") from None
+        raise UsageError(f"{path!r} is no path: it is not valid Unicode") from None

@@ -95,7 +95,7 @@ class Decisions:
             raise SpoolError("only the bytes of this file are known, not its name: save it")
         if any(each.path == staged.path and each.state not in KEPT for each in self._unsent.all()):
             raise SpoolError(
-                f"{staged.path} was written anew and is unsent as well: send or drop that first"
+                f"{staged.path} was written again and is unsent, too: send or drop that first"
             )
         condition = None
         if not overwrite:
