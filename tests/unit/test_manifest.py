@@ -175,7 +175,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a\n../b\n", r"manifest M, line 2: '../b': must not contain \.\."),
+        ("a\n../b\n", r"manifest M, line 2: '../b': .* must not contain \.\."),
         ('{"path": 5}', 'line 1: there is no "path"'),
         ('{"path": "a", "size": -1}', "line 1: size: -1 is no whole number"),
         ('{"path": "a", "size": "5"}', "line 1: size: '5' is no whole number"),
