@@ -7,7 +7,7 @@ cost about as much as the file itself.
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import trio
@@ -166,7 +166,7 @@ class Fetcher:
         """With `pin`, blocks are pinned from the moment when they are stored."""
         self._cache = cache
         self._pin = pin
-        self._pinning: deque[AbstractContextManager[None]] = deque()
+        self._pinning: deque[ExitStack] = deque()
         self._origin = origin
         self._throttle = LoadThrottle(cache, origin, most_held_bytes)
         self._progress = progress
@@ -206,14 +206,14 @@ class Fetcher:
 
     def _note_pinned(self, ref: ObjectRef) -> None:
         """Pin blocks of this file on arrival, until `_PINNED_AT_A_TIME` more extents have begun."""
-        keeping = self._cache.admission_filter.pinning((ref,))
-        keeping.__enter__()
-        self._pinning.append(keeping)
+        pinning = ExitStack()
+        pinning.enter_context(self._cache.admission_filter.pinning((ref,)))
+        self._pinning.append(pinning)
         self._keep_latest(_PINNED_AT_A_TIME)
 
     def _keep_latest(self, count: int) -> None:
         while len(self._pinning) > count:
-            self._pinning.popleft().__exit__(None, None, None)
+            self._pinning.popleft().close()
 
     def _take(self, extents: _Extents, most: int) -> list[_Extent]:
         """Return the next extent, or several small files and perhaps a larger extent after them.

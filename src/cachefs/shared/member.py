@@ -294,8 +294,10 @@ class Member:
         is_for_reader: bool,
         on_begin: Callable[[trio.CancelScope], None] = lambda scope: None,
     ) -> T | None:
-        """Send a request on an idle connection or a new one. What comes of those for readers, and
-        of probes, decides whether the member is out. A slow member may still store in time."""
+        """Send a request on an idle connection or a new one. Return None if it fails.
+
+        If a request of a reader or a probe fails, the member may count as out. A failed store does
+        not count, because a member that is too slow for readers may be fast enough for stores."""
         if self._is_closed:
             return None
         problem, began_at = "", trio.current_time()
@@ -309,7 +311,7 @@ class Member:
                     await self._waiting.park()
                     began_at = trio.current_time()
                 has_place = True
-                if scope.cancel_called:  # the place came too late, for which the member can't
+                if scope.cancel_called:  # it waited for its place too long: not the member's fault
                     return None
                 result = await self._on_connection(request, scope, deadline_s)
                 if is_for_reader:

@@ -11,16 +11,17 @@ _LEAST_BYTES = 256 << 10
 
 
 class Transfer:
-    """A call whose bytes move for a while, over all its tries. `moved_at` is when bytes last moved.
-    `verb` is for messages: it can't be `verb`. `outlasts_outages`: the call waits while the breaker
-    is open, until its deadline."""
+    """A call that moves the bytes of an object, over all its tries."""
 
     verb = "read"
+    """The end of the error message "... can't be read"."""
     outlasts_outages = False
+    """Whether the call waits while the breaker is open, until its deadline."""
     turn = READER_TURN
 
     def __init__(self) -> None:
         self.moved_at = float("-inf")
+        """When bytes last moved, in seconds of the loop's clock."""
         self.scope: trio.CancelScope | None = None
         """The cancel scope of the request in flight."""
 
@@ -55,7 +56,7 @@ class Reading(Transfer):
 
     def postponed(self, deadline: float, began_at: float, deadline_s: float) -> float:
         """See `Transfer.postponed`. Bytes that are kept are not requested again, so the deadline
-        begins anew."""
+        begins again."""
         if self._keeps:
             return max(deadline, self.moved_at + deadline_s)
         return super().postponed(deadline, began_at, deadline_s)

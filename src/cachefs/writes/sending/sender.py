@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 _PARTS_AT_A_TIME = 4
 """Of one file. Their bytes are read piece by piece from the spool file."""
 _BODIES_AT_A_TIME = 8
-"""Bodies of PUTs that are in memory, each of up to 16 MiB."""
+"""How many bodies of PUTs may be in memory at a time, each of up to 16 MiB."""
 _SMALL_BYTES = 256 << 10
-"""Smaller bodies don't count."""
+"""Bodies of at most this size do not count for `_BODIES_AT_A_TIME`."""
 _FREE_TURNS = 3
 _MOST_LOST = 2
 """How many uploads may vanish at the origin before a sending fails."""
