@@ -1,5 +1,6 @@
-"""The flows of docs/ARCHITECTURE.md, and names that tests must not share."""
+"""The flows of docs/ARCHITECTURE.md, names that tests must not share, and the form of calls."""
 
+import ast
 import re
 
 import pytest
@@ -46,3 +47,17 @@ def test_no_text_forgets_writable_mounts() -> None:
     files = [file for file in (*DOCUMENTS, *SOURCES, *others) if file.name != "CHANGELOG.md"]
     found = [(str(file), forgets.findall(" ".join(file.read_text().split()))) for file in files]
     assert [(file, words) for file, words in found if words] == []
+
+
+def test_arguments_stand_in_the_call_itself() -> None:
+    """A tuple that is written only to be unpacked, as in f(*(a, b)), makes the formatter write
+    several arguments in one line, and the reader look for a reason."""
+    found = [
+        f"{path.relative_to(ROOT)}:{argument.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        for argument in call.args
+        if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
+    ]
+    assert found == []

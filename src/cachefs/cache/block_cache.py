@@ -86,8 +86,7 @@ class BlockCache:
         self.shared.demand.is_local = self._tiers.have
         self.shared.demand.local_bytes = self._tiers.cached_bytes
         self._fetches = Fetches(
-            *(origin, history, self.counters, self._memory),
-            *(patience_s, fetched.admit, self.shared),
+            origin, history, self.counters, self._memory, patience_s, fetched.admit, self.shared
         )
         self._fragments = Fragments(self._fetches, self._is_unneeded)
         self._in_flight = self._fetches.in_flight

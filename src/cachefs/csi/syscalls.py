@@ -78,8 +78,7 @@ def bind_mount(source: int, target: Path, attributes: int) -> None:
     try:
         wanted = _MountAttr(attr_set=attributes, propagation=_MS_PRIVATE)
         _call(
-            *(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH),
-            *(ctypes.byref(wanted), ctypes.sizeof(wanted)),
+            _MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(wanted), ctypes.sizeof(wanted)
         )
         place = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -207,8 +207,16 @@ def build(
     if spool is not None:
         is_successor = bool(opened.data_path.restarts)
         writers, unsent = build_writers(
-            *(config, origin, cache, namespace, readers, spool, base.db),
-            *(relayed, publisher, is_successor),
+            config,
+            origin,
+            cache,
+            namespace,
+            readers,
+            spool,
+            base.db,
+            relayed,
+            publisher,
+            is_successor,
             nursery,
         )
 

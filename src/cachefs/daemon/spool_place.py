@@ -31,7 +31,8 @@ def choose_spool(home: TierPaths, tiers: list[CacheDirectory], source: str) -> P
         log.warning(
             "%s has unsent files, too, and this mount does not use them: "
             "cachefs writes --cache-dir %s",
-            *(other.spool, other.root),
+            other.spool,
+            other.root,
         )
     if is_in_memory(chosen.root):
         log.warning(

@@ -71,7 +71,9 @@ def warn_of_sizes(config: MountConfig) -> None:
             if tier.medium is Medium.MEM and quota_bytes > (most := _memory_bytes()):
                 log.warning(
                     "%s: %s are more than the machine's memory, %s; choose a smaller --mem-size",
-                    *(path, format_bytes(quota_bytes), format_bytes(most)),
+                    path,
+                    format_bytes(quota_bytes),
+                    format_bytes(most),
                 )
                 continue
             with contextlib.suppress(OSError):
@@ -83,7 +85,9 @@ def warn_of_sizes(config: MountConfig) -> None:
         if quota_bytes > (most := found.f_blocks * found.f_frsize):
             log.warning(
                 "%s: %s are more than the file system there has, %s; the cache will be smaller",
-                *(paths, format_bytes(quota_bytes), format_bytes(most)),
+                paths,
+                format_bytes(quota_bytes),
+                format_bytes(most),
             )
 
 
@@ -143,7 +147,9 @@ def open_names(path: Path) -> Database:
     except DamagedDatabaseError as error:
         log.warning(
             "%s can't be used (%s): it is moved to %s.bad, and the origin is asked again",
-            *(path, error.why, path.name),
+            path,
+            error.why,
+            path.name,
         )
     try:
         set_aside(path)

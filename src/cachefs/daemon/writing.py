@@ -79,7 +79,14 @@ def build_writers(
     copies = BlockCopies(cache)
     nursery.start_soon(copies.run)
     names = WrittenNames(
-        *(namespace, changes, files, readers, copies, origin, writer, config.rename_limit),
+        namespace,
+        changes,
+        files,
+        readers,
+        copies,
+        origin,
+        writer,
+        config.rename_limit,
         mount_id=mount_id_in(db),
     )
     background = BackgroundSends(files, config.publish_interval)

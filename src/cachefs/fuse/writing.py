@@ -57,7 +57,9 @@ class WritingOperations(Operations):
         """Create a file, and return a handle with its inode number."""
         process = request_process()
         inode = await self._names.create(
-            *(parent_inode, name, _posix(mode, ctx)),
+            parent_inode,
+            name,
+            _posix(mode, ctx),
             exclusive=bool(flags & os.O_EXCL),
             replaces=bool(flags & os.O_TRUNC),
             is_again=_is_again(ctx),
@@ -79,7 +81,9 @@ class WritingOperations(Operations):
         if not stat.S_ISREG(mode):
             raise pyfuse3.FUSEError(errno.EPERM)
         inode = await self._names.create(
-            *(parent_inode, name, _posix(mode, ctx)),
+            parent_inode,
+            name,
+            _posix(mode, ctx),
             exclusive=True,
             replaces=False,
             is_again=_is_again(ctx),
@@ -106,7 +110,9 @@ class WritingOperations(Operations):
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
         inode = await self._names.make_directory(
-            *(parent_inode, name, _posix(mode, ctx)),
+            parent_inode,
+            name,
+            _posix(mode, ctx),
             is_again=_is_again(ctx),
             process=ctx.pid & ~_RESENT_PID,
         )

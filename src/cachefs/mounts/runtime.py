@@ -160,7 +160,12 @@ class RuntimeFile:
         log_name = None if log_file is None else str(log_file)
         now = time.time()
         self._entry = RuntimeEntry(
-            *(str(mountpoint), source, os.getpid(), now, log_name, supervised),
+            str(mountpoint),
+            source,
+            os.getpid(),
+            now,
+            log_name,
+            supervised,
             given=dict(given or {}),
             pid_namespace=_pid_namespace(),
         )

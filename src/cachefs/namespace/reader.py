@@ -276,5 +276,6 @@ class Readers:
             log.info(
                 "a read failed with ESTALE, because the origin has another version: %s; open the "
                 "file again to read that; %d such reads so far (shorter TTLs make them fewer)",
-                *(error, self._stale_reads),
+                error,
+                self._stale_reads,
             )

@@ -52,7 +52,8 @@ class OriginCounters:
             _logger.info(
                 "the directory %r has keys that can't be shown as files, such as %r; give them "
                 "other names at the origin, if you want to see them",
-                *("/" + directory, example[:1024]),
+                "/" + directory,
+                example[:1024],
             )
 
 

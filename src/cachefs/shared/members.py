@@ -111,7 +111,9 @@ class Members:
         if host is None or (member is not None and member.is_at(host, found.port)):
             return member
         return Member(
-            *(found.address, host, found.port),
+            found.address,
+            host,
+            found.port,
             self._format,
             self._timeout_s,
             self._traffic,

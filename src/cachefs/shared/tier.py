@@ -366,7 +366,9 @@ class SharedTier:
         self.counters.bypasses += 1
         log.info(
             "the shared tier is bypassed for %.0f s: it takes %.0f ms, and the origin %.0f ms",
-            *(self._bypass_s, 1e3 * ask_s, 1e3 * origin_s),
+            self._bypass_s,
+            1e3 * ask_s,
+            1e3 * origin_s,
         )
 
     def note_origin(self, took_s: float, length: int) -> None:

@@ -121,7 +121,8 @@ class Keeper:
             elif mount.client is None and now_s >= mount.until_s:
                 _logger.warning(
                     "nobody has served %s for %.0f s; it is unmounted",
-                    *(mount.mountpoint, self._wait_s),
+                    mount.mountpoint,
+                    self._wait_s,
                 )
                 mount.unmount()
                 self._remove(mount)

@@ -64,7 +64,8 @@ class KeptMount:
             if why is not None:
                 _logger.warning(
                     "the mount on %s was ended, files that were open there fail: %s",
-                    *(self._mountpoint, why),
+                    self._mountpoint,
+                    why,
                 )
             if taken is None:
                 return False
@@ -158,7 +159,8 @@ class KeptMount:
         if not self._has_complained:
             _logger.warning(
                 "no keeper answers at %s (%s): until one does, the mount ends with this process",
-                *(self._path, reason_of(why)),
+                self._path,
+                reason_of(why),
             )
         self._has_complained = True
         self.is_kept = False

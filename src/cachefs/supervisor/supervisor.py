@@ -71,8 +71,12 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._mount = RelayedMount(task.mountpoint, self._watch_mount)
         self._kept = KeptMount(
-            *(task.keeper, task.view, task.mountpoint),
-            *(self._mount, self._watch, self._selector.unregister),
+            task.keeper,
+            task.view,
+            task.mountpoint,
+            self._mount,
+            self._watch,
+            self._selector.unregister,
         )
         self._daemon: Child | None = None
         self._successor: Child | None = None
@@ -179,7 +183,8 @@ class Supervisor:
         elif found is not None or now_s >= child.silent_by_s:
             _logger.error(
                 "the daemon (process %d) has sent no heartbeat for %.0f s; it is ended",
-                *(child.pid, now_s - child.heard_s),
+                child.pid,
+                now_s - child.heard_s,
             )
             child.abort(_ABORT_S)
 
@@ -367,7 +372,8 @@ class Supervisor:
             return
         _logger.warning(
             "the daemon (process %d) %s; what is cached is served on, and another is started",
-            *(child.pid, how),
+            child.pid,
+            how,
         )
         if child.has_crashed:
             self._note_crash(how)

@@ -169,7 +169,7 @@ class WrittenFiles:
         """Begin a staged file with the inode's owner, group and mode; or none. Raises
         `SpoolError`."""
         staged = self._spool.begin(
-            *(inode.ino, path, base), is_exclusive=is_exclusive, expected_version=inode.version
+            inode.ino, path, base, is_exclusive=is_exclusive, expected_version=inode.version
         )
         try:
             staged.set_attributes(posix=inode.posix)

@@ -280,7 +280,8 @@ class Evictor:
                 log.info(
                     "%s: the cache stops growing at %s: more would leave less than "
                     "--free-space-ratio of the disk free",
-                    *(directory.paths.root, format_bytes(slabs.disk_bytes)),
+                    directory.paths.root,
+                    format_bytes(slabs.disk_bytes),
                 )
             self._told_full = True
             return False

@@ -148,8 +148,14 @@ def _supervise(
     log_file = log_file_of(config)
     where = "what it wrote above" if log_file is None else str(log_file)
     task = Task(
-        *(config.mountpoint, config.nonempty, to_json(config), daemon_command(), status, where),
-        *(config.keeper, view_key(config)),
+        config.mountpoint,
+        config.nonempty,
+        to_json(config),
+        daemon_command(),
+        status,
+        where,
+        config.keeper,
+        view_key(config),
     )
     with RuntimeFile(
         config.mountpoint, config.source, log_file, supervised=True, given=given

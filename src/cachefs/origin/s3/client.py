@@ -112,7 +112,8 @@ class ObjectStoreOrigin(Origin):
             if not await self._has_keys(target.prefix) and target.prefix:
                 log.warning(
                     "there is nothing under %s at %s; an empty directory is shown until there is",
-                    *(target.url, target.endpoint),
+                    target.url,
+                    target.endpoint,
                 )
         if scope.cancelled_caught:
             self.counters.errors += 1

@@ -245,7 +245,9 @@ class DirectoryRename:
             left = len(await self._delete_together(sorted(self._begun, reverse=True)))
         log.warning(
             "%s was not renamed to %s, and still has all its files (%s); %s",
-            *(self._old, self._new, str(error) or type(error).__name__),
+            self._old,
+            self._new,
+            str(error) or type(error).__name__,
             "the copies are removed" if not left else f"up to {left} copies could not be removed",
         )
 
@@ -257,7 +259,11 @@ class DirectoryRename:
             path, error = next(iter(failed.items()))
             log.warning(
                 "%s was renamed to %s, but %d of its objects could not be deleted, such as %s: %s",
-                *(self._old, self._new, len(failed), path, error),
+                self._old,
+                self._new,
+                len(failed),
+                path,
+                error,
             )
 
     async def _delete_together(self, paths: list[str]) -> dict[str, OriginError]:

@@ -71,7 +71,14 @@ class WrittenNames:
         self._writer = writer
         self._present = PresentNames(namespace, changes, files, writer)
         self._moves = Moves(
-            *(namespace, changes, files, readers, copies, origin, writer, most_renamed),
+            namespace,
+            changes,
+            files,
+            readers,
+            copies,
+            origin,
+            writer,
+            most_renamed,
             present=self._present,
         )
 

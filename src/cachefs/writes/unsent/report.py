@@ -108,7 +108,9 @@ class UnsentFiles:
         if count := sum(counts.files.values()):
             log.info(
                 "unsent files in the spool: %d (%s) in %s; the next daemon goes on with them",
-                *(count, format_bytes(sum(counts.size_bytes.values())), self.spool.space.root),
+                count,
+                format_bytes(sum(counts.size_bytes.values())),
+                self.spool.space.root,
             )
 
     def sending(self) -> list[int]:

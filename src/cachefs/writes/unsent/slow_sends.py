@@ -45,7 +45,9 @@ class SlowSends:
         self._silent_until = now + _EVERY_S
         log.info(
             "still sending %s: %s of %s after %s%s",
-            *(file.path, format_bytes(file.sent_bytes), format_bytes(file.size_bytes)),
+            file.path,
+            format_bytes(file.sent_bytes),
+            format_bytes(file.size_bytes),
             format_duration(int(now - self._since[number])),
             f"; {others} more take as long" if others else "",
         )
