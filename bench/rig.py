@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import sandbox
 from tests.servers.certificates import Certificates, make_certificates
 from tests.servers.ports import free_ports
 from tests.servers.seaweedfs import SeaweedFS
@@ -30,8 +29,8 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 class Server(SeaweedFS):
-    """SeaweedFS with one bucket, a request counter of its own, and a quick end. It also speaks TLS,
-    on another port."""
+    """SeaweedFS with one bucket and a request counter of its own. It also speaks TLS, on another
+    port."""
 
     _metrics_port = 0
     _https_port = 0
@@ -53,14 +52,6 @@ class Server(SeaweedFS):
             f"-s3.cert.file={self.certificates.server}",
             f"-s3.key.file={self.certificates.key}",
         ]
-
-    def stop(self) -> None:
-        """Kill the server. A normal stop takes half a minute, to store data that is not needed."""
-        self.close_client()
-        if self._process is not None:
-            sandbox.end_process(self._process.pid)
-            self._process.wait()
-            self._process = None
 
     def store(self, endpoint: str | None = None) -> Any:
         """Return an obstore store for the bucket, through another endpoint if one is given."""
