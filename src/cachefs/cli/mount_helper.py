@@ -41,9 +41,9 @@ _MOUNT_FAILURE = 32
     "words",
     metavar="WORD[,WORD...]",
     multiple=True,
-    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other. The word "
-    "writable means --rw. config=NAME.toml reads the options in that file, and the credentials in "
-    "NAME.env beside it.",
+    help="Options of `cachefs mount` as words: cache_dir=/ssd,cache_size=1TiB,allow_other. The "
+    "word writable means --rw. config=NAME.toml reads the options in that file, and the "
+    "credentials in NAME.env beside it.",
 )
 def command(
     source: str,
