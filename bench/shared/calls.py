@@ -27,7 +27,7 @@ from cachefs.types import ObjectMeta, ObjectRef
 
 async def _main() -> None:
     url, endpoint, members, list_file, rounds = sys.argv[1:]
-    config = MountConfig(source=url, mountpoint="/mnt", endpoint=endpoint)
+    config = MountConfig({"source": url, "mountpoint": "/mnt", "endpoint": endpoint})
     origin = ResilientOrigin(open_origin(url, origin_options(config)), resilience(config))
     tier = SharedTier(origin.identity)
     tier.members.use(members)

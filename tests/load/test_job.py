@@ -36,7 +36,7 @@ class Rig:
     def job(self, **fields: object) -> Job:
         def changed() -> None: ...
 
-        spec = LoadSpec.model_validate({"paths": ("",), **fields})
+        spec = LoadSpec({"paths": ("",), **fields})
         report = JobReport(id=self.context.files.new_id(), spec=spec, created_at=0.0)
         self.context.files.write(report)
         return Job(self.context, report, changed)
@@ -198,7 +198,7 @@ async def test_a_job_does_not_wait_until_its_state_is_saved(
     jobs = Jobs(rig.context)
     with trio.fail_after(300):
         await nursery.start(jobs.run)
-        report = await jobs.create(LoadSpec(paths=("dir",)))
+        report = await jobs.create(LoadSpec({"paths": ("dir",)}))
         try:
             await jobs.start(report.id)
             await until(lambda: report.state is State.DONE)

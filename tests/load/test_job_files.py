@@ -53,7 +53,7 @@ GOLDEN = """{
 
 
 def report_of(files: JobFiles, created_at: float = 1750000000.5) -> JobReport:
-    spec = LoadSpec(paths=("train",), has_list=True, include=("*.jpg",), jobs=32)
+    spec = LoadSpec({"paths": ("train",), "has_list": True, "include": ("*.jpg",), "jobs": 32})
     return JobReport(id=files.new_id(), spec=spec, state=State.QUEUED, created_at=created_at)
 
 
@@ -70,7 +70,7 @@ def test_a_job_without_a_number_of_requests_has_no_field_for_it(tmp_path: Path) 
     """Earlier versions know no null there, and take their default."""
     files = JobFiles(tmp_path / "jobs")
     report = report_of(files)
-    report.spec = LoadSpec(paths=("train",))
+    report.spec = LoadSpec({"paths": ("train",)})
     files.write(report)
     text = (tmp_path / "jobs" / report.id / "job.json").read_text()
     assert "jobs" not in json.loads(text)["spec"]

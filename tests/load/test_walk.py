@@ -37,7 +37,7 @@ class Rig:
         throttle = LoadThrottle(cache, resilient, 1 << 20)
         self.walk = Walk(
             tree.namespace,
-            LoadSpec(paths=("",)),
+            LoadSpec({"paths": ("",)}),
             tree.clock.now_ns(),
             self.progress,
             throttle,

@@ -3,7 +3,6 @@ import os
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from cachefs.config import MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.config import load as load_module
@@ -72,7 +71,7 @@ def test_a_store_has_one_default_cache_wherever_its_endpoint_is_named(
 
 
 def test_it_cannot_be_changed() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(AttributeError, match="can't be changed"):
         load().cache_size = 1  # type: ignore[misc]
 
 
@@ -203,7 +202,7 @@ def test_every_option_is_described_once() -> None:
     names = [name for flag in flags().values() for name in flag.names]
     assert len(names) == len(set(names))
     for field in flags():
-        assert MountConfig.model_fields[field].description
+        assert MountConfig.fields[field].description
 
 
 INSTANCE = 'source = "s3://other"\nmountpoint = "/mnt/other"\n[load]\npaths = ["today"]\n'

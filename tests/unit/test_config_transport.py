@@ -32,6 +32,7 @@ def test_it_arrives_as_it_was(options: dict[str, object]) -> None:
     config = load_mount_config("s3://bucket/a prefix", "/mnt", options)
     arrived = from_json(to_json(config))
     assert arrived == config
+    assert arrived.given == config.given
     assert arrived.tiers == config.tiers
 
 

@@ -61,7 +61,7 @@ def test_every_verb_is_documented_and_tested(verb: str) -> None:
 
 
 def test_every_policy_can_be_chosen_and_is_measured() -> None:
-    words = get_args(MountConfig.model_fields["cache_eviction"].annotation)
+    words = get_args(MountConfig.fields["cache_eviction"].annotation)
     assert set(words) == set(POLICIES) == set(hit_ratio.POLICIES)
 
 

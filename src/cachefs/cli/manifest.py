@@ -41,7 +41,7 @@ def command() -> None:
 
 def _origin_options(function: Callable[..., None]) -> Callable[..., None]:
     for name in reversed(_ORIGIN_FIELDS):
-        flag, field = flags()[name], MountConfig.model_fields[name]
+        flag, field = flags()[name], MountConfig.fields[name]
         function = click.option(
             *flag.names, name, metavar=flag.metavar, is_flag=flag.metavar is None, default=None,
             help=field.description,

@@ -3,11 +3,10 @@
 from typing import Any
 
 import click
-from pydantic.fields import FieldInfo
 
 from cachefs.cli.mounting.mount_words import parse_mount_words
 from cachefs.cli.mounting.start import given, mount_config, start
-from cachefs.config import Flag, Group, MountConfig, flags
+from cachefs.config import FieldInfo, Flag, Group, MountConfig, flags
 from cachefs.errors import UsageError
 from cachefs.units import format_bytes, format_duration
 
@@ -43,9 +42,9 @@ def _shown_default(name: str, field: FieldInfo, flag: Flag) -> str | None:
 
 
 def _option(name: str, flag: Flag) -> click.Option:
-    field = MountConfig.model_fields[name]
+    field = MountConfig.fields[name]
     default = _shown_default(name, field, flag)
-    text = field.description or ""
+    text = field.description
     return click.Option(
         [*flag.names, name],
         metavar=flag.metavar,

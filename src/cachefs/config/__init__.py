@@ -12,6 +12,7 @@ from cachefs.config.fields import (
 )
 from cachefs.config.load import load_mount_config, load_table_in, load_tier, mountpoint_in
 from cachefs.config.model import MountConfig, flags
+from cachefs.config.record import FieldInfo
 from cachefs.config.set_request import LIVE, load_changes
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.config.transport import from_json, to_json
@@ -23,6 +24,7 @@ __all__ = [
     "OFF",
     "TIER_RATIOS",
     "TIER_SHORTHANDS",
+    "FieldInfo",
     "Flag",
     "Group",
     "MountConfig",

@@ -1,6 +1,6 @@
 """Check and split listening addresses `HOST:PORT`."""
 
-from pydantic import BeforeValidator
+from cachefs.config.record import Check
 
 OFF = "off"
 _FORMS = "such as 127.0.0.1:9567 or [::1]:9567, or off"
@@ -28,4 +28,4 @@ def _check(value: object) -> str:
     return value if value == OFF else join_address(*split_address(value.strip()))
 
 
-ADDRESS = BeforeValidator(_check)
+ADDRESS = Check(_check)

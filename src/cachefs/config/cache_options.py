@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, Self
-
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from typing import Annotated, Any, Literal
 
 from cachefs.config.fields import (
     CHOICE,
@@ -21,6 +19,7 @@ from cachefs.config.fields import (
     size,
 )
 from cachefs.config.options import Section
+from cachefs.config.record import CheckWithOthers, Field, FieldError
 from cachefs.config.tiers import MIN_CACHE_DIR_BYTES, TierConfig
 from cachefs.types import Medium
 
@@ -36,6 +35,20 @@ TIER_RATIOS = {
     "pin_limit": "pin_limit",
 }
 """The options of the mount that a tier's table inherits, by key of the table."""
+
+
+def _check_tiers(tables: object, others: Mapping[str, Any]) -> tuple[TierConfig, ...]:
+    """Return the tiers, with the mount's ratios in each table that lacks them."""
+    if not isinstance(tables, list | tuple) or not tables:
+        raise ValueError("write [[tier]], with two brackets, once for each medium")
+    ratios = {key: others[field] for key, field in TIER_RATIOS.items()}
+    tiers = []
+    for index, table in enumerate(tables):
+        try:
+            tiers.append(TierConfig(_filled_in(table, ratios)))
+        except FieldError as error:
+            raise FieldError(str(error), (index, *error.place)) from error
+    return tuple(tiers)
 
 
 class CacheSection(Section):
@@ -82,13 +95,13 @@ class CacheSection(Section):
         RATIO,
         Flag("RATIO", shown_default="0.92, or as far below --cache-high in proportion"),
     ] = Field(
-        default_factory=lambda data: _usual_low(data.get("cache_high", _HIGH)),
+        default_factory=lambda data: _usual_low(data["cache_high"]),
         description="Stop eviction when this share of the cache size is in use.",
     )
     pin_limit: Annotated[float, RATIO, Flag("RATIO")] = Field(
         0.8, description="Let at most this share of each cache directory be pinned (cachefs pin)."
     )
-    tier_tables: tuple[TierConfig, ...] = Field(
+    tier_tables: Annotated[tuple[TierConfig, ...], CheckWithOthers(_check_tiers)] = Field(
         (),
         description="Tiers, as [[tier]] tables in a file. They replace the directories and "
         "sizes above.",
@@ -116,17 +129,8 @@ class CacheSection(Section):
         description="Verify every cached block again within this time. 0 means never.",
     )
 
-    @field_validator("tier_tables", mode="before")
-    @classmethod
-    def _fill_in_tiers(cls, tables: object, info: ValidationInfo) -> object:
-        """Fill in the mount's ratios in each table that lacks them."""
-        if not isinstance(tables, list | tuple) or not tables:
-            raise ValueError("write [[tier]], with two brackets, once for each medium")
-        ratios = {key: info.data.get(field) for key, field in TIER_RATIOS.items()}
-        return [_filled_in(table, ratios) for table in tables]
-
-    @model_validator(mode="after")
-    def _check_cache(self) -> Self:
+    def _check_together(self) -> None:
+        super()._check_together()
         if not 0 < self.cache_low < self.cache_high:
             raise ValueError(
                 f"cache_low ({self.cache_low:g}) must be above 0 and below "
@@ -137,10 +141,9 @@ class CacheSection(Section):
         for path in paths:
             if paths.count(path) > 1:
                 raise ValueError(f"{path} stands in two tiers; each needs a directory of its own")
-        return self
 
     def _check_shorthands(self) -> None:
-        given = [name for name in TIER_SHORTHANDS if name in self.model_fields_set]
+        given = [name for name in TIER_SHORTHANDS if name in self.given]
         if self.tier_tables:
             if given:
                 option = given[0].replace("cache_dirs", "cache_dir")
@@ -173,19 +176,18 @@ class CacheSection(Section):
         return self.tier_from({"medium": medium, "path": paths, "quota": quota_bytes})
 
     def tier_from(self, table: Mapping[str, object]) -> TierConfig:
-        """Return the tier that a `[[tier]]` table describes. Raises pydantic's
-        `ValidationError`."""
+        """Return the tier that a `[[tier]]` table describes. Raises `FieldError`."""
         ratios = {key: getattr(self, field) for key, field in TIER_RATIOS.items()}
-        return TierConfig.model_validate(_filled_in(table, ratios))
+        return TierConfig(_filled_in(table, ratios))
 
 
-def _filled_in(table: object, ratios: Mapping[str, float | None]) -> object:
+def _filled_in(table: object, ratios: Mapping[str, float]) -> object:
     """Return a tier's table with the mount's ratios for missing keys. A `high` without a `low`
     also changes `low`, unless the mount sets its own `low`."""
     if not isinstance(table, Mapping):
         return table
     filled = {**ratios, **table}
-    usual = _usual_low(ratios["high"] or _HIGH)
+    usual = _usual_low(ratios["high"])
     if "high" in table and "low" not in table and ratios["low"] == usual:
         with suppress(ValueError):  # `TierConfig` raises it again with an explanation
             filled["low"] = _usual_low(check_ratio(table["high"]))

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BeforeValidator, GetCoreSchemaHandler
-from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
+from typing import Any
 
 from cachefs import units
+from cachefs.config.record import Check, CheckOfWords
 from cachefs.config.source_url import refuse_secrets
 from cachefs.errors import UsageError
 from cachefs.types import Medium
@@ -117,7 +115,7 @@ def check_size(value: object) -> int:
     return size_bytes
 
 
-def size(least: int = 0, *, or_zero: bool = False) -> BeforeValidator:
+def size(least: int = 0, *, or_zero: bool = False) -> Check:
     """Make a check for a number of bytes of at least `least`; `or_zero` also allows 0."""
 
     def check(value: object) -> int:
@@ -129,7 +127,19 @@ def size(least: int = 0, *, or_zero: bool = False) -> BeforeValidator:
             )
         return size_bytes
 
-    return BeforeValidator(check)
+    return Check(check)
+
+
+def duration(least_s: float, most_s: float, wanted: str) -> Check:
+    """Make a check for seconds from `least_s` to `most_s`, both included; `wanted` says so."""
+
+    def check(value: object) -> float:
+        seconds = _check_duration(value)
+        if not least_s <= seconds <= most_s:
+            raise ValueError(wanted)
+        return seconds
+
+    return Check(check)
 
 
 def _check_duration(value: object) -> float:
@@ -149,9 +159,15 @@ def check_ratio(value: object) -> float:
     return ratio
 
 
-def count(least: int, most: int) -> BeforeValidator:
+def count(least: int, most: int) -> Check:
     """Make a check for a whole number from `least` to `most`, both included."""
-    return BeforeValidator(_whole_number(least, most))
+    return Check(_whole_number(least, most))
+
+
+def optional_count(least: int, most: int) -> Check:
+    """Make the same check for a field that may be None."""
+    check = _whole_number(least, most)
+    return Check(lambda value: None if value is None else check(value))
 
 
 def _whole_number(least: int, most: int) -> Callable[[object], int]:
@@ -181,20 +197,10 @@ def _check_switch(value: object) -> bool:
     return value
 
 
-class _Choice:
-    """Checks that a value is one of the words of the field's `Literal`."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        allowed = get_args(source)
-
-        def check(value: object) -> str:
-            if not isinstance(value, str) or value not in allowed:
-                raise _refuse(value, f"one of {', '.join(allowed)}")
-            return value
-
-        return no_info_before_validator_function(check, handler(source))
+def _check_choice(value: object, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise _refuse(value, f"one of {', '.join(allowed)}")
+    return value
 
 
 _LEAST_RATE = 64 << 10
@@ -243,12 +249,21 @@ def _check_medium(value: object) -> Medium:
     return Medium[value.upper()]
 
 
-def _check_text(value: object) -> str | None:
-    if value is None:
-        return None
+def check_text(value: object) -> str:
+    """Return a text that can be shown. Raises `ValueError`."""
     if not isinstance(value, str) or not value or not value.isprintable():
         raise _refuse(value, "a text of at least one printable character")
     return value
+
+
+def _check_optional_text(value: object) -> str | None:
+    return None if value is None else check_text(value)
+
+
+def _check_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise _refuse(value, "a list of texts")
+    return tuple(value)
 
 
 def absolute_path(value: object) -> Path:
@@ -272,11 +287,11 @@ def _check_file_or_url(value: object) -> str | None:
         return None
     if isinstance(value, str) and "://" in value:
         refuse_secrets(value)
-        return _check_text(value)
+        return check_text(value)
     return str(absolute_path(value))
 
 
-def _paths(separators: str) -> BeforeValidator:
+def _paths(separators: str) -> Check:
     """Make a check for a list of paths, or text with one of the separators between them. No path
     may occur twice."""
 
@@ -293,25 +308,26 @@ def _paths(separators: str) -> BeforeValidator:
             raise ValueError(f"{show(value)} names a directory twice")
         return paths
 
-    return BeforeValidator(check)
+    return Check(check)
 
 
 _UID = _whole_number(0, _MOST_UID)
 MAX_DOWNLOADS = count(1, 4096)
-RATE = BeforeValidator(_check_rate)
-LIMITS = BeforeValidator(_check_limits)
-DURATION = BeforeValidator(_check_duration)
-RATIO = BeforeValidator(check_ratio)
-CHOICE = _Choice()
-MODE = BeforeValidator(_check_mode)
-SWITCH = BeforeValidator(_check_switch)
-TEXT = BeforeValidator(_check_text)
-PATH = BeforeValidator(absolute_path)
-OPTIONAL_PATH = BeforeValidator(_check_optional_path)
-FILE_OR_URL = BeforeValidator(_check_file_or_url)
+RATE = Check(_check_rate)
+LIMITS = Check(_check_limits)
+DURATION = Check(_check_duration)
+RATIO = Check(check_ratio)
+CHOICE = CheckOfWords(_check_choice)
+MODE = Check(_check_mode)
+SWITCH = Check(_check_switch)
+TEXT = Check(_check_optional_text)
+TEXTS = Check(_check_texts)
+PATH = Check(absolute_path)
+OPTIONAL_PATH = Check(_check_optional_path)
+FILE_OR_URL = Check(_check_file_or_url)
 PATHS = _paths(":")
 TIER_PATHS = _paths(":,")
-MEDIUM = BeforeValidator(_check_medium)
+MEDIUM = Check(_check_medium)
 
 
 def user_cache_home() -> Path:
@@ -352,20 +368,20 @@ def cache_id(source: str, endpoint: str | None) -> str:
     return f"{readable}-{digest[:8]}"
 
 
-def default_cache_dirs(data: dict[str, Any]) -> tuple[Path, ...]:
-    """Return the default from the fields checked so far; a wrong `source` is missing from them."""
+def default_cache_dirs(data: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the default, from the fields checked so far."""
     return (user_cache_home() / _cache_id_of(data),)
 
 
-def default_mem_dir(data: dict[str, Any]) -> Path:
+def default_mem_dir(data: Mapping[str, Any]) -> Path:
     """Return the default directory in memory for the same source."""
     return user_mem_home() / _cache_id_of(data)
 
 
-def _cache_id_of(data: dict[str, Any]) -> str:
+def _cache_id_of(data: Mapping[str, Any]) -> str:
     """Return the same id for the same store, whether its endpoint comes from an option or from
     the environment."""
-    source, endpoint = data.get("source", ""), data.get("endpoint")
+    source, endpoint = data["source"], data["endpoint"]
     if endpoint is None and source.startswith("s3://"):
         ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
         names = () if ignored else ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from cachefs.config.fields import (
     FILE_OR_URL,
     MODE,
@@ -20,6 +18,7 @@ from cachefs.config.fields import (
     show,
 )
 from cachefs.config.model import MountConfig, flags, refuse_below_mountpoint
+from cachefs.config.record import FieldError
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
 
@@ -62,8 +61,8 @@ def load_mount_config(
                 f"of --config ({field} = ...)"
             )
     try:
-        return MountConfig.model_validate({**values, **options, **given})
-    except ValidationError as error:
+        return MountConfig({**values, **options, **given})
+    except FieldError as error:
         raise UsageError(_one_line(error, names, file)) from error
 
 
@@ -102,38 +101,31 @@ def load_tier(config: MountConfig, table: Mapping[str, object]) -> TierConfig:
         tier = config.tier_from(table)
         for path in tier.paths:
             refuse_below_mountpoint("cache directory", path, config.mountpoint)
-    except ValidationError as error:
+    except FieldError as error:
         raise UsageError(": ".join(filter(None, explain(error, {})))) from error
-    except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
-        raise UsageError("the table of a tier has text that is not valid Unicode") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
     return tier
 
 
-def _one_line(error: ValidationError, names: Mapping[str, str], file: Path | None) -> str:
-    """Return the first error as one line: its place, and the text of the check."""
+def _one_line(error: FieldError, names: Mapping[str, str], file: Path | None) -> str:
+    """Return the error as one line: its place, and the text of the check."""
     where, text = explain(error, names)
     if not where:
         return text if file is None else f"{text} (options come from {file} too)"
     return f"{where}: {text}"
 
 
-def explain(error: ValidationError, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return the place of the first error, in words of `names` (by field; "" if it concerns all
+def explain(error: FieldError, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return the place of the error, in words of `names` (by field; "" if it concerns all
     fields), and the text of the check."""
-    first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    text = (
-        str(cause) if isinstance(cause, ValueError) else f"{show(first['input'])}: {first['msg']}"
-    )
     where = ""
-    for step in first["loc"]:
+    for step in error.place:
         if isinstance(step, int):
             where += f" {step + 1}"
         else:
             where += f": {step}" if where else names.get(step, step)
-    return where, text
+    return where, str(error)
 
 
 def _fields_by_key() -> dict[str, str]:
@@ -163,7 +155,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
             table["path"] = _anchored(table["path"], file, ":,")
     for field, flag in flags().items():
         if (key := flag.key) in values:
-            for check in MountConfig.model_fields[field].metadata:
+            for check in MountConfig.fields[field].metadata:
                 if check is MODE and not isinstance(values[key], str):
                     raise UsageError(
                         f"{file}: {key}: {show(values[key])} is ambiguous; write three octal "

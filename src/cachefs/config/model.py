@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args, get_origin
-
-from pydantic import field_validator, model_validator
+from typing import Annotated, Literal, get_args, get_origin
 
 from cachefs.config.cache_options import CacheSection
-from cachefs.config.fields import PATH, TEXT, Flag
+from cachefs.config.fields import PATH, Flag, check_text
 from cachefs.config.options import (
     AccessSection,
     MetadataSection,
@@ -17,26 +15,26 @@ from cachefs.config.options import (
     Section,
     SharedSection,
 )
+from cachefs.config.record import Check
 from cachefs.config.source_url import refuse_secrets, shown
+
+
+def _check_source(value: object) -> str:
+    source = check_text(value)
+    scheme, separator, _ = source.partition("://")
+    if not separator or not scheme:
+        raise ValueError(
+            f'"{shown(source)}" is no URL; write s3://BUCKET/PREFIX, or file:///DIR for a directory'
+        )
+    refuse_secrets(source)
+    return source
 
 
 class _Arguments(Section):
     """What `cachefs mount` is given without an option's name."""
 
-    source: Annotated[str, TEXT]
+    source: Annotated[str, Check(_check_source)]
     mountpoint: Annotated[Path, PATH]
-
-    @field_validator("source")
-    @classmethod
-    def _check_source(cls, source: str) -> str:
-        scheme, separator, _ = source.partition("://")
-        if not separator or not scheme:
-            raise ValueError(
-                f'"{shown(source)}" is no URL; write s3://BUCKET/PREFIX, or file:///DIR for a '
-                "directory"
-            )
-        refuse_secrets(source)
-        return source
 
 
 class MountConfig(
@@ -56,20 +54,15 @@ class MountConfig(
     base class are checked first: defaults of later fields depend on earlier ones.
     """
 
-    @model_validator(mode="after")
-    def _check_writable(self) -> Self:
+    def _check_together(self) -> None:
+        super()._check_together()
         if self.manifest is not None and not self.read_only:
             raise ValueError("a manifest fixes what the mount shows; leave out --rw or --manifest")
-        return self
-
-    @model_validator(mode="after")
-    def _check_places(self) -> Self:
         places = [("cache directory", path) for tier in self.tiers for path in tier.paths]
         if self.log_file is not None:
             places.append(("log_file", self.log_file))
         for name, path in places:
             refuse_below_mountpoint(name, path, self.mountpoint)
-        return self
 
 
 _SECTIONS: tuple[type[Section], ...] = (
@@ -88,7 +81,7 @@ def flags() -> dict[str, Flag]:
     return {
         name: _complete(flag, name, section, field.annotation)
         for section in _SECTIONS
-        for name, field in section.model_fields.items()
+        for name, field in section.fields.items()
         for flag in field.metadata
         if isinstance(flag, Flag)
     }

@@ -6,10 +6,9 @@ A field has a check, a `Flag` (its form on the command line), a default and the 
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing import Annotated, Any, ClassVar, Literal
 
 from cachefs.config.address import ADDRESS, OFF
 from cachefs.config.fields import (
@@ -26,19 +25,19 @@ from cachefs.config.fields import (
     Flag,
     Group,
     count,
+    duration,
     show,
     size,
 )
+from cachefs.config.record import Field, Record
 from cachefs.config.shared_option import SHARED
 
+_TIMEOUT = duration(0.1, 86_400, "a timeout is at least 0.1s and at most 1d")
+_SHARED_TIMEOUT = duration(0.001, 86_400, "it is at least 1ms and at most 1d")
 
-class Section(BaseModel):
+
+class Section(Record):
     """The options of one group. `MountConfig` consists of all sections. Immutable."""
-
-    # Only `MountConfig` is ever built, when it is first used: no validator is made for a section.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True
-    )
 
     group: ClassVar[Group]
 
@@ -102,17 +101,17 @@ class OriginSection(Section):
     download_limit: Annotated[int, RATE, Flag("SIZE", live=True)] = Field(
         0, description="Read at most this many bytes per second from the origin. 0 means no limit."
     )
-    read_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+    read_timeout: Annotated[float, _TIMEOUT, Flag("TIME")] = Field(
         5.0,
         description="Let a read fail when it needs the origin and the origin has sent nothing "
         "for this time.",
     )
-    request_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+    request_timeout: Annotated[float, _TIMEOUT, Flag("TIME")] = Field(
         2.0,
         description="Send a request again when it has had no answer for this time. Choose less "
         "than half of --read-timeout, so that there is time for the second try.",
     )
-    write_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+    write_timeout: Annotated[float, _TIMEOUT, Flag("TIME")] = Field(
         60.0,
         description="Let a close, or another change in a writable mount, fail when the origin "
         "has accepted nothing for this time.",
@@ -122,13 +121,6 @@ class OriginSection(Section):
         description="Send a second request for a block when the first one takes longer than 95% "
         "of the earlier requests.",
     )
-
-    @field_validator("read_timeout", "request_timeout", "write_timeout")
-    @classmethod
-    def _check_timeout(cls, timeout_s: float) -> float:
-        if not 0.1 <= timeout_s <= 86_400:
-            raise ValueError("a timeout is at least 0.1s and at most 1d")
-        return timeout_s
 
 
 class MetadataSection(Section):
@@ -185,18 +177,11 @@ class SharedSection(Section):
         "that were stored without it.",
     )
 
-    shared_timeout: Annotated[float, DURATION, Flag("TIME")] = Field(
+    shared_timeout: Annotated[float, _SHARED_TIMEOUT, Flag("TIME")] = Field(
         0.02,
         description="How long a reader waits at most for one of these servers. Then it asks the "
         "origin.",
     )
-
-    @field_validator("shared_timeout")
-    @classmethod
-    def _check_shared_timeout(cls, timeout_s: float) -> float:
-        if not 0.001 <= timeout_s <= 86_400:
-            raise ValueError("it is at least 1ms and at most 1d")
-        return timeout_s
 
 
 class ReadingSection(Section):
@@ -264,7 +249,7 @@ class AccessSection(Section):
         SWITCH,
         Flag(names=("--allow-other/--no-allow-other",), shown_default="allowed for root"),
     ] = Field(
-        default_factory=lambda: os.geteuid() == 0, description="Let other users access the mount."
+        default_factory=lambda _: os.geteuid() == 0, description="Let other users access the mount."
     )
     limit_uid: Annotated[
         dict[int, int],
@@ -297,9 +282,7 @@ class AccessSection(Section):
         "object store.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spread_squash(cls, values: dict[str, object]) -> dict[str, object]:
+    def _prepared(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         squash = values.get("squash")
         if squash is None:
             return values

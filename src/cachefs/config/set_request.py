@@ -2,18 +2,19 @@
 `cachefs mount`, with the same names, forms and checks, and the access log."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from typing import Any
 
 from cachefs.config.address import OFF
 from cachefs.config.fields import absolute_path, nearest
 from cachefs.config.load import explain
 from cachefs.config.model import MountConfig, flags
+from cachefs.config.record import FieldError
 from cachefs.errors import UsageError
 
 LIVE = tuple(name for name, flag in flags().items() if flag.live)
 """Options that can be changed on a running mount, by field name."""
+
+_ACCESS_LOG = "access_log"
 
 
 def _check_access_log(value: object) -> str:
@@ -21,36 +22,30 @@ def _check_access_log(value: object) -> str:
     return OFF if value == OFF else str(absolute_path(value))
 
 
-def _like_the_option(name: str) -> Any:
-    field = MountConfig.model_fields[name]
-    return Annotated[field.annotation, *field.metadata], None
-
-
-_SetRequest: type[BaseModel] = create_model(
-    "SetRequest",
-    __config__=ConfigDict(frozen=True, extra="forbid"),
-    access_log=(Annotated[str, BeforeValidator(_check_access_log)], None),
-    **{name: _like_the_option(name) for name in LIVE},
-)
-
-
 def load_changes(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the checked values by field name. Raises `UsageError`, one line that names setting,
     value and fix."""
-    known = sorted(_SetRequest.model_fields)
+    known = sorted((*LIVE, _ACCESS_LOG))
     for name in values:
         if name not in known:
             fix = f"these can be changed: {', '.join(map(_option, known))}"
-            if name not in MountConfig.model_fields:
+            if name not in MountConfig.fields:
                 fix = nearest(name, known, fix)
             raise UsageError(f'"{_option(name)}" can\'t be changed while mounted; {fix}')
     try:
-        return _SetRequest.model_validate(values).model_dump(exclude_unset=True)
-    except ValidationError as error:
+        return {name: _checked(name, value) for name, value in values.items()}
+    except FieldError as error:
         names = {field: _option(field) for field in known}
         raise UsageError(": ".join(filter(None, explain(error, names)))) from error
-    except UnicodeEncodeError:  # pydantic encodes texts as UTF-8
-        raise UsageError("a setting is not valid Unicode") from None
+
+
+def _checked(name: str, value: object) -> Any:
+    if name != _ACCESS_LOG:
+        return MountConfig.fields[name].check(value, {})
+    try:
+        return _check_access_log(value)
+    except ValueError as error:
+        raise FieldError(str(error), (name,)) from error
 
 
 def _option(field: str) -> str:

@@ -2,10 +2,9 @@
 
 import re
 
-from pydantic import BeforeValidator
-
 from cachefs.config.address import OFF, join_address, split_address
 from cachefs.config.fields import absolute_path, show
+from cachefs.config.record import Check
 
 MOST_MEMBERS = 4096
 _DNS = "dns:"
@@ -61,4 +60,4 @@ def _check(value: object) -> str:
     return ",".join(join_address(*member) for member in parse_members(text, "the list"))
 
 
-SHARED = BeforeValidator(_check)
+SHARED = Check(_check)

@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from typing import Annotated, Any
 
 from cachefs import units
 from cachefs.config.fields import MEDIUM, RATIO, TIER_PATHS, check_size, nearest, show
+from cachefs.config.record import CheckWithOthers, Field, Record
 from cachefs.types import Medium
 
 MIN_CACHE_DIR_BYTES = 64 << 20
@@ -32,7 +24,27 @@ _KEYS = {
 _REQUIRED = ("medium", "path", "quota")
 
 
-class TierConfig(BaseModel):
+def _check_quotas(value: object, others: Mapping[str, Any]) -> tuple[int, ...]:
+    path_count = len(others["paths"])
+    parts: list[Any] = value.split(",") if isinstance(value, str) else [value]
+    shared = len(parts) == 1 and not isinstance(value, list | tuple)
+    if isinstance(value, list | tuple):
+        parts = list(value)
+    quotas = [check_size(part) for part in parts]
+    if shared:
+        quotas = [quotas[0] // path_count] * path_count
+    if len(quotas) != path_count:
+        raise ValueError(
+            f"{show(value)}: {len(quotas)} quotas for {path_count} paths; give one that they "
+            "share, or one for each"
+        )
+    if min(quotas) < MIN_CACHE_DIR_BYTES:
+        least = units.format_bytes(MIN_CACHE_DIR_BYTES)
+        raise ValueError(f"{show(value)} is too small; the least is {least} for each path")
+    return tuple(quotas)
+
+
+class TierConfig(Record):
     """One or more directories on one medium. Each is a separate cache directory with its own quota
     in bytes. Immutable.
 
@@ -40,53 +52,26 @@ class TierConfig(BaseModel):
     share a single quota evenly.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     medium: Annotated[Medium, MEDIUM]
     paths: Annotated[tuple[Path, ...], TIER_PATHS] = Field(alias="path")
-    quotas: tuple[int, ...] = Field(alias="quota")
+    quotas: Annotated[tuple[int, ...], CheckWithOthers(_check_quotas)] = Field(alias="quota")
     high: Annotated[float, RATIO]
     low: Annotated[float, RATIO]
     free_space_ratio: Annotated[float, RATIO]
     pin_limit: Annotated[float, RATIO]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, table: object) -> object:
-        if not isinstance(table, Mapping):
-            raise ValueError(f"{show(table)} is not a table; write [[tier]], then key = value")
-        for key in table:
+    def _prepared(self, values: object) -> Mapping[str, Any]:
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{show(values)} is not a table; write [[tier]], then key = value")
+        for key in values:
             if key not in _KEYS:
                 otherwise = f"known are {', '.join(_KEYS)}"
                 raise ValueError(f"unknown key {show(key)}; {nearest(str(key), _KEYS, otherwise)}")
         for key in _REQUIRED:
-            if key not in table:
+            if key not in values:
                 raise ValueError(f"it has no {key}; give it {_KEYS[key]}")
-        return table
+        return values
 
-    @field_validator("quotas", mode="before")
-    @classmethod
-    def _check_quotas(cls, value: object, info: ValidationInfo) -> tuple[int, ...]:
-        path_count = len(info.data.get("paths", [None]))
-        parts: list[Any] = value.split(",") if isinstance(value, str) else [value]
-        shared = len(parts) == 1 and not isinstance(value, list | tuple)
-        if isinstance(value, list | tuple):
-            parts = list(value)
-        quotas = [check_size(part) for part in parts]
-        if shared:
-            quotas = [quotas[0] // path_count] * path_count
-        if len(quotas) != path_count:
-            raise ValueError(
-                f"{show(value)}: {len(quotas)} quotas for {path_count} paths; give one that they "
-                "share, or one for each"
-            )
-        if min(quotas) < MIN_CACHE_DIR_BYTES:
-            least = units.format_bytes(MIN_CACHE_DIR_BYTES)
-            raise ValueError(f"{show(value)} is too small; the least is {least} for each path")
-        return tuple(quotas)
-
-    @model_validator(mode="after")
-    def _check_watermarks(self) -> Self:
+    def _check_together(self) -> None:
         if not 0 < self.low < self.high:
             raise ValueError(f"low ({self.low:g}) must be above 0 and below high ({self.high:g})")
-        return self

@@ -6,10 +6,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from cachefs.config.load import explain
 from cachefs.config.model import MountConfig
+from cachefs.config.record import FieldError, Record
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
 
@@ -22,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 def to_json(config: MountConfig) -> str:
     """Return the given values as JSON, without defaults: the receiver applies its own."""
-    values = config.model_dump(exclude_unset=True, by_alias=True)
+    values = config.given_values()
     for field, others in _SPREAD.items():
         if values.get(field) is not None:
             for other in others:
@@ -34,6 +33,8 @@ def _plain(value: object) -> object:
     match value:
         case Path():
             return str(value)
+        case Record():
+            return value.given_values()
         case Enum():
             return value.value
     raise TypeError(type(value).__name__)
@@ -46,15 +47,14 @@ def from_json(text: str) -> MountConfig:
     Raises `UsageError` for values that this version refuses.
     """
     values: dict[str, Any] = json.loads(text)
-    _drop_unknown(values, set(MountConfig.model_fields))
-    keys = {field.alias or name for name, field in TierConfig.model_fields.items()}
+    _drop_unknown(values, set(MountConfig.fields))
+    keys = {field.key for field in TierConfig.fields.values()}
     for table in values.get(_TIERS, ()):
         _drop_unknown(table, keys)
     try:
-        return MountConfig.model_validate(values)
-    except ValidationError as error:
-        names = {name: name for name in MountConfig.model_fields}
-        raise UsageError(": ".join(filter(None, explain(error, names)))) from error
+        return MountConfig(values)
+    except FieldError as error:
+        raise UsageError(": ".join(filter(None, explain(error, {})))) from error
 
 
 def _drop_unknown(values: dict[str, Any], known: set[str]) -> None:

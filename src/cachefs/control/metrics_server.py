@@ -110,7 +110,7 @@ def _listen(config: MountConfig) -> socket.socket | None:
         return _bound(host, port)
     except OSError as error:
         reason = _why(error)
-        if "metrics" in config.model_fields_set:
+        if "metrics" in config.given:
             raise CachefsError(
                 f"can't listen on {config.metrics} for metrics: {reason}; choose another address "
                 "with --metrics"

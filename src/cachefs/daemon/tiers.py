@@ -64,7 +64,7 @@ def _open_tier(
 
 def warn_of_sizes(config: MountConfig) -> None:
     """Log a warning for each quota above the size of memory or of its file system. Blocks."""
-    given = {"cache_size", "mem_size", "tier_tables"} & config.model_fields_set
+    given = {"cache_size", "mem_size", "tier_tables"} & config.given
     wanted: dict[int, list[tuple[Path, int]]] = {}
     for tier in config.tiers if given else ():
         for path, quota_bytes in zip(tier.paths, tier.quotas, strict=True):

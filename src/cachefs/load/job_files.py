@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cachefs.load.spec import JobReport
+from cachefs.load.spec import JobReport, read_report
 from cachefs.load.walk import Failure
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class JobFiles:
         """Replace `job.json`. It is synced, so that an accepted job survives a power failure."""
         path = self._directory / report.id / "job.json"
         temporary = path.with_suffix(".tmp")
-        fields = {"format": JOB_FORMAT, **report.model_dump(mode="json")}
+        fields = {"format": JOB_FORMAT, **report.values()}
         if fields["spec"]["jobs"] is None:  # earlier versions read no null here
             del fields["spec"]["jobs"]
         text = json.dumps(fields, indent=1)
@@ -113,7 +113,7 @@ def _read(path: Path) -> JobReport | None:
         fields = json.loads((path / "job.json").read_text(encoding="utf-8"))
         if fields.pop("format") != JOB_FORMAT:
             raise ValueError("it is of another format")
-        return JobReport.model_validate(fields)
+        return read_report(fields)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log.warning("%s can't be read as a load job (%s); it is left alone", path, error)
         return None

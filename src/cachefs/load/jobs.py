@@ -1,5 +1,6 @@
 """All load jobs of a mount: accept them, run a few at a time, continue them after a restart."""
 
+import copy
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -68,7 +69,7 @@ class Jobs:
             job_id = await trio.to_thread.run_sync(self._files.new_id)
         except OSError as error:
             raise _cant_be_kept(error) from error
-        spec = spec.model_copy(update={"paths": paths})
+        spec = LoadSpec({**spec.values(), "paths": paths})
         report = JobReport(id=job_id, spec=spec, created_at=time.time())
         self._reports[job_id] = report
         return report
@@ -205,7 +206,7 @@ class Jobs:
     async def _save(self, report: JobReport) -> JobReport:
         """Return the copy of the report that was saved."""
         async with self._writing:
-            snapshot = report.model_copy(deep=True)
+            snapshot = copy.deepcopy(report)
             with suppress(OSError):  # the job goes on; a restart would find its earlier state
                 await trio.to_thread.run_sync(self._files.write, snapshot)
             return snapshot

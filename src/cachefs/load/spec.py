@@ -1,10 +1,11 @@
 """The specification and the progress of a load job. Both are stored and sent as JSON."""
 
-from enum import StrEnum
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from cachefs.config.fields import CHOICE, SWITCH, TEXTS, optional_count
+from cachefs.config.record import FieldError, Record
 from cachefs.errors import UsageError
 
 MOST_JOBS = 256
@@ -12,21 +13,19 @@ NEAR_JOBS, FAR_JOBS = 32, 64
 """Most requests under way of a job that names no number, for an origin nearby and a far one."""
 
 
-class LoadSpec(BaseModel):
+class LoadSpec(Record):
     """What a user requests. `paths` are relative to the mount's root; "" is the whole mount."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    paths: tuple[str, ...] = ()
-    has_list: bool = False
+    paths: Annotated[tuple[str, ...], TEXTS] = ()
+    has_list: Annotated[bool, SWITCH] = False
     """The job has a file with more paths, one per line."""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    mode: Literal["load", "metadata", "check", "dry-run"] = "load"
+    include: Annotated[tuple[str, ...], TEXTS] = ()
+    exclude: Annotated[tuple[str, ...], TEXTS] = ()
+    mode: Annotated[Literal["load", "metadata", "check", "dry-run"], CHOICE] = "load"
     """load: fetch the files; metadata: look up names and attributes only; check: report what is
     cached; dry-run: report what a load would fetch."""
-    pin: bool = False
-    jobs: Annotated[int, Field(ge=1, le=MOST_JOBS)] | None = None
+    pin: Annotated[bool, SWITCH] = False
+    jobs: Annotated[int | None, optional_count(1, MOST_JOBS)] = None
     """Most requests under way at a time; None for `NEAR_JOBS` or `FAR_JOBS`."""
 
 
@@ -51,7 +50,8 @@ class State(StrEnum):
         return self in (State.DONE, State.INCOMPLETE, State.FAILED, State.CANCELLED)
 
 
-class TierRoom(BaseModel):
+@dataclass(slots=True)
+class TierRoom:
     """How much of a job fits into a cache directory, in bytes of slots, if only pinned blocks stay
     there besides."""
 
@@ -63,7 +63,8 @@ class TierRoom(BaseModel):
     `room_bytes`."""
 
 
-class Progress(BaseModel):
+@dataclass(slots=True)
+class Progress:
     """Counts of files, and of their bytes."""
 
     directories: int = 0
@@ -88,10 +89,11 @@ class Progress(BaseModel):
     """The part of `bytes` that was in the cache at the end."""
     waiting_for: str | None = None
     """Why the job makes no progress at the moment; None if it does."""
-    tiers: list[TierRoom] = []
+    tiers: list[TierRoom] = field(default_factory=list)
 
 
-class JobReport(BaseModel):
+@dataclass(slots=True, kw_only=True)
+class JobReport:
     """The report that `cachefs jobs` shows about a job. Times are seconds since 1970."""
 
     id: str
@@ -101,14 +103,42 @@ class JobReport(BaseModel):
     started_at: float | None = None
     ended_at: float | None = None
     problem: str | None = None
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
+
+    def values(self) -> dict[str, Any]:
+        """Return the report as it is stored and sent: only what JSON has."""
+        return {**asdict(self), "spec": self.spec.values()}
 
 
-def load_spec(fields: object) -> LoadSpec:
-    """Validate `fields` of a JSON request and return the specification. Raises `UsageError`."""
+def load_spec(values: object) -> LoadSpec:
+    """Check the fields of a JSON request and return the specification. Raises `UsageError`."""
     try:
-        return LoadSpec.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "a load job"
-        raise UsageError(f"{where}: {first['msg']}") from None
+        return LoadSpec(values)
+    except FieldError as error:
+        where = ".".join(str(part) for part in error.place) or "a load job"
+        raise UsageError(f"{where}: {error}") from None
+
+
+def read_report(values: Any) -> JobReport:
+    """Return the report that `JobReport.values` has made, of this version or another one. Raises
+    `TypeError` or `ValueError` for anything else."""
+    report: JobReport = _read(JobReport, values)
+    return report
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """Return the value of a field of type `kind`. Leaves out fields that this version doesn't
+    have."""
+    if kind in (JobReport, Progress, TierRoom):
+        kinds = {each.name: each.type for each in fields(kind)}
+        known = {name: _read(kinds[name], value[name]) for name in kinds if name in value}
+        return kind(**known)
+    if get_origin(kind) is list:
+        return [_read(get_args(kind)[0], each) for each in value]
+    if isinstance(kind, type) and issubclass(kind, Record | Enum):
+        return kind(value)
+    if isinstance(value, int) and not isinstance(value, kind):
+        value = float(value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value

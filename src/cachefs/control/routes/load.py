@@ -96,4 +96,4 @@ class LoadRoutes:
 
 
 def _shown(report: JobReport) -> dict[str, object]:
-    return report.model_dump(mode="json")
+    return report.values()
