@@ -90,7 +90,8 @@ def command(
     try:
         mount = find_mount(place)
         if mount is not None:
-            if is_served and not (lazy or force) and mount.fstype == FSTYPE:
+            is_ending = is_served and not (lazy or force) and mount.fstype == FSTYPE
+            if is_ending and _is_writable(entry):
                 sends.wait()
             try:
                 _remove(mount, lazy=lazy, force=force)
@@ -141,6 +142,12 @@ def _remove_stale(place: Path) -> None:
     if mount is not None and is_ours and check_answers(place, DEAD_S) is MountHealth.DEAD:
         _remove(mount, lazy=True, force=False)
     remove_leftovers(place)
+
+
+def _is_writable(entry: RuntimeEntry | None) -> bool:
+    """Return whether the mount can have unsent files. Earlier versions did not note its options."""
+    options = (entry.given or {}).get("config") if entry is not None else None
+    return options is None or not options.get("read_only", True)
 
 
 def _remove(mount: MountEntry, *, lazy: bool, force: bool) -> None:

@@ -8,20 +8,15 @@ from typing import Any
 
 import click
 
-from cachefs.cli.mounts.path_request import counted
-from cachefs.cli.mounts.unsent import spool_of
-from cachefs.cli.views.unsent import flushing
 from cachefs.control import api
-from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError
 from cachefs.mounts import socket_path
 from cachefs.units import format_bytes
-from cachefs.writes.unsent.leftover import read_spool
 
 
 class LastSends:
-    """The unsent files of one mount that is about to end. A read-only mount has none, and a daemon
-    that does not answer is not waited for."""
+    """The unsent files of one mount that is about to end. A daemon that does not answer is not
+    waited for. Most mounts are read-only and have none, so `wait` does the imports."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -32,6 +27,9 @@ class LastSends:
     def wait(self) -> None:
         """Send what is unsent, with progress on a terminal. After Ctrl-C, or if the origin does not
         answer, the rest is left in the spool."""
+        from cachefs.cli.mounts.unsent import spool_of
+        from cachefs.cli.views.unsent import flushing
+
         with contextlib.suppress(CachefsError):
             self._spool = spool_of(self._place)
             if self._spool is None:
@@ -44,6 +42,8 @@ class LastSends:
                 self._leave(True)
 
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        from cachefs.control.client import stream
+
         lines = stream(
             socket_path(self._place), api.WRITES_FLUSH, {"paths": [""], "replace": False}
         )
@@ -53,6 +53,8 @@ class LastSends:
                     yield "", line
 
     def _leave(self, leaves: bool) -> None:
+        from cachefs.control.client import ask
+
         with contextlib.suppress(CachefsError):
             ask(socket_path(self._place), api.WRITES_LEAVE, {"leave": leaves})
 
@@ -65,6 +67,9 @@ class LastSends:
         """Say in one line what is left in the spool. Call it when the daemon has ended."""
         if self._spool is None:
             return
+        from cachefs.cli.mounts.path_request import counted
+        from cachefs.writes.unsent.leftover import read_spool
+
         try:
             files = read_spool(self._spool).files
         except CachefsError:
