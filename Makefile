@@ -12,7 +12,7 @@ test test-long test-python-path screenshots: export WITH_BROWSER := 1
 # How reads, writes, interrupts and notices reach the kernel, and how a mount starts and ends.
 RELAY_CHANGES := bad_disk bad_input damaged_slabs dropped_names hog killed limits metrics open_files \
 	outage_s3 read_ahead reading replaced storm systemd_notify users write_parts writes
-PYTHONS := src tests $(wildcard bench demo deploy)
+PYTHONS := src tests scripts/fetch $(wildcard bench demo deploy)
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -92,4 +92,4 @@ lock: ## resolve all dependencies again into requirements/*.lock
 clean: ## remove everything that was built here
 	rm -rf .venv .build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf src/*.egg-info
+	rm -rf src/*.egg-info src/cachefs/control/console/static/uplot* src/cachefs/csi/spec/csi_pb2.py*

@@ -1,15 +1,18 @@
-"""The compiled parts and the version; everything else is in pyproject.toml.
+"""The compiled, generated and fetched parts, and the version; the rest is in pyproject.toml.
 
-What can't be compiled is left out with a warning: without a compiler, or with a libfuse before
-3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several buffers, loads
-use hashlib.
+What can't be compiled is left out with a warning: without a compiler, without xxhash.h, or with a
+libfuse before 3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several
+buffers, loads use hashlib. A build fails without the rest: the files of `scripts/fetch`, and the
+messages of the CSI specification.
 """
 
 import subprocess
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 
+_CSI = "src/cachefs/csi/spec"
 _HOME = Path("src/cachefs/fuse/relay")
 _SOURCES = sorted(map(str, _HOME.glob("*.c")))
 _HEADERS = sorted(map(str, _HOME.glob("*.h")))
@@ -32,6 +35,15 @@ def _version() -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
+def _run(*command: str) -> None:
+    """Run a Python program. A failure ends the build after the lines that the program printed."""
+    if subprocess.run([sys.executable, *command], check=False).returncode:
+        sys.exit(f"error: '{' '.join(command)}' failed; see the lines above")
+
+
+# Now, because setuptools soon looks at which files are there.
+_run("scripts/fetch", "uplot")
+_run("-m", "grpc_tools.protoc", "-I", _CSI, f"--python_out={_CSI}", f"--pyi_out={_CSI}", "csi.proto")
 setup(
     version=_version(),
     ext_modules=[

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_OURS = {"xxhash.h", "csi_pb2.py"}
+GENERATED = {"csi_pb2.py"}
 SOURCES = sorted(
     path
     for suffix in ("py", "c", "h")
     for path in (ROOT / "src").rglob(f"*.{suffix}")
-    if path.name not in NOT_OURS
+    if path.name not in GENERATED
 )
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

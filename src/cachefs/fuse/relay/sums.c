@@ -6,9 +6,11 @@
 #include <string.h>
 #include <sys/uio.h>
 
-/* xxhash.h is release 0.8.2 of https://github.com/Cyan4973/xxHash, unchanged (BSD 2-clause). */
+#if !__has_include(<xxhash.h>)
+#error "the relay needs xxhash.h; install libxxhash-dev (Debian) or xxhash-devel (Fedora)"
+#endif
 #define XXH_INLINE_ALL
-#include "xxhash.h"
+#include <xxhash.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 uint64_t xxh3_with_avx2(const void *bytes, size_t length); /* sums_avx2.c; three times as fast */

@@ -2,7 +2,7 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx2")
 #define XXH_INLINE_ALL
-#include "xxhash.h"
+#include <xxhash.h>
 
 uint64_t xxh3_with_avx2(const void *bytes, size_t length);
 uint64_t xxh3_with_avx2(const void *bytes, size_t length) { return XXH3_64bits(bytes, length); }
