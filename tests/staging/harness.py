@@ -15,7 +15,6 @@ from cachefs.staging.staged_file import StagedFile
 from cachefs.types import ObjectMeta
 
 SOURCE = "s3://bucket/prefix"
-CONNECTION = b"one connection.."
 LIMIT = 1 << 30
 
 
@@ -24,7 +23,6 @@ def meta_of(base: bytes, version: str = "v1") -> ObjectMeta:
 
 
 async def open_spool(root: Path, limit_bytes: int = LIMIT, **options: Any) -> Spool:
-    options.setdefault("connection", CONNECTION)
     return await Spool.open(root / "spool", SOURCE, limit_bytes, **options)
 
 

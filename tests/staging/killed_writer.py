@@ -13,7 +13,7 @@ import trio
 from cachefs.staging import journal as journal_module
 from cachefs.staging.spool import Spool
 from cachefs.types import ObjectMeta
-from tests.staging.harness import CONNECTION, SOURCE
+from tests.staging.harness import SOURCE
 
 BASE = bytes(range(256)) * 400
 FILES = 6
@@ -29,7 +29,7 @@ def steps(seed: int) -> Iterator[tuple[int, int, bytes]]:
 
 async def main(root: Path, seed: int) -> None:
     journal_module._DEAD_BYTES = 20_000  # it is written anew many times
-    spool = await Spool.open(root, SOURCE, 1 << 30, CONNECTION)
+    spool = await Spool.open(root, SOURCE, 1 << 30)
     files = []
     for number in range(FILES):
         base = None if number % 2 else ObjectMeta(len(BASE), 0, "v")

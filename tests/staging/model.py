@@ -40,7 +40,6 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("finish"), WHICH),
     st.tuples(st.just("conflict"), WHICH),
     st.tuples(st.just("drop"), WHICH),
-    st.tuples(st.just("answer"), st.integers(0, 9)),
 )
 
 
@@ -65,14 +64,13 @@ class ModelFile:
 @dataclass
 class Model:
     files: dict[int, ModelFile] = field(default_factory=dict)
-    answers: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> "Model":
         files = {
             number: replace(file, parts=None if file.parts is None else dict(file.parts))
             for number, file in self.files.items()
         }
-        return Model(files, dict(self.answers))
+        return Model(files)
 
 
 class Machine:
@@ -97,12 +95,8 @@ class Machine:
         if name == "begin":
             tracks, path = args[0], f"file {self._next}"
             meta = meta_of(BASE, "base") if tracks else None
-            file = self.spool.begin(1000 + self._next, path, meta, answering=self._next)
+            file = self.spool.begin(1000 + self._next, path, meta)
             self.model.files[file.number] = ModelFile(path, BASE if tracks else b"", tracks)
-            self.model.answers[self._next] = 0
-        elif name == "answer":
-            self.spool.note_answer(self._next, args[0])
-            self.model.answers[self._next] = args[0]
         elif (chosen := self.chosen(args[0])) is not None:
             await getattr(self, name)(*chosen, *args[1:])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.staging.spool import Spool
-from tests.staging.harness import CONNECTION, SOURCE, content_of
+from tests.staging.harness import SOURCE, content_of
 from tests.staging.killed_writer import BASE, FILES, steps
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ async def test_every_acknowledged_write_is_there(tmp_path: Path, seed: int) -> N
         content = expected[which]
         content.extend(bytes(max(0, offset - len(content))))
         content[offset : offset + len(data)] = data
-    spool = await Spool.open(tmp_path / "spool", SOURCE, 1 << 30, CONNECTION)
+    spool = await Spool.open(tmp_path / "spool", SOURCE, 1 << 30)
     assert not spool.report.is_damaged
     open_steps = list(islice(steps(seed), done, done + 3))
     for which in range(FILES):

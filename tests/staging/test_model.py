@@ -12,12 +12,11 @@ import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachefs.staging.answers import RESENT
 from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
-from tests.staging.harness import CONNECTION, SOURCE, crashed
+from tests.staging.harness import SOURCE, crashed
 from tests.staging.model import OPERATIONS, SETTINGS, Machine, Model, ModelFile, content
 
 WRITE_BEHIND_A_SHORT_PART: list[tuple[Any, ...]] = [
@@ -42,8 +41,6 @@ async def check_same(spool: Spool, machine: Machine) -> None:
     """All is as in the model."""
     model = machine.model
     assert set(spool.files) == set(model.files)
-    for unique, errno in model.answers.items():
-        assert spool.answer_to(unique | RESENT) == errno
     for number, file in spool.files.items():
         expected = model.files[number]
         assert await content(file, machine.bases) == expected.content
@@ -60,8 +57,6 @@ async def check_between(spool: Spool, machine: Machine, before: Model) -> None:
     after = machine.model
     assert set(before.files) & set(after.files) <= set(spool.files)
     assert set(spool.files) <= set(before.files) | set(after.files)
-    for unique, errno in before.answers.items():
-        assert spool.answer_to(unique | RESENT) == errno
     for number, file in spool.files.items():
         models = [each.files[number] for each in (before, after) if number in each.files]
         found = await content(file, machine.bases)
@@ -129,7 +124,7 @@ def a_directory() -> Iterator[Path]:
 
 async def run_and_kill(root: Path, operations: list[tuple[Any, ...]], disk: KilledDisk) -> None:
     """Run all operations, keep what a kill within the last one leaves, and compare."""
-    spool = await Spool.open(root / "spool", SOURCE, 1 << 30, CONNECTION, disk)
+    spool = await Spool.open(root / "spool", SOURCE, 1 << 30, disk)
     machine = Machine(spool)
     for operation in operations[:-1]:
         await machine.run(*operation)
@@ -141,12 +136,12 @@ async def run_and_kill(root: Path, operations: list[tuple[Any, ...]], disk: Kill
     whole = crashed(root, root / "whole")
     await spool.close()
     for _ in range(2):  # the second time it reads the journal that was written anew
-        spool = await Spool.open(whole / "spool", SOURCE, 1 << 30, CONNECTION)
+        spool = await Spool.open(whole / "spool", SOURCE, 1 << 30)
         await check_same(spool, machine)
         assert not spool.report.ignored_bytes
         await spool.close()
     if disk.place.exists():
-        spool = await Spool.open(disk.place / "spool", SOURCE, 1 << 30, CONNECTION)
+        spool = await Spool.open(disk.place / "spool", SOURCE, 1 << 30)
         assert not spool.report.is_damaged
         assert not spool.report.held
         await check_between(spool, machine, before)

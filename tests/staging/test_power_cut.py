@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from cachefs.staging import recovery as recovery_module
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
-from tests.staging.harness import CONNECTION, SOURCE
+from tests.staging.harness import SOURCE
 from tests.staging.model import OPERATIONS, SETTINGS, WHICH, Machine, content
 from tests.staging.power_cut import PowerCutDisk
 
 
 async def run_and_cut(root: Path, operations: list[tuple[Any, ...]], seed: int) -> None:
     disk = PowerCutDisk(root)
-    spool = await Spool.open(root / "spool", SOURCE, 1 << 30, CONNECTION, disk)
+    spool = await Spool.open(root / "spool", SOURCE, 1 << 30, disk)
     machine = Machine(spool)
     synced: dict[int, set[bytes]] = {}
     """The contents with which each file was synced."""
@@ -39,7 +39,7 @@ async def run_and_cut(root: Path, operations: list[tuple[Any, ...]], seed: int) 
     await spool.close()
     with pytest.MonkeyPatch.context() as reboot:
         reboot.setattr(recovery_module, "boot_id", lambda: b"the next system.")
-        spool = await Spool.open(root / "after/spool", SOURCE, 1 << 30, CONNECTION)
+        spool = await Spool.open(root / "after/spool", SOURCE, 1 << 30)
     for number, expected in safe.items():
         assert number in spool.files, "what was synced is there"
         assert await content(spool.files[number], machine.bases) == expected

@@ -9,9 +9,8 @@ from cachefs.errors import SpoolError
 from cachefs.format.paths import SpoolPaths
 from cachefs.format.spool_frame import HEADER_BYTES, encode_record, frame_at, seed_of
 from cachefs.format.spool_identity import decode_identity
-from cachefs.format.spool_record import Answered, Sealed
+from cachefs.format.spool_record import Sealed
 from cachefs.staging import recovery as recovery_module
-from cachefs.staging.answers import RESENT
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.types import Posix
@@ -47,7 +46,7 @@ def record_offsets(root: Path) -> list[int]:
 
 async def fill(spool: Spool) -> None:
     """A new file, a changed one with an upload, one that waits for a user, and one that ended."""
-    new = spool.begin(11, "dir/new", None, answering=77)
+    new = spool.begin(11, "dir/new", None)
     new.write(0, b"new content")
     new.set_attributes(mtime_ns=123, posix=Posix(mode=0o600))
     new.seal()
@@ -102,8 +101,6 @@ async def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
         await check(spool)
         assert spool.report.ignored_bytes == 0
         assert spool.report.removed == 1
-        assert spool.answer_to(77 | RESENT) == 0
-        assert spool.answer_to(77) is None, "not sent again"
         assert abs(spool.space.used_bytes - used) < 20_000
         assert spool.begin(20, "next", None).number > max(spool.files) - 1
         generation = spool.files[2].generation
@@ -236,7 +233,6 @@ async def test_unknown_records(tmp_path: Path) -> None:
     async with a_spool(tmp_path) as spool:
         spool.begin(1, "a", None).write(0, b"a")
     seed, data = seed_at(tmp_path), journal_of(tmp_path).read_bytes()
-    answer = bytearray(encode_record(Answered(1, 2), seed, len(data)))
     for flags in (0, 1):
         record = framed(99, flags, b"any payload", seed, len(data))
         more = encode_record(Sealed(1, 9), seed, len(data) + len(record))
@@ -249,7 +245,6 @@ async def test_unknown_records(tmp_path: Path) -> None:
             async with a_spool(tmp_path) as spool:
                 assert spool.files[1].is_sealed
                 assert not spool.report.is_damaged
-    assert len(answer) > 20
 
 
 def framed(kind: int, flags: int, payload: bytes, seed: int, offset: int) -> bytes:
@@ -283,18 +278,6 @@ async def test_a_short_spool_file_is_held(tmp_path: Path, expect_log) -> None:
     expect_log("1 files are held")
     async with a_spool(tmp_path) as spool:
         assert spool.files[1].state is FileState.HELD
-
-
-async def test_another_connection_forgets_the_answers(tmp_path: Path) -> None:
-    async with a_spool(tmp_path) as spool:
-        for unique in range(5_000):
-            spool.note_answer(unique, unique % 7)
-    async with a_spool(tmp_path) as spool:
-        assert spool.answer_to(4_999 | RESENT) == 4_999 % 7
-        assert spool.answer_to(5_000 - 4_096 | RESENT) is not None
-        assert spool.answer_to(5_000 - 4_097 | RESENT) is None
-    async with a_spool(tmp_path, connection=b"another one.....") as spool:
-        assert spool.answer_to(4_999 | RESENT) is None
 
 
 async def test_a_full_disk_at_the_start(tmp_path: Path, expect_log) -> None:

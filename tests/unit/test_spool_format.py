@@ -23,7 +23,6 @@ from cachefs.format.spool_frame import (
 )
 from cachefs.format.spool_identity import SpoolIdentity, decode_identity, encode_identity
 from cachefs.format.spool_record import (
-    Answered,
     Attributes,
     BadRecordError,
     Begin,
@@ -54,7 +53,7 @@ from cachefs.types import ObjectMeta, Posix
 
 UUID = bytes(range(16))
 SEED = seed_of(UUID)
-HEADER = JournalHeader(UUID, bytes(range(16, 32)), bytes(range(32, 48)))
+HEADER = JournalHeader(UUID, bytes(range(16, 32)))
 META = ObjectMeta(0x500, 0x600, "v1", Posix(7, 8, 0o640))
 META_HEX = "0005000000000000 0006000000000000 07000000 08000000 a001 0200 7631"
 
@@ -113,7 +112,6 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
     ),
     (Dropped(0x102), 16, 1, NUMBER),
     (StateChanged(0x102, 3, "no"), 17, 1, NUMBER + "03 0200 6e6f"),
-    (Answered(0x102, 17), 18, 1, NUMBER + "11000000"),
     (Exclusive(0x102, 1), 19, 1, NUMBER + "01"),
     (Completing(0x102, 4), 20, 1, NUMBER + "0400000000000000"),
     (Starting(0x102, 4, "w", "a"), 21, 0, NUMBER + "0400000000000000 0100 77 0100 61"),
@@ -148,7 +146,7 @@ def test_the_header() -> None:
     data = encode_header(HEADER)
     assert len(data) == HEADER_BYTES == 72
     assert data[:16].hex() == "6361636865667357" + "0100" + "0000" + "00000000"
-    assert data[16:64] == bytes(range(48))
+    assert data[16:64] == bytes(range(32)) + bytes(16)
     assert data[64:] == xxh3_64_intdigest(data[:64]).to_bytes(8, "little")
     assert decode_header(data + b"more") == (1, HEADER)
     for position in range(72):

@@ -13,7 +13,7 @@ from cachefs.format.spool_record import BadRecordError, Record, encode_payload
 
 JOURNAL_FORMAT = 1
 _MAGIC = b"cachefsW"
-_HEADER = Struct("<8sHHI16s16s16s")
+_HEADER = Struct("<8sHHI16s16s16x")
 _CHECKSUM = Struct("<Q")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 assert HEADER_BYTES == 72
@@ -29,12 +29,11 @@ _MASK = (1 << 64) - 1
 
 
 class JournalHeader(NamedTuple):
-    """The spool that a journal belongs to, and the running system (boot id) and the kernel's
-    connection in which it was written. Each has 16 bytes."""
+    """The spool that a journal belongs to, and the running system (boot id) in which it was
+    written. Each has 16 bytes."""
 
     uuid: bytes
     boot_id: bytes
-    connection: bytes
 
 
 class CutRecordError(BadRecordError):

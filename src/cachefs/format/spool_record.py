@@ -206,13 +206,6 @@ class Expected(NamedTuple):
     version: str
 
 
-class Answered(NamedTuple):
-    """A request of the kernel was answered with this errno (0: success)."""
-
-    unique: int
-    errno: int
-
-
 Record: TypeAlias = (
     Begin
     | Extent
@@ -231,7 +224,6 @@ Record: TypeAlias = (
     | Rebased
     | Dropped
     | StateChanged
-    | Answered
     | Exclusive
     | Completing
     | Starting
@@ -439,7 +431,6 @@ _LAYOUTS = (
     _layout(Rebased, 15, "QQQ", "meta"),
     _layout(Dropped, 16, "Q"),
     _layout(StateChanged, 17, "QB", "text"),
-    _layout(Answered, 18, "QI"),
     _layout(Exclusive, 19, "QB"),
     _layout(Completing, 20, "QQ"),
     _layout(Starting, 21, "QQ", "text", "text", flags=0),

@@ -8,7 +8,7 @@ import trio
 
 from cachefs.format.paths import SpoolPaths
 from cachefs.format.spool_frame import JournalHeader, encode_header
-from cachefs.format.spool_record import Answered, Record
+from cachefs.format.spool_record import Record
 from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.journal import SpoolJournal
 from cachefs.staging.staged_file import StagedFile
@@ -128,9 +128,8 @@ async def _create(paths: SpoolPaths, disk: SpoolDisk) -> int:
 async def _copy_states(
     copy: JournalCopy, journal: SpoolJournal, files: Mapping[int, StagedFile]
 ) -> None:
-    """Copy the answers and the state of every file, and what is appended meanwhile."""
+    """Copy the state of every file, and what is appended meanwhile."""
     copy.pending = set(files)
-    copy.add(tuple(Answered(*answer) for answer in journal.answers))
     journal.copy = copy
     for number in sorted(copy.pending):
         # No await between these steps: a change is either in the state or noted afterwards.

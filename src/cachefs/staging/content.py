@@ -11,7 +11,6 @@ import trio
 
 from cachefs.errors import SpoolError, SpoolFullError, reason_of
 from cachefs.format.spool_record import (
-    Answered,
     Attributes,
     Changed,
     Extent,
@@ -170,41 +169,34 @@ class StagedContent:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def write(self, offset: int, data: Buffer, answering: int | None = None) -> None:
-        """Write up to 1 MiB at `offset`. A file that tracks extents appends a record.
-
-        `answering` is the number of the kernel's request that this answers, to be recorded."""
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write up to 1 MiB at `offset`. A file that tracks extents appends a record."""
         end = offset + memoryview(data).nbytes
         self._check(end)
-        answer = () if answering is None else (Answered(answering, 0),)
+        if offset == end:
+            return
         with self._changing():
-            if offset == end:
-                self._append(*answer)
-                return
             # Behind the end of the file, zeros come between it and the write.
             self._before_change(min(offset, self.size_bytes), end)
             if self._extents is None:
-                self._write_whole(offset, end, data, answer)
+                self._write_whole(offset, end, data)
             else:
-                self._write_tracked(self._extents, offset, end, data, answer)
+                self._write_tracked(self._extents, offset, end, data)
             self.note_spool_mtime()
         self._has_changed(max(self.size_bytes, end))
 
-    def _write_whole(self, offset: int, end: int, data: Buffer, answer: tuple[Record, ...]) -> None:
+    def _write_whole(self, offset: int, end: int, data: Buffer) -> None:
         stop = min(end, self.size_bytes)
         undo = [(offset, stop)] if offset < stop else []
-        undo_write = self._parts.files.write(self.number, offset, data, undo, self.size_bytes)
-        self._append(*answer, otherwise=undo_write)
+        self._parts.files.write(self.number, offset, data, undo, self.size_bytes)
         size_bytes = max(end, self.size_bytes)
         self._stored_bytes = min(self._stored_bytes + end - offset, size_bytes)
 
-    def _write_tracked(
-        self, extents: Extents, offset: int, end: int, data: Buffer, answer: tuple[Record, ...]
-    ) -> None:
+    def _write_tracked(self, extents: Extents, offset: int, end: int, data: Buffer) -> None:
         undo = extents.within(offset, end)
         undo_write = self._parts.files.write(self.number, offset, data, undo)
         record = Extent(self.number, offset, end - offset, self.generation + 1)
-        self._append(record, *answer, otherwise=undo_write)
+        self._append(record, otherwise=undo_write)
         extents.add(offset, end)
         self._stored_bytes = extents.total_bytes
 

@@ -13,8 +13,7 @@ from typing import Protocol
 import trio
 
 from cachefs.format.spool_frame import encode_record
-from cachefs.format.spool_record import Answered, Record
-from cachefs.staging.answers import Answers
+from cachefs.format.spool_record import Record
 from cachefs.staging.disk import SpoolDisk
 
 _DEAD_BYTES = 8 << 20
@@ -63,8 +62,6 @@ class SpoolJournal:
         self.size_bytes = size_bytes
         """The end of the last record."""
         self.copy: Copy | None = None
-        self.answers = Answers()
-        """The answers that the journal has."""
         self.compact_above_bytes = compact_above(size_bytes)
         """Above this size `on_large` is called after each append."""
         self.on_large: Callable[[], None] = lambda: None
@@ -91,9 +88,6 @@ class SpoolJournal:
         self.size_bytes += len(data)
         if copy is not None and not copy.is_direct:
             copy.note(number, records)
-        for record in records:
-            if type(record) is Answered:
-                self.answers.note(*record)
         if self.size_bytes > self.compact_above_bytes:
             self.on_large()
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cachefs.format.paths import SpoolPaths, spool_number_of
 from cachefs.format.spool_frame import JournalHeader, encode_header, encode_record, seed_of
-from cachefs.format.spool_record import Answered, Record
+from cachefs.format.spool_record import Record
 from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.file_state import FileState
 from cachefs.staging.replay import Replay, ReplayedFile, replay_journal
@@ -181,11 +181,11 @@ def begin_journal(
     states: Iterable[list[Record]],
     disk: SpoolDisk,
 ) -> tuple[int, int]:
-    """Write a new journal with the answers of `replay` and the `states`, and put it in the place
-    of the old one. Return its descriptor and its size. Raises `OSError`.
+    """Write a new journal with the `states`, and put it in the place of the old one, which `replay`
+    has read. Return its descriptor and its size. Raises `OSError`.
 
     The rename is the commit point. A damaged journal is kept as `journal.bad`. If the disk is full,
-    and the old journal is of the same connection, it is used further."""
+    and the system has not restarted since, the old journal is used further."""
     try:
         return _replace_journal(paths, header, replay, states, disk)
     except OSError as error:
@@ -211,7 +211,7 @@ def _replace_journal(
     disk.unlink(paths.new_journal)
     fd = disk.create(paths.new_journal)
     try:
-        size_bytes = _write_records(fd, header, replay, states, disk)
+        size_bytes = _write_records(fd, header, states, disk)
         disk.sync(fd)
         if replay.is_damaged and paths.journal.exists():
             disk.unlink(paths.bad_journal)
@@ -226,20 +226,13 @@ def _replace_journal(
 
 
 def _write_records(
-    fd: int,
-    header: JournalHeader,
-    replay: Replay,
-    states: Iterable[list[Record]],
-    disk: SpoolDisk,
+    fd: int, header: JournalHeader, states: Iterable[list[Record]], disk: SpoolDisk
 ) -> int:
-    """Write header, answers and states. Return the size in bytes."""
+    """Write header and states. Return the size in bytes."""
     seed = seed_of(header.uuid)
     buffer = bytearray(encode_header(header))
     written = 0
-    answers: list[Record] = [Answered(*answer) for answer in replay.answers]
-    if replay.header is None or replay.header.connection != header.connection:
-        answers = []
-    for records in (answers, *states):
+    for records in states:
         for record in records:
             buffer += encode_record(record, seed, written + len(buffer))
         if len(buffer) > _CHUNK_BYTES:

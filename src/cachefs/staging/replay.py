@@ -20,7 +20,6 @@ from cachefs.format.spool_frame import (
 )
 from cachefs.format.spool_record import (
     REQUIRED,
-    Answered,
     Attributes,
     BadRecordError,
     Begin,
@@ -46,7 +45,6 @@ from cachefs.format.spool_record import (
     UploadStarted,
     decode_payload,
 )
-from cachefs.staging.answers import Answers
 from cachefs.staging.extents import Extents
 from cachefs.staging.file_state import FileState, Part, Start, UploadProgress
 from cachefs.types import NO_POSIX, ObjectMeta, Posix
@@ -92,7 +90,6 @@ class Replay:
 
     header: JournalHeader | None = None
     files: dict[int, ReplayedFile] = field(default_factory=dict)
-    answers: Answers = field(default_factory=Answers)
     valid_bytes: int = HEADER_BYTES
     ignored_bytes: int = 0
     is_damaged: bool = False
@@ -170,8 +167,6 @@ def _take(replay: Replay, frame: Frame) -> None:
                     f"the spool's journal has records of a newer cachefs (kind {frame.kind}): "
                     "use that version"
                 )
-        case Answered(unique, errno):
-            replay.answers.note(unique, errno)
         case Begin():
             if record.number in replay.files:
                 raise BadRecordError("a file begins twice")

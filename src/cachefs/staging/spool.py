@@ -10,7 +10,7 @@ import trio
 
 from cachefs.errors import SpoolError
 from cachefs.format.spool_frame import JournalHeader, seed_of
-from cachefs.format.spool_record import Answered, Begin, Exclusive, Expected, Record
+from cachefs.format.spool_record import Begin, Exclusive, Expected, Record
 from cachefs.staging.compaction import compact
 from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.directory import SpoolDirectory
@@ -70,30 +70,24 @@ class Spool:
         root: str | Path,
         source: str,
         limit_bytes: int,
-        connection: bytes = bytes(16),
         disk: SpoolDisk | None = None,
     ) -> "Spool":
         """Open or create the spool of one source (`Origin.identity`), and restore what an earlier
-        daemon left there. All of it runs in a worker thread.
-
-        `connection` are 16 bytes that are the same as long as the kernel keeps the mount: answers
-        to requests of another connection are forgotten. Raises `SpoolError`."""
-        open_now = partial(cls._open, Path(root), source, limit_bytes, connection, disk)
+        daemon left there. All of it runs in a worker thread. Raises `SpoolError`."""
+        open_now = partial(cls._open, Path(root), source, limit_bytes, disk)
         spools: list[Spool] = []
         with trio.CancelScope(shield=True):  # the locks must not be lost
             spools.append(await trio.to_thread.run_sync(open_now))
         return spools[0]
 
     @classmethod
-    def _open(
-        cls, root: Path, source: str, limit_bytes: int, connection: bytes, disk: SpoolDisk | None
-    ) -> "Spool":
+    def _open(cls, root: Path, source: str, limit_bytes: int, disk: SpoolDisk | None) -> "Spool":
         disk = disk or SpoolDisk()
         directory = SpoolDirectory.open(root, source, disk)
         try:
             with spool_errors(str(root)):
                 paths, uuid = directory.paths, directory.identity.uuid
-                header = JournalHeader(uuid, boot_id(), connection)
+                header = JournalHeader(uuid, boot_id())
                 replay, found, report = recover(paths, uuid, disk)
                 journal = SpoolJournal(paths.journal, -1, seed_of(uuid), 0, disk)
                 spool = cls(directory, header, journal, disk, limit_bytes)
@@ -105,9 +99,6 @@ class Spool:
         except BaseException:
             directory.close()
             raise
-        if replay.header is not None and replay.header.connection == connection:
-            for answer in replay.answers:
-                journal.answers.note(*answer)
         return spool
 
     def _restore(self, found: FoundFile) -> None:
@@ -156,7 +147,6 @@ class Spool:
         ino: int,
         path: str,
         base: ObjectMeta | None,
-        answering: int | None = None,
         *,
         is_exclusive: bool = False,
         expected_version: str | None = None,
@@ -174,11 +164,11 @@ class Spool:
         size_bytes = 0 if base is None else base.size_bytes
         tracks = int(base is not None)
         record = Begin(number, ino, 1, size_bytes, size_bytes, tracks, path, base)
-        more: tuple[Record, ...] = () if answering is None else (Answered(answering, 0),)
-        if base is None and expected_version:
-            more = (Expected(number, expected_version), *more)
+        more: list[Record] = []
         if is_exclusive:
-            more = (Exclusive(number, 1), *more)
+            more.append(Exclusive(number, 1))
+        if base is None and expected_version:
+            more.append(Expected(number, expected_version))
         with spool_errors(path):
             self._spool_files.create(number)
             try:
@@ -214,19 +204,6 @@ class Spool:
         """Wait until `more_bytes` can be written; the caller must write before its next await.
         Raises `SpoolFullError` after `timeout_s`."""
         await self.space.reserve(more_bytes, timeout_s)
-
-    # -- answers -----------------------------------------------------------------------------------
-
-    def note_answer(self, unique: int, errno: int) -> None:
-        """Record the answer to a request that is not idempotent, before it is sent. Raises
-        `SpoolError`. Where a change has a parameter `answering`, use that: it is one write."""
-        with spool_errors("the journal"):
-            self._journal.append(0, Answered(unique, errno))
-
-    def answer_to(self, unique: int) -> int | None:
-        """Return the errno of the answer that an earlier daemon gave to a request that the kernel
-        sends again; None if the request must be handled."""
-        return self._journal.answers.get(unique)
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import trio
 from cachefs.errors import SpoolError
 from cachefs.format.spool_record import (
     RANGES_PER_RECORD,
-    Answered,
     Attributes,
     Begin,
     Completing,
@@ -40,8 +39,7 @@ from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 class StagedFile(StagedContent):
     """A staged file, which `Spool.begin` or `Spool.open` has made. Loop thread only.
 
-    The rules of `StagedContent` hold for its methods. `answering` is the number of the kernel's
-    request that a change answers with success; it is recorded in the same write."""
+    The rules of `StagedContent` hold for its methods."""
 
     def __init__(
         self, parts: SpoolParts, number: int, ino: int, path: str, base: ObjectMeta | None
@@ -64,24 +62,22 @@ class StagedFile(StagedContent):
 
     # -- attributes --------------------------------------------------------------------------------
 
-    def set_attributes(
-        self, mtime_ns: int | None = None, posix: Posix | None = None, answering: int | None = None
-    ) -> None:
+    def set_attributes(self, mtime_ns: int | None = None, posix: Posix | None = None) -> None:
         """Change the mtime, and those fields of owner, group and mode that `posix` knows. An upload
         that is under way does not have them: `finish` then returns False."""
         new = self.posix if posix is None else _merged(self.posix, posix)
         new_mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
         with spool_errors(self.path):
             record = Attributes(self.number, new_mtime_ns, self._spool_mtime_ns, new)
-            self._append(record, *_answer(answering))
+            self._append(record)
         self.mtime_ns, self.posix = new_mtime_ns, new
         self._send_again()
 
-    def rename(self, path: str, answering: int | None = None) -> None:
+    def rename(self, path: str) -> None:
         """Give the file another path. An upload that is under way publishes under the old one, so
         end it first, or wait for it."""
         if self.state is not FileState.ENDED:
-            self._record(Renamed(self.number, path), *_answer(answering))
+            self._record(Renamed(self.number, path))
         self.path = path
         self._send_again()
 
@@ -262,9 +258,9 @@ class StagedFile(StagedContent):
         """Record that the file is OPEN again. `Spool.release` calls it."""
         self._set_state(FileState.OPEN, "")
 
-    def drop(self, answering: int | None = None) -> None:
+    def drop(self) -> None:
         """Record that the content is no longer wanted: unlinked, or dropped by a user."""
-        self._record(Dropped(self.number), *_answer(answering))
+        self._record(Dropped(self.number))
         self._end()
         self.discard()
 
@@ -355,7 +351,3 @@ def _merged(old: Posix, new: Posix) -> Posix:
         old.gid if new.gid == UNKNOWN_ID else new.gid,
         old.mode if new.mode == UNKNOWN_MODE else new.mode,
     )
-
-
-def _answer(answering: int | None) -> tuple[Record, ...]:
-    return () if answering is None else (Answered(answering, 0),)

@@ -16,14 +16,13 @@ from cachefs.staging.spool import Spool
 from tests.fuzz.targets._support import check_text, directory
 
 _UUID = bytes(range(16))
-_CONNECTION = bytes(16)
 _BYTES = 50
 _AS_IT_IS = 255
 
 
 def _journal(data: bytes) -> bytes:
     seed = spool_frame.seed_of(_UUID)
-    header = spool_frame.JournalHeader(_UUID, boot_id(), _CONNECTION)
+    header = spool_frame.JournalHeader(_UUID, boot_id())
     journal = bytearray(spool_frame.encode_header(header))
     if data[:1] == bytes([_AS_IT_IS]):
         return bytes(journal[: data[1]] + data[2:]) if len(data) > 1 else b""
@@ -39,7 +38,7 @@ def _journal(data: bytes) -> bytes:
 
 
 async def _look(paths: SpoolPaths) -> None:
-    spool = await Spool.open(paths.root, "source", 1 << 30, _CONNECTION)
+    spool = await Spool.open(paths.root, "source", 1 << 30)
     try:
         for file in spool.files.values():
             assert file.size_bytes >= 0
