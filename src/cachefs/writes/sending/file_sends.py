@@ -12,11 +12,13 @@ from contextlib import contextmanager
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import CachefsError, ConflictError, ObjectChangedError
+from cachefs.errors import CachefsError, ConflictError, ObjectChangedError, SpoolError
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.writable import MOST_PUT_BYTES
+from cachefs.staging.file_state import FileState
+from cachefs.staging.staged_file import StagedFile
 from cachefs.types import ObjectMeta
 from cachefs.writes.entries import Entries
 from cachefs.writes.jobs import FileJobs
@@ -78,7 +80,7 @@ class FileSends:
         were made before the call. Only with `is_close` it replaces a version of others.
 
         Raises `ConflictError` if the origin has another version than the one that was changed in
-        part, or the origin's error. The bytes then stay in the spool.
+        part, or the origin's error. The bytes then stay in the spool, and survive a power cut.
         """
         file = self._entries.get(ino)
         if file is None:
@@ -107,9 +109,22 @@ class FileSends:
             async with file.lock:
                 move = self._move_of(file)
                 if move is None:
-                    await self._send_locked(file)
+                    try:
+                        await self._send_locked(file)
+                    except CachefsError:
+                        await self._sync(file.staged)
+                        raise
                     return
             await move.wait()
+
+    async def _sync(self, staged: StagedFile) -> None:
+        """Let the content that the origin did not take survive a power cut: nothing else has it."""
+        if staged.is_synced or staged.state is FileState.ENDED:
+            return
+        try:
+            await staged.sync()
+        except SpoolError as error:
+            log.warning("can't sync %s to the spool's disk: %s", staged.path, error)
 
     async def _send_locked(self, file: WrittenFile) -> None:
         if file.state is not State.UNSENT or not file.is_named:
