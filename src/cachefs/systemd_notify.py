@@ -12,6 +12,8 @@ import socket
 from collections.abc import MutableMapping
 from typing import Final
 
+from cachefs.foreign_numbers import whole_number
+
 _SEND_TIMEOUT_S = 0.2
 """A manager that doesn't read must not stop the loop. A lost keep-alive is harmless, because the
 next one follows."""
@@ -81,10 +83,10 @@ def take_over(environment: MutableMapping[str, str] = os.environ) -> ServiceMana
         if address:
             _logger.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract name", address)
         return NOBODY
-    watched = watchdog_pid in {"", str(os.getpid())}
-    if not (watched and watchdog_us.isdecimal() and int(watchdog_us)):
+    watchdog_number = whole_number(watchdog_us)
+    if not watchdog_number or watchdog_pid not in {"", str(os.getpid())}:
         return ServiceManager(address)
-    return ServiceManager(address, int(watchdog_us) / 1e6)
+    return ServiceManager(address, watchdog_number / 1e6)
 
 
 def _one_line(text: str) -> str:

@@ -9,6 +9,7 @@ import pwd
 import time
 from collections.abc import Callable
 
+from cachefs.foreign_numbers import whole_number
 from cachefs.types import UNKNOWN_ID, Posix
 
 _KEPT_NAMES = 10_000
@@ -44,9 +45,8 @@ class NameCache:
 
 
 def _as_number(name: str) -> int:
-    if not (name.isascii() and name.isdecimal()):
-        return UNKNOWN_ID
-    return min(int(name[:11]), UNKNOWN_ID)
+    number = whole_number(name)
+    return UNKNOWN_ID if number is None else min(number, UNKNOWN_ID)
 
 
 _users = NameCache(lambda name: pwd.getpwnam(name).pw_uid)

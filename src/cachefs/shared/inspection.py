@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cachefs.errors import reason_of
+from cachefs.foreign_numbers import whole_number
 from cachefs.shared.wire import shown
 from cachefs.types import BLOCK_BYTES
 from cachefs.units import format_bytes
@@ -40,7 +41,6 @@ _FLAGS = "docs/SHARED_TIER.md has the flags"
 
 _VERSION = re.compile(rb"VERSION (\d{1,4})\.(\d{1,4})\.(\d{1,6})[\w.+~-]{0,40}\r\n")
 _STAT = re.compile(rb"STAT ([\w:.]{1,80}) ([^\r\n]{0,200})\r\n")
-_WHOLE_NUMBER = re.compile(r"\d{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +250,7 @@ def _stats(conversation: _Conversation, command: bytes) -> dict[str, str]:
 
 
 def _number(stats: dict[str, str], name: str) -> int | None:
-    value = stats.get(name, "")
-    return int(value) if _WHOLE_NUMBER.fullmatch(value) else None
+    return whole_number(stats.get(name, ""))
 
 
 def _memory_used_bytes(stats: dict[str, str]) -> int | None:

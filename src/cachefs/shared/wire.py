@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from cachefs.foreign_numbers import whole_number
 from cachefs.format.shared_value import KEY_BYTES
 from cachefs.types import BLOCK_BYTES
 
@@ -80,8 +81,9 @@ def read_stats(lines: Iterable[bytes]) -> dict[bytes, int]:
     found = {}
     for line in lines:
         words = line.split(b" ")
-        if len(words) == 3 and words[0] == b"STAT" and words[2].isdigit() and len(words[2]) < 20:
-            found[words[1]] = int(words[2])
+        number = whole_number(words[-1])
+        if len(words) == 3 and words[0] == b"STAT" and number is not None:
+            found[words[1]] = number
     return found
 
 
@@ -126,9 +128,9 @@ def _lease_answer(flags: list[bytes], is_empty: bool) -> Answer:
 
 
 def _number(word: bytes) -> int:
-    if not (word.isdigit() and len(word) < 10):
+    number = whole_number(word)
+    if number is None:
         raise ProtocolError(f"it said {shown(word)} in the place of a size")
-    number = int(word)
     if number > MOST_VALUE_BYTES:
         raise ProtocolError(f"it has a value of {number} bytes, which is more than a block")
     return number

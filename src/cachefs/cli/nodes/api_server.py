@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.errors import CachefsError, UsageError
+from cachefs.foreign_numbers import whole_number
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -32,10 +33,10 @@ class ApiServer:
         if not _NODE.fullmatch(node):
             raise UsageError(f"{node[:80]!r} can't be the name of a Node")
         self._host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
-        port = os.environ.get("KUBERNETES_SERVICE_PORT", "")
-        if not self._host or not port.isdecimal():
+        port = whole_number(os.environ.get("KUBERNETES_SERVICE_PORT", ""))
+        if not self._host or port is None:
             raise UsageError("KUBERNETES_SERVICE_HOST and _PORT are not set: this is no pod")
-        self._port = int(port)
+        self._port = port
         self._account = account
         self._path = f"/api/v1/nodes/{node}"
 

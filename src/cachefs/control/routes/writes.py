@@ -11,6 +11,7 @@ from cachefs.control import api
 from cachefs.control.api import Handler, Lines, Route, UnknownError
 from cachefs.control.routes.tree import parts_of
 from cachefs.errors import NotFoundError, UsageError
+from cachefs.foreign_numbers import whole_number
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.unsent.decisions import Decisions
 from cachefs.writes.unsent.flush import Flushes, FlushFailure, is_below
@@ -175,8 +176,7 @@ def _normal(path: object) -> str:
 def _id(arguments: dict[str, Any]) -> int:
     """Return the number of an unsent file. Raises `UsageError`."""
     number = arguments.get("id")
-    if isinstance(number, str) and number.isascii() and number.isdecimal() and len(number) < 20:
-        number = int(number)  # from a query
-    if isinstance(number, bool) or not isinstance(number, int):
+    known = whole_number(number) if isinstance(number, str) else number  # a text in a query
+    if isinstance(known, bool) or not isinstance(known, int):
         raise UsageError(f"id must be a number, not {str(number)[:40]!r}")
-    return number
+    return known

@@ -31,6 +31,7 @@ from cachefs.errors import (
     OriginUnavailableError,
     UsageError,
 )
+from cachefs.foreign_numbers import whole_number
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.fsspec.errors import from_fsspec
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
@@ -38,7 +39,7 @@ from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.types import NO_POSIX, Buffer, Entry, Found, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, UNKNOWN_MODE, Buffer, Entry, Found, ObjectMeta, Posix
 
 T = TypeVar("T")
 
@@ -346,7 +347,9 @@ def _ls(fs: Any, with_owners: bool, full: str) -> list[dict[str, Any]]:
 
 def _posix(info: dict[str, Any]) -> Posix:
     if "permission" in info:  # WebHDFS
-        return named_posix(info["owner"], info["group"], int(info["permission"], 8))
+        mode = whole_number(info["permission"], 8)
+        posix = named_posix(info["owner"], info["group"], mode or 0)
+        return posix._replace(mode=UNKNOWN_MODE) if mode is None else posix
     return numbered_posix(info["uid"], info["gid"], info["mode"])
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from cachefs.errors import BadDataError
+from cachefs.foreign_numbers import whole_number
 from cachefs.origin.names import is_key_name
 from cachefs.types import Entry, ObjectMeta
 
@@ -275,8 +276,9 @@ def _page(columns: _Columns, prefix: str) -> Page:
             unshown += 1
             example = key
             continue
-        size, mtime_ns = int(size_text), mtime_ns_of(time_text) if time_text or not e_tag else 0
-        if not 0 <= size <= MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
+        size = whole_number(size_text)
+        mtime_ns = mtime_ns_of(time_text) if time_text or not e_tag else 0
+        if size is None or size > MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
             unshown += 1
             example = key
             continue

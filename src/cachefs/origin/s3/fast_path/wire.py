@@ -4,7 +4,6 @@ This module handles only the usual case. For any unexpected answer, the caller r
 through obstore, which handles all cases.
 """
 
-import re
 from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
@@ -12,13 +11,13 @@ from urllib.parse import quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
 
+from cachefs.foreign_numbers import whole_number
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
 from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 
 _HEAD_LINES = 100
-_HEX = re.compile(rb"[0-9A-Fa-f]{1,8}")
 _SIZE_BYTES = 1024
 """The longest line with the size of a chunk, and its extensions."""
 REPLACED = (404, 412)
@@ -119,12 +118,13 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
         if number > _HEAD_LINES or (name in headers and name in (b"content-length", b"etag")):
             raise UnusualError
         headers[name] = value.strip()
-    if version != b"HTTP/1.1" or not status.isdigit():
+    status_number = whole_number(status)
+    if version != b"HTTP/1.1" or status_number is None:
         raise UnusualError
-    length = headers.get(b"content-length", b"")
     encoding = headers.get(b"transfer-encoding")
-    is_counted = length.isdigit() and encoding is None
-    length_bytes = int(length) if is_counted else None
+    length_bytes = None
+    if encoding is None:
+        length_bytes = whole_number(headers.get(b"content-length", b""))
     if item is None:
         is_wanted = status in (b"200", b"206") and length_bytes is not None
     else:
@@ -137,7 +137,13 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
             is_wanted = status == b"206" and is_part and is_right
     stays_open = headers.get(b"connection", b"").lower() != b"close"
     is_chunked = encoding is not None and encoding.lower() == b"chunked"
-    return Head(int(status), is_wanted, length_bytes, is_chunked, stays_open, headers)
+    return Head(status_number, is_wanted, length_bytes, is_chunked, stays_open, headers)
+
+
+def chunk_bytes(line: bytes) -> int | None:
+    """Return the size that the first line of a chunk says, without its line end; None if it is no
+    such line."""
+    return whole_number(line.partition(b";")[0], 16)
 
 
 def join_chunks(received: bytes) -> bytes | None:
@@ -148,10 +154,10 @@ def join_chunks(received: bytes) -> bytes | None:
         raise UnusualError
     body, position = b"", 0
     while (end := received.find(b"\r\n", position)) >= 0:
-        size, _, _ = received[position:end].partition(b";")
-        if not _HEX.fullmatch(size):
+        length = chunk_bytes(received[position:end])
+        if length is None:
             raise UnusualError
-        first, length = end + 2, int(size, 16)
+        first = end + 2
         position = first + length + 2
         if not b"\r\n".startswith(received[position - 2 : position]):
             raise UnusualError
@@ -176,14 +182,12 @@ def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
         if not unit.startswith(b"bytes 0-"):
             return None
     e_tag = headers.get(b"etag", b"").decode("latin-1")
-    if not length.isdigit() or not e_tag:
+    size_bytes = whole_number(length)
+    if size_bytes is None or size_bytes > MOST_BYTES or not e_tag:
         return None
     try:
         modified = parsedate_to_datetime(headers.get(b"last-modified", b"").decode("latin-1"))
         mtime_ns = whole_seconds(modified)
     except (ValueError, OverflowError):
-        return None
-    size_bytes = int(length)
-    if size_bytes > MOST_BYTES:
         return None
     return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))

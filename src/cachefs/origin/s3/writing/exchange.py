@@ -23,10 +23,12 @@ from botocore.awsrequest import AWSPreparedRequest
 from botocore.httpsession import URLLib3Session
 from botocore.utils import get_environ_proxies
 
+from cachefs.foreign_numbers import whole_number
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.fast_path.small_reader import REUSED_S, address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
+from cachefs.origin.s3.fast_path.wire import chunk_bytes
 from cachefs.origin.writable import Content
 
 PIECE_BYTES = 256 << 10
@@ -162,13 +164,14 @@ class _Connection:
     def _head(self) -> tuple[int, dict[str, str]]:
         version, _, rest = self._line().partition(b" ")
         self.has_answered = True
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+        status = whole_number(rest[:3])
+        if not version.startswith(b"HTTP/1.") or status is None:
             raise BrokenAnswerError
         headers: dict[str, str] = {}
         for _ in range(_HEAD_LINES):
             line = self._line()
             if not line:
-                return int(rest[:3]), headers
+                return status, headers
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.strip().lower()] = value.strip()
         raise BrokenAnswerError
@@ -177,7 +180,7 @@ class _Connection:
         """Return the body, and whether the connection can be used again."""
         if headers.get("transfer-encoding", "").lower() == "chunked":
             pieces = bytearray()
-            while length := self._number(self._line().partition(b";")[0], 16):
+            while length := self._chunk_bytes():
                 if len(pieces) + length > _MOST_BYTES:
                     raise BrokenAnswerError
                 pieces += self._exactly(length)
@@ -186,24 +189,20 @@ class _Connection:
                 pass
             return bytes(pieces), True
         if "content-length" in headers:
-            length = self._number(headers["content-length"].encode(), 10)
-            if length > _MOST_BYTES:
+            known = whole_number(headers["content-length"])
+            if known is None or known > _MOST_BYTES:
                 raise BrokenAnswerError
-            return self._exactly(length), True
+            return self._exactly(known), True
         body = self._answers.read(_MOST_BYTES + 1)
         if len(body) > _MOST_BYTES:
             raise BrokenAnswerError
         return body, False
 
-    @staticmethod
-    def _number(text: bytes, base: int) -> int:
-        try:
-            number = int(text, base)
-        except ValueError:
-            raise BrokenAnswerError from None
-        if number < 0:
+    def _chunk_bytes(self) -> int:
+        length = chunk_bytes(self._line())
+        if length is None:
             raise BrokenAnswerError
-        return number
+        return length
 
     def _exactly(self, length: int) -> bytes:
         data = self._answers.read(length)

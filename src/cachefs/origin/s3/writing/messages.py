@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote_plus
 from xml.sax.saxutils import escape
 
 from cachefs.errors import BadDataError
+from cachefs.foreign_numbers import whole_number
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag
 from cachefs.types import ObjectMeta
@@ -126,11 +127,12 @@ def query_of(**parameters: str) -> str:
 
 def described(headers: Mapping[str, str]) -> ObjectMeta:
     """Return the metadata of an object from the headers of a HEAD. Raises `BadDataError`."""
-    length = headers.get("content-length", "")
-    if not length.isdigit() or int(length) > MOST_BYTES:
+    size_bytes = whole_number(headers.get("content-length", ""))
+    if size_bytes is None or size_bytes > MOST_BYTES:
         raise BadDataError("the answer to a HEAD does not state a size")
     mtime_ns = _time_ns(headers.get("last-modified"))
-    return ObjectMeta(int(length), mtime_ns, version_of(headers.get("etag"), mtime_ns, int(length)))
+    version = version_of(headers.get("etag"), mtime_ns, size_bytes)
+    return ObjectMeta(size_bytes, mtime_ns, version)
 
 
 def written(headers: Mapping[str, str], e_tag: str, size_bytes: int) -> ObjectMeta:
