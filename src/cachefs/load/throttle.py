@@ -3,21 +3,20 @@
 A read from the origin waits for the requests that are already under way. At full speed of a job
 that takes about ten times as long as the read itself. So it is not enough to throttle a job when a
 read begins. As long as there were reads from the origin in the last second, a job has few requests
-under way: 2 to a fast origin nearby, up to 16 to one that takes longer. A read from a far origin
-(`_FAR_S`) waits for the network, not for other requests. Beside such a reader a job has 24
+under way: 2 to a fast origin nearby, up to 16 to one that takes longer. A read that is bound by the
+network (`origin/distance.py`) does not wait for other requests. Beside such a reader a job has 24
 requests under way, also while that reader waits.
 """
 
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.origin.distance import is_network_bound
 from cachefs.origin.resilience import ResilientOrigin
 
 _WHILE_READERS_WAIT = 2
 _MOST_NEAR_READERS = 16
-_FAR_S = 0.012
-"""An origin is far if a small read takes at least this long."""
-_BESIDE_FAR_READERS = 24
+_BESIDE_NETWORK_BOUND_READERS = 24
 _NEAR_S = 1.0
 _REQUEST_CPU_S = 0.002
 """Rough CPU time of a small request on this machine, where a nearby origin may run too."""
@@ -72,7 +71,7 @@ class LoadThrottle:
         if self._origin.queued:
             return _WHILE_READERS_WAIT
         if self._cache.waiting_readers:
-            return _BESIDE_FAR_READERS if self._is_far else _WHILE_READERS_WAIT
+            return _BESIDE_NETWORK_BOUND_READERS if self._is_network_bound else _WHILE_READERS_WAIT
         if trio.current_time() - self._cache.reader_waited_at < _NEAR_S:
             return self._most_near_readers()
         return float("inf")
@@ -80,12 +79,12 @@ class LoadThrottle:
     def _most_near_readers(self) -> int:
         """Return the limit while reads from the origin are frequent: so many requests that about
         one at a time uses CPU while the others travel to the origin and back."""
-        if self._is_far:
-            return _BESIDE_FAR_READERS
+        if self._is_network_bound:
+            return _BESIDE_NETWORK_BOUND_READERS
         away_s = self._origin.unhindered_s or 0.0
         requests = int(away_s / _REQUEST_CPU_S)
         return min(max(requests, _WHILE_READERS_WAIT), _MOST_NEAR_READERS)
 
     @property
-    def _is_far(self) -> bool:
-        return (self._origin.unhindered_s or 0.0) >= _FAR_S
+    def _is_network_bound(self) -> bool:
+        return is_network_bound(self._origin.unhindered_s)

@@ -21,6 +21,7 @@ from cachefs.cache.fetch.in_flight import FetchMemory, InFlightFetch
 from cachefs.cache.policies import History
 from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
+from cachefs.origin.distance import is_far
 from cachefs.shared.tier import SharedTier
 from cachefs.types import READER_TURN, BlockKey, ObjectRef, Priority, Turn
 
@@ -31,9 +32,6 @@ _FAILURE_S = 1.0
 (`InFlightFetch.failed_slowly`)."""
 _FAILURES = 4096
 _HELD_BACK_S = 1.0
-_FAR_S = 0.02
-"""An object store in the same network answers sooner, even on a busy machine. With less latency
-read-ahead in GETs of 8 MiB fills the connections."""
 
 
 class Fetches:
@@ -74,8 +72,8 @@ class Fetches:
 
     @property
     def is_far(self) -> bool:
-        """Whether the origin's quickest answer has taken at least `_FAR_S`."""
-        return self._origin.quickest_s >= _FAR_S
+        """Whether each request to the origin takes long, however small: see `distance.is_far`."""
+        return is_far(self._origin.quickest_s)
 
     @property
     def is_held_back(self) -> bool:
