@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from cachefs.staging.extents import Extents
 
 
 class FileState(Enum):
@@ -105,6 +107,32 @@ class UploadProgress:
             for number in _overlapping(parts.values(), begin, end):
                 del parts[number]
                 self.changed.add(number)
+
+
+class Changed(Protocol):
+    """What a journal and a spool know of the changes of a file."""
+
+    size_bytes: int
+    generation: int
+    is_sealed: bool
+    expected_version: str | None
+    upload: UploadProgress | None
+
+    @property
+    def extents(self) -> Extents | None:
+        """See `StagedContent.extents`."""
+        ...
+
+
+def is_only_begun(file: Changed) -> bool:
+    """Return whether the spool has no change of this file: a new one without a byte, or an object
+    of which nothing was changed yet, that no user has closed or synced, and that the origin was not
+    asked to store. Nothing is lost with it."""
+    if file.is_sealed or file.upload is not None:
+        return False
+    if file.extents is not None:
+        return file.generation == 1
+    return not (file.size_bytes or file.expected_version)
 
 
 def _overlapping(parts: Iterable[Part], begin: int, end: int) -> tuple[int, ...]:

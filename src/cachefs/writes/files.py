@@ -27,6 +27,7 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.writable import MOST_PUT_BYTES
+from cachefs.staging.file_state import is_only_begun
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
@@ -125,8 +126,12 @@ class WrittenFiles:
             if not staged.is_attached:
                 continue
             inode = self._namespace.table.get(staged.ino)
-            if not staged.path and (inode is None or not is_successor):
-                self._sends.jobs.start(self._sends.drop, nameless(staged))  # it was removed
+            is_useless = not staged.path or is_only_begun(staged)
+            if is_useless and (inode is None or not is_successor):
+                # It was removed, or created by a request without an answer, or nothing was written.
+                if inode is not None and not inode.is_dir:
+                    self._changes.give_up(inode.ino)
+                self._sends.jobs.start(self._sends.drop, nameless(staged))
             elif inode is None or inode.is_dir:
                 self._hold(staged, "its name is not known any more")
             elif staged.path and not self._changes.is_named(staged.ino):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cachefs.errors import SpoolError, reason_of
 from cachefs.format.paths import SpoolPaths
 from cachefs.format.spool_identity import decode_identity
-from cachefs.staging.file_state import FileState
+from cachefs.staging.file_state import FileState, is_only_begun
 from cachefs.staging.recovery import FoundFile, look
 
 _NOT_CLOSED = "it was never closed"
@@ -54,7 +54,14 @@ def read_spool(root: Path) -> LeftSpool:
         raise SpoolError(f"there is no spool in {root}") from None
     except OSError as error:
         raise SpoolError(f"spool {root}: {reason_of(error)}") from error
-    return LeftSpool(root, identity.source, [_left(paths, each) for each in found])
+    return LeftSpool(
+        root, identity.source, [_left(paths, each) for each in found if not _is_dropped(each)]
+    )
+
+
+def _is_dropped(found: FoundFile) -> bool:
+    """Return whether the next mount drops the file (`WrittenFiles.restore`)."""
+    return found.file.state is FileState.OPEN and is_only_begun(found.file)
 
 
 def _left(paths: SpoolPaths, found: FoundFile) -> LeftFile:
