@@ -49,7 +49,8 @@ class Entries:
     def add(self, file: WrittenFile) -> None:
         """Begin an entry with unsent changes."""
         self._files[file.ino] = file
-        file.is_named = self._changes.is_named(file.ino)
+        # The spool notes the end of a name first.
+        file.is_named = bool(file.staged.path) and self._changes.is_named(file.ino)
         if file.is_named:
             self.mark(file, True)
 

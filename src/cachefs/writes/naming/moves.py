@@ -184,19 +184,24 @@ class Moves:
         if has_blocks:
             self._copies.add(before, self._namespace.object_ref(inode))
 
-    def note_done(self, inode: Inode, found: Inode, old_path: str, new: Name) -> None:
+    async def note_done(self, inode: Inode, old_path: str, new: Name) -> None:
         """Note a move that an earlier daemon has made at the origin, but not in the table. From now
-        on the kernel calls `inode` by the new name, where the origin has `found`. Atomic."""
-        if inode.ino == found.ino or inode.is_dir != found.is_dir:
+        on the kernel calls `inode` by the new name. It has replaced what had that name, also a file
+        with unsent changes. Raises `NotFoundError`, or the origin's error."""
+        new_path = self._present.path(*new)
+        found = await self._origin.stat(new_path)
+        if inode.is_dir == isinstance(found, ObjectMeta):
             return
-        if not inode.is_dir:
-            ref = self._namespace.object_ref(found)
-            self._changes.move(inode.ino, *new, is_held=False)
-            self.note_moved(inode.ino, ref, ref.meta, has_blocks=False)
+        # No await until the table has the move.
+        replaced_ino = self._changes.move(inode.ino, *new, is_held=False)
+        if replaced_ino is not None:
+            self._files.note_unnamed(replaced_ino)
+        if isinstance(found, ObjectMeta):
+            ref = self._namespace.ref_at(new_path, found)
+            self.note_moved(inode.ino, ref, found, has_blocks=False)
             return
-        self._changes.move(inode.ino, *new, is_held=False)
         self._changes.forget_listings(self._directories_from(inode))
-        self._files.note_moved(old_path, self._present.path(*new))
+        self._files.note_moved(old_path, new_path)
         self._readers.drop_all()
 
     def _directories_from(self, directory: Inode) -> list[Inode]:

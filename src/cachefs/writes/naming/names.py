@@ -195,7 +195,11 @@ class WrittenNames:
             inode = await self._present.find(parent, name)
             if not inode.is_dir:
                 raise NotADirError("it is a file")
-            await self._present.check_empty(inode.ino)
+            try:
+                await self._present.check_empty(inode.ino)
+            except NotFoundError:  # it is gone: by the daemon before, or by another client
+                self._changes.remove(parent, name)
+                raise
             await self._present.keep_directory(parent, name)
             await self._writer.remove_directory(self._present.path(parent, name))
             self._changes.remove(parent, name)
@@ -232,8 +236,8 @@ class WrittenNames:
                 with suppress(NotFoundError):
                     found = await self._present.find_anew(*new)
                     before = None if known is None else self._table.get(known.ino)
-                    if before is not None:
-                        self._moves.note_done(before, found, old_path, new)
+                    if before is not None and before.ino != found.ino:
+                        await self._moves.note_done(before, old_path, new)
             raise
         try:
             must_ask = is_again or no_replace or inode.is_dir
