@@ -10,6 +10,7 @@ import pytest
 from cachefs.cache_dir.probe import is_in_memory
 from cachefs.daemon import spool_place
 from cachefs.daemon.spool_place import choose_spool
+from cachefs.errors import SpoolError
 from cachefs.format.paths import TierPaths
 from cachefs.staging.spool import Spool
 
@@ -22,9 +23,10 @@ def in_memory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def choose(*roots: Path, source: str = SOURCE) -> Path:
+def choose(*roots: Path, source: str = SOURCE, noted: Path | None = None) -> Path:
     tiers = [SimpleNamespace(paths=TierPaths(root)) for root in roots]
-    return choose_spool(TierPaths(roots[0]), tiers, source).parent  # type: ignore[arg-type]
+    spool = None if noted is None else noted / "spool"
+    return choose_spool(TierPaths(roots[0]), tiers, source, spool).parent  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 async def leave_file(root: Path, source: str) -> None:
     spool = await Spool.open(root / "spool", source, 1 << 20)
-    spool.begin(7, "file", None)
+    spool.begin(7, "file", None).write(0, b"1")
     await spool.close()
 
 
@@ -76,3 +78,11 @@ async def test_a_spool_that_cannot_be_read_now_is_not_passed_over(disks: list[Pa
     finally:
         await spool.close()
     assert choose(*disks) == disks[0], "it is empty"
+
+
+async def test_the_next_daemon_has_the_same_spool(disks: list[Path]) -> None:
+    """Also if it has become empty since, or another one has files now."""
+    await leave_file(disks[2], SOURCE)
+    assert choose(*disks, noted=disks[1]) == disks[1]
+    with pytest.raises(SpoolError, match="is gone"):
+        choose(disks[0], disks[2], noted=disks[1])

@@ -13,7 +13,7 @@ from cachefs.control.mount_state import MountState
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
 from cachefs.daemon.process import return_freed_memory
-from cachefs.daemon.spool_place import check_same_spool, choose_spool, note_spool
+from cachefs.daemon.spool_place import choose_spool, note_spool, noted_spool
 from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError, SpoolError
 from cachefs.fuse import session
@@ -117,13 +117,12 @@ class RunningMount:
         if self._config.read_only:
             return None
         opened, source, db = self._opened, self._opened.origin.identity, self._base.db
-        choose = partial(choose_spool, opened.home, opened.tiers, source)
+        noted = noted_spool(db) if self._is_successor else None
+        choose = partial(choose_spool, opened.home, opened.tiers, source, noted)
         try:
             if opened.has_spare_home:
                 raise SpoolError("the disk of the names is gone, so it is not known where it is")
             root = await trio.to_thread.run_sync(choose)
-            if self._is_successor:
-                check_same_spool(db, root)
             self._spool = await Spool.open(root, source, self._config.spool_size)
         except (SpoolError, OSError) as error:
             if not self._is_successor:

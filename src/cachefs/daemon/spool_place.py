@@ -18,11 +18,18 @@ _SPOOL = b"spool"
 """Key of the row in the table `meta` of the names: the path of the spool."""
 
 
-def choose_spool(home: TierPaths, tiers: list[CacheDirectory], source: str) -> Path:
+def choose_spool(
+    home: TierPaths, tiers: list[CacheDirectory], source: str, noted: Path | None = None
+) -> Path:
     """Return the directory of the spool of a source: beside the names, or in the first cache
     directory that is not in memory. A spool with unsent files of this source comes first,
-    wherever an earlier mount has left it. Blocks. Raises `OSError`."""
+    wherever an earlier mount has left it. All daemons of a mount have one spool: `noted` is that of
+    the daemon before this one. Blocks. Raises `SpoolError` if that one is gone, and `OSError`."""
     by_root = {place.root: place for place in (home, *(tier.paths for tier in tiers))}
+    if noted is not None:
+        if noted not in (place.spool for place in by_root.values()):
+            raise SpoolError(f"{noted} is gone")
+        return noted
     places = list(by_root.values())
     places.sort(key=lambda place: is_in_memory(place.root))  # the order stays otherwise
     with_files = [place for place in places if _has_files(place.spool, source)]
@@ -48,11 +55,10 @@ def note_spool(names: Database, root: Path) -> None:
     names.put("meta", _SPOOL, os.fsencode(root))
 
 
-def check_same_spool(names: Database, root: Path) -> None:
-    """Raise `SpoolError` if the daemon before this one had another spool than `root`."""
+def noted_spool(names: Database) -> Path | None:
+    """Return what `note_spool` has noted; None if nothing."""
     noted = names.get("meta", _SPOOL)
-    if noted is not None and os.fsdecode(noted) != str(root):
-        raise SpoolError(f"{os.fsdecode(noted)} is gone")
+    return None if noted is None else Path(os.fsdecode(noted))
 
 
 def _has_files(root: Path, source: str) -> bool:

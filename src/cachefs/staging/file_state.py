@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from cachefs.staging.extents import Extents
-
 
 class FileState(Enum):
     """The states of a staged file. The numbers are stored in the journal."""
@@ -119,7 +117,7 @@ class Changed(Protocol):
     upload: UploadProgress | None
 
     @property
-    def extents(self) -> Extents | None:
+    def extents(self) -> object | None:
         """See `StagedContent.extents`."""
         ...
 
