@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.rounds import EXPECTED, Rounds, Server
+from tests.sizes import size
 
 
 @pytest.mark.timeout(3600)
@@ -12,7 +13,7 @@ from tests.crash.rounds import EXPECTED, Rounds, Server
 @pytest.mark.parametrize("seed", [1])
 def test_kills(server: Server, tmp_path: Path, seed: int) -> None:
     rounds = Rounds(server, tmp_path, seed)
-    while rounds.go_on(60):
+    while rounds.go_on(size(20, 60)):
         order = rounds.order()
         for _ in range(rounds.choose((1, 1, 2))):
             rounds.crash(order)

@@ -12,6 +12,7 @@ import pytest
 from cachefs.cache.tier import index as index_module
 from tests.cache.faulty_disk import undo
 from tests.crash.rounds import EXPECTED, Rounds, Server
+from tests.sizes import size
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def test_power_cuts(
     rounds = Rounds(server, tmp_path, seed)
     with memory_directory() as memory:
         undo_file = memory / "undo"
-        while rounds.go_on(40):
+        while rounds.go_on(size(15, 40)):
             order = rounds.order(undo_file)
             if rounds.chance(0.2):
                 rounds.close(order)
