@@ -115,7 +115,8 @@ def test_an_installed_wheel_has_the_units(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tree)
     (tree / "scripts").mkdir()
-    shutil.copy(PROJECT / "scripts/version", tree / "scripts")
+    for name in ("version", "fetch"):
+        shutil.copy(PROJECT / "scripts" / name, tree / "scripts")
     shutil.copytree(
         PROJECT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
     )

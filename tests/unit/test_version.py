@@ -149,8 +149,10 @@ def test_an_sdist_says_its_version(tmp_path: Path) -> None:
     (tree / "scripts").mkdir(parents=True)
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    shutil.copy(SCRIPT, tree / "scripts")
-    (tree / "src/cachefs").mkdir(parents=True)
+    for script in (SCRIPT, SCRIPT.with_name("fetch")):
+        shutil.copy(script, tree / "scripts")
+    for path in ("control/console/static", "csi/spec"):
+        shutil.copytree(ROOT / "src/cachefs" / path, tree / "src/cachefs" / path)
     (tree / "src/cachefs/__init__.py").touch()
     (tree / "src/cachefs_hints.py").touch()
     (tree / "src/cachefs/_version.py").write_text('__version__ = "1.2.3.dev4+g5"\n')
