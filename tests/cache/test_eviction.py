@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import trio
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache.tier import store as store_module
 from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.format.slab import class_of
 from tests.cache.harness import (
     MIB,
@@ -183,6 +185,25 @@ async def test_low_free_space_shrinks_the_cache(
         assert os.listdir(tmp_path / "slabs") == []
         await assert_right(cache, origin, refs)
         recount(cache)
+
+
+async def test_the_descriptor_of_a_deleted_slab_stays_while_it_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: MemoryOrigin
+) -> None:
+    """Its number must not become another file's: a thread may read a table with it."""
+    refs = put_many(origin, 10, 100_000)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, refs)
+        await cache.drain()
+        slabs = list(stores(cache)[0].slabs.by_id.values())
+        with ExitStack() as uses:
+            for slab in slabs:
+                uses.enter_context(slab.in_use())
+            monkeypatch.setattr(CacheDirectory, "has_free_space", lambda _tier, _more=0: False)
+            await until(lambda: cache.status()[0].disk_bytes == 0)
+            assert all(slab.fd >= 0 for slab in slabs)
+        for slab in slabs:
+            close_slab(slab)
 
 
 async def test_a_slot_that_is_being_read_is_not_reused(

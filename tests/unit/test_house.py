@@ -61,3 +61,13 @@ def test_arguments_stand_in_the_call_itself() -> None:
         if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
     ]
     assert found == []
+
+
+def test_one_function_closes_slabs() -> None:
+    """The document says so (docs/CONCURRENCY.md)."""
+    closing = [
+        path.name
+        for path in SOURCES
+        for _ in re.finditer(r"os\.close\(\w*slab\w*\.fd\)|slab\.fd = -1", path.read_text())
+    ]
+    assert closing == ["open_slabs.py"] * 2

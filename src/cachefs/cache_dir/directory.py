@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.probe import probe_read_flags
 from cachefs.cache_dir.slabs import SlabSet
 from cachefs.errors import CacheDirError
@@ -169,9 +170,7 @@ class CacheDirectory:
     def close(self) -> None:
         """Close the slab files and unlock the directory."""
         for slab in self.slabs.by_id.values():
-            if slab.fd >= 0:
-                os.close(slab.fd)
-                slab.fd = -1
+            close_slab(slab)
         _close_all(self._lock_fds)
         self._lock_fds = ()
 

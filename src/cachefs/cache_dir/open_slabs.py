@@ -26,10 +26,18 @@ def descriptors_for_slabs() -> int:
     return max(1, allowed - min(max(_RESERVED, allowed // 4), _MOST_RESERVED))
 
 
+def close_slab(slab: Slab) -> None:
+    """Close the slab's file, if it is open. No other code closes a slab's descriptor. Nobody may
+    use it now: see `Slab.is_busy`."""
+    if slab.fd >= 0:
+        os.close(slab.fd)
+        slab.fd = -1
+
+
 class OpenSlabs:
     """The open slab files of all tiers of one mount. Used on the loop only.
 
-    Other code may close a slab's descriptor: its entry is removed when the search reaches it.
+    A slab that was closed for another reason stays here until the search reaches it.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -65,6 +73,5 @@ class OpenSlabs:
             slab.was_read = False
             self._open[slab] = None
             return False
-        os.close(slab.fd)
-        slab.fd = -1
+        close_slab(slab)
         return True

@@ -78,7 +78,7 @@ class Slab:
         self.slab_id = slab_id
         self.slab_bytes = slab_bytes
         self.fd = -1
-        """Descriptor of the file; -1 while it is not open. `open_slabs.py` closes it."""
+        """Descriptor of the file; -1 while it is not open. `open_slabs.close_slab` closes it."""
         self.mask = 0
         """`SlabHeader.mask`, valid while the file is open."""
         self.was_opened = False

@@ -11,7 +11,6 @@ its own."""
 
 import errno
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from cachefs.cache.policies.base import SAMPLE_BLOCKS
 from cachefs.cache.tier.store import TierStore
 from cachefs.cache.tier.upkeep.sweeper import Demote, Sweeper
 from cachefs.cache_dir.directory import OpenedSlab
+from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.slab import Slab
 from cachefs.cache_dir.slabs import NEAR_CLASSES
 from cachefs.format.index_record import NO_CLASS
@@ -406,7 +406,6 @@ class Evictor:
         if slabs.by_id.get(slab.slab_id) is slab:
             slabs.remove(slab)
             store.index.delete_slab(slab.slab_id)
-        if slab.fd >= 0:
-            os.close(slab.fd)
-            slab.fd = -1
+        if not slab.is_busy:  # otherwise `OpenSlabs` closes it later
+            close_slab(slab)
         return True
