@@ -31,6 +31,7 @@ from tests.cache.harness import (
     MIB,
     PATIENCE_S,
     assert_right,
+    block_rows,
     key_of,
     moving,
     open_tier,
@@ -84,7 +85,7 @@ def held(cache: BlockCache, name: str, refs: list[ObjectRef]) -> list[ObjectRef]
 def have_rested(cache: BlockCache, refs: list[ObjectRef]) -> None:
     """A second has passed for these, and for no others."""
     resting = tiers_of(cache).common.cooldown
-    keys = {key for store in stores(cache) for key, _ in store.index.blocks_of(b"")}
+    keys = {key for store in stores(cache) for key, _ in block_rows(store)}
     others = {key for key in keys if key in resting}.difference(map(key_of, refs))
     resting.expire(math.inf)
     for key in others:

@@ -11,7 +11,7 @@ from cachefs.cache_dir.slab import FREE, PINNED, USED
 from cachefs.format.paths import TierPaths, slab_name
 from cachefs.format.slab import entry_at
 from cachefs.types import BLOCK_BYTES, BlockLocation, ObjectRef
-from tests.cache.harness import assert_right, serving, stores, until
+from tests.cache.harness import assert_right, block_rows, serving, stores, until
 from tests.crash.load import TIERS, open_tiers
 from tests.memory_origin import MemoryOrigin
 
@@ -70,7 +70,7 @@ async def _prove(cache: BlockCache, origin: MemoryOrigin, refs: list[ObjectRef])
     """
     path_of = {ref.object_id: ref.path for ref in refs}
     for store in stores(cache):
-        for key, location in list(store.index.blocks_of(b"")):
+        for key, location in block_rows(store):
             data = await store.read_slot(key, 0, location.length)
             if data is not None:
                 path = path_of[key.object_id]

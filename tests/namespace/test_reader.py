@@ -104,7 +104,7 @@ async def test_random_reads_of_a_large_file_get_their_range_first(reading: Readi
         offset = block * MIB + 12_288
         data = await reading.read(inode.ino, offset, 4 * KIB)
         assert data == reading.origin.expected("a", offset, 4 * KIB)
-    await until(lambda: not (reading.cache.following_count or reading.cache.fetching_count))
+    await until(lambda: not (reading.cache._fragments.queued or reading.cache.fetching_count))
     assert sorted(reading.gets()) == [
         *((30 * MIB, MIB), (30 * MIB + 12_288, 4 * KIB)),
         *((90 * MIB, MIB), (90 * MIB + 12_288, 4 * KIB)),

@@ -29,7 +29,8 @@ def build(steps: list[tuple[bool, int, int]]) -> tuple[Extents, set[int]]:
 @given(STEPS)
 def test_ranges_are_merged_and_counted(steps: list[tuple[bool, int, int]]) -> None:
     extents, expected = build(steps)
-    ranges = extents.ranges()
+    bounds = extents.bounds(0, len(extents))
+    ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
     assert {at for begin, end in ranges for at in range(begin, end)} == expected
     assert all(begin < end for begin, end in ranges)
     assert all(a[1] < b[0] for a, b in pairwise(ranges)), "none touch"

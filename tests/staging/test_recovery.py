@@ -182,8 +182,6 @@ async def test_after_a_damaged_record_nothing_is_uploaded(tmp_path: Path) -> Non
         async with a_spool(place) as spool:
             assert not spool.report.is_damaged
             assert spool.files[1].state is FileState.HELD, "until a user decides"
-            spool.release(spool.files[1])
-            assert spool.file_of(1) is spool.files[1]
 
 
 @pytest.mark.expect_log("its journal is damaged")

@@ -38,8 +38,8 @@ async def test_writers_wait_for_room_in_their_order(
     async with a_spool(tmp_path, limit_bytes=100 * KIB) as spool:
         first = spool.begin(1, "a", None)
         first.write(0, bytes(90 * KIB))
-        assert spool.has_room(6 * KIB)
-        assert not spool.has_room(7 * KIB)
+        assert spool.space.has_room(6 * KIB)
+        assert not spool.space.has_room(7 * KIB)
         done = []
 
         async def write(ino: int, size_bytes: int) -> None:
@@ -53,7 +53,7 @@ async def test_writers_wait_for_room_in_their_order(
             await wait_all_tasks_blocked()
             nursery.start_soon(write, 3, KIB)
             await wait_all_tasks_blocked()
-            assert not spool.has_room(1), "nobody passes those who wait"
+            assert not spool.space.has_room(1), "nobody passes those who wait"
             first.drop()
         assert done == [2, 3]
 
@@ -67,7 +67,7 @@ async def test_a_full_spool_is_reported_after_a_while(
         with pytest.raises(SpoolFullError, match="--spool-size"):
             await spool.reserve(10 * KIB, 60)
         assert trio.current_time() - begun >= 60
-        assert spool.has_room(KIB)
+        assert spool.space.has_room(KIB)
 
 
 async def test_a_full_disk_is_noticed_and_its_end_too(
@@ -76,7 +76,7 @@ async def test_a_full_disk_is_noticed_and_its_end_too(
     disk = FullDisk()
     async with a_spool(tmp_path, disk=disk) as spool, trio.open_nursery() as nursery:
         disk.free = 0
-        assert not spool.has_room(1)
+        assert not spool.space.has_room(1)
         nursery.start_soon(spool.reserve, 1, 1000)
         await wait_all_tasks_blocked()
         disk.free = 1 << 40

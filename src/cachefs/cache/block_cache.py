@@ -372,11 +372,6 @@ class BlockCache:
         return len(self._in_flight)
 
     @property
-    def following_count(self) -> int:
-        """Number of blocks that follow their fragments and whose fetches have not begun."""
-        return len(self._fragments.queued)
-
-    @property
     def storing_count(self) -> int:
         """Number of fetched blocks that are not in a tier yet."""
         return len(self._admitting)

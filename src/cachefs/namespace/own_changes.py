@@ -77,10 +77,6 @@ class OwnChanges:
         now_ns = self._namespace.clock.now_ns()
         self._table.put_own_times(inode.ino, OwnTimes(now_ns, atime_ns))
 
-    def is_unnamed(self, ino: int) -> bool:
-        """Return whether the inode has lost its name."""
-        return self._table.is_unnamed(ino)
-
     def note_stored(self, ino: int, meta: ObjectMeta) -> Inode:
         """Note that the origin has the file's content, as the version `meta`. The inode stays, and
         its mtime too. The name is no longer held. Return the inode."""

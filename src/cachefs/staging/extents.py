@@ -42,10 +42,6 @@ class Extents:
         """The end of the last range; 0 without one."""
         return self._ends[-1] if self._ends else 0
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return (begin, end) of every range."""
-        return list(zip(self._begins, self._ends, strict=True))
-
     def bounds(self, first: int, count: int) -> "array[int]":
         """Return begin and end of up to `count` ranges, one after the other, from number `first`
         on."""

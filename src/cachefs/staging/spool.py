@@ -185,20 +185,7 @@ class Spool:
         self._files[number] = self._of_ino[ino] = file
         return file
 
-    def release(self, file: StagedFile) -> None:
-        """Make a file that waits for a user (CONFLICT, HELD) the content of its inode again.
-
-        Raises `SpoolError` if that inode is staged again meanwhile, or the file has no name."""
-        if self.file_of(file.ino) not in (None, file) or not file.path:
-            raise SpoolError(f"{file.path or file.number}: its place is taken or unknown: save it")
-        file.reopen()
-        self._of_ino[file.ino] = file
-
     # -- space -------------------------------------------------------------------------------------
-
-    def has_room(self, more_bytes: int) -> bool:
-        """Whether `more_bytes` can be written at once, before the caller's next await."""
-        return self.space.has_room(more_bytes)
 
     async def reserve(self, more_bytes: int, timeout_s: float) -> None:
         """Wait until `more_bytes` can be written; the caller must write before its next await.

@@ -251,12 +251,8 @@ class StagedFile(StagedContent):
         self._set_state(FileState.CONFLICT, reason)
 
     def hold(self, reason: str) -> None:
-        """Record that the content must not be published unless a user releases it: HELD."""
+        """Record that the content must not be published unless a user says so: HELD."""
         self._set_state(FileState.HELD, reason)
-
-    def reopen(self) -> None:
-        """Record that the file is OPEN again. `Spool.release` calls it."""
-        self._set_state(FileState.OPEN, "")
 
     def drop(self) -> None:
         """Record that the content is no longer wanted: unlinked, or dropped by a user."""

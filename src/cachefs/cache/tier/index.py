@@ -116,19 +116,14 @@ class Index:
         """Delete the row of a block, if there is one."""
         self._database.delete(BLOCKS_TABLE, encode_block_key(key))
 
-    def blocks_of(self, object_id: bytes) -> Iterator[tuple[BlockKey, BlockLocation]]:
-        """Iterate over the cached blocks of one object version, in order of block index.
-
-        The caller must exhaust the iterator before its next await or write.
-        """
-        for key, value in self._database.scan(BLOCKS_TABLE, object_id):
-            if len(key) == BLOCK_KEY_BYTES and len(value) == BLOCK_RECORD.size:
-                yield decode_block_key(key), decode_location(value)
-
     def blocks_between(
         self, object_id: bytes, first: int, stop: int
     ) -> Iterator[tuple[BlockKey, BlockLocation]]:
-        """Like `blocks_of`, for the block indexes in [first, stop)."""
+        """Iterate over the cached blocks of one object version with the block indexes in
+        [first, stop), in their order.
+
+        The caller must exhaust the iterator before its next await or write.
+        """
         start = encode_block_key(BlockKey(object_id, first))
         for data, value in self._database.scan(BLOCKS_TABLE, object_id, start):
             if len(data) != BLOCK_KEY_BYTES or len(value) != BLOCK_RECORD.size:
