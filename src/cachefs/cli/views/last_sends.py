@@ -16,7 +16,7 @@ from cachefs.units import format_bytes
 
 class LastSends:
     """The unsent files of one mount that is about to end. A daemon that does not answer is not
-    waited for. Most mounts are read-only and have none, so `wait` does the imports."""
+    waited for. Most mounts have none, because they are read-only, so `wait` does the imports."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
