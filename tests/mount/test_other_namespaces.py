@@ -81,9 +81,10 @@ def test_with_the_mount_alone_nobody_claims_to_know_its_user(site: Site, stack: 
     for within in ((), users):
         row = row_of(site, pod, *within)
         assert row["state"] == "not known here"
-        assert "in another container, or another user's" in row["problem"]
+        assert "it runs in another container" in row["problem"]
     assert "in another container" in pod.run(CACHEFS, "upgrade", "--all")
-    assert "in this container" in pod.run(CACHEFS, "stats", "-n", "1", code=1)
+    said = pod.run(CACHEFS, "stats", site.mountpoint, "-n", "1", code=1)
+    assert "it runs in another container" in said
     powerless = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
     for within in (powerless, users):
         said = pod.run(*within, CACHEFS, "umount", site.mountpoint, code=1)

@@ -341,7 +341,7 @@ def test_status_shows_every_mount(machine: dict[str, Any]) -> None:
     assert lines[7] == "/mnt/b: the daemon did not answer"
     assert "cachefs umount /mnt/c" in lines[8]
     assert lines[9].startswith("/mnt/d: it belongs to uid 4711, and only that user")
-    assert lines[10].startswith("/mnt/f: it answers: its daemon is in another container, or")
+    assert "it runs in another container" in lines[10]
 
 
 def test_status_as_json(machine: dict[str, Any]) -> None:

@@ -27,10 +27,6 @@ FOREIGN = "another user's"
 UNKNOWN = "not known here"
 
 _ANSWER_S = 2.0
-_ELSEWHERE = (
-    "its daemon is in another container, or another user's; ask there, or share the directory "
-    "/run/cachefs with that container"
-)
 
 
 def collect() -> list[dict[str, Any]]:
@@ -58,12 +54,11 @@ def _describe(place: str, mount: MountEntry, entry: RuntimeEntry | None) -> dict
     health = check_answers(Path(place), _ANSWER_S)
     if health is MountHealth.DEAD:
         state, problem = STALE, f"its daemon is gone; unmount it with: cachefs umount {place}"
-    elif mount.other_user is not None:
-        state, problem = FOREIGN, why_out_of_reach(mount)
-    elif health is MountHealth.HANGING:
-        state, problem = UNKNOWN, f"it does not answer: a keeper may hold it, or {_ELSEWHERE}"
     else:
-        state, problem = UNKNOWN, f"it answers: {_ELSEWHERE}"
+        state = UNKNOWN if mount.other_user is None else FOREIGN
+        problem = why_out_of_reach(mount)
+    if health is MountHealth.HANGING:
+        problem = f"it does not answer (a keeper may hold it), and {problem}"
     return _row(place, mount.source, None, state, problem)
 
 
