@@ -19,10 +19,10 @@ import trio.testing
 
 from cachefs import __version__
 from cachefs.control import api, http
-from cachefs.control.api import NoSuchTierError, Route
+from cachefs.control.api import Handler, NoSuchTierError, Route
 from cachefs.control.client import ask, stream
 from cachefs.control.http import MAX_BODY_BYTES, MAX_CONNECTIONS
-from cachefs.control.server import Handler, serve
+from cachefs.control.serving import serve_commands as serve
 from cachefs.errors import CacheDirError, CachefsError, OriginUnavailableError, UsageError
 
 ECHO = Route("POST", "/v1/echo")
@@ -368,6 +368,7 @@ async def test_what_is_not_http(path: Path, nursery: trio.Nursery, noise: bytes)
 
 async def test_a_request_that_is_too_long(path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, path, {ECHO: echo})
+    await asked(path, ECHO)  # loads the server
     tasks = trio.lowlevel.current_statistics().tasks_living
     async with await trio.open_unix_socket(path) as connection, trio.open_nursery() as sending:
 
@@ -401,6 +402,7 @@ async def test_too_many_connections(
 ) -> None:
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 600.0)  # none is dropped for its silence meanwhile
     await nursery.start(serve, path, telling(dict))
+    await asked(path)  # loads the server
     idle = [await trio.open_unix_socket(path) for _ in range(MAX_CONNECTIONS)]
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(CachefsError, match=r"did not answer as it should|can't ask"):

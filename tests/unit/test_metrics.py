@@ -18,12 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.cache.counters import CacheCounters, TierCounters, TierStatus
 from cachefs.config import load_mount_config, split_address
-from cachefs.control import metrics_server
+from cachefs.control import metrics_server, serving
 from cachefs.control.exporter import Exporter
 from cachefs.control.http import MAX_CONNECTIONS
-from cachefs.control.metrics_server import application, serve_metrics
+from cachefs.control.metrics_server import application
 from cachefs.control.mount_state import MountState
 from cachefs.control.routes.set import SetRoutes
+from cachefs.control.serving import serve_metrics
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
@@ -297,6 +298,13 @@ async def test_an_origin_that_is_down(
     assert ("from the cache" if code == 200 else "does not answer since") in text
 
 
+async def have_it_loaded(host: str, port: int) -> None:
+    """Return when the server has answered: it is loaded for its first client."""
+    async with await trio.open_tcp_stream(host, port) as stream:
+        await stream.send_all(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b"".join([piece async for piece in stream]).endswith(b"ok\n")
+
+
 async def test_nothing_needs_a_thread(nursery: trio.Nursery) -> None:
     """They answer while every thread hangs, in a disk or in the origin."""
     house = House(metrics="127.0.0.1:0")
@@ -327,6 +335,7 @@ async def test_a_connection_is_closed_for_a_client_that_asks_for_it(
     assert house.state.metrics_address is not None
     host, port = split_address(house.state.metrics_address)
     head = f"GET /healthz {version}\r\nHost: x\r\nConnection: close\r\n\r\n"
+    await have_it_loaded(host, port)
     idle_tasks = trio.lowlevel.current_statistics().tasks_living
     with trio.fail_after(300):
         async with await trio.open_tcp_stream(host, port) as stream:
@@ -343,6 +352,7 @@ async def test_idle_connections_do_not_stand_in_the_way(nursery: trio.Nursery) -
     await nursery.start(serve_metrics, house.state)
     assert house.state.metrics_address is not None
     host, port = split_address(house.state.metrics_address)
+    await have_it_loaded(host, port)
     idle = [await trio.open_tcp_stream(host, port) for _ in range(MAX_CONNECTIONS + 12)]
     for _ in range(3):
         with trio.fail_after(300):
@@ -370,6 +380,7 @@ async def test_who_gives_up_costs_no_scrape(
     await nursery.start(serve_metrics, house.state)
     assert house.state.metrics_address is not None
     host, port = split_address(house.state.metrics_address)
+    await have_it_loaded(host, port)
     idle_tasks = trio.lowlevel.current_statistics().tasks_living
 
     async def ask() -> trio.SocketStream:
@@ -440,7 +451,7 @@ async def test_a_free_port_when_the_default_is_taken(
     taken = first.state.metrics_address
     assert taken is not None
     monkeypatch.setattr(
-        metrics_server, "split_address", lambda _: ("127.0.0.1", int(taken.rpartition(":")[2]))
+        serving, "split_address", lambda _: ("127.0.0.1", int(taken.rpartition(":")[2]))
     )
     await nursery.start(serve_metrics, second.state)
     assert second.state.metrics_address not in {None, taken}

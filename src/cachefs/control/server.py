@@ -6,10 +6,8 @@ JSON. A blank line only shows that the daemon is still working. A line `{"error"
 
 import json
 import logging
-import socket as stdlib_socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -24,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from cachefs import __version__
 from cachefs.control import api
 from cachefs.control.api import Handler, Lines, Route, UnknownError
-from cachefs.control.http import MAX_BODY_BYTES, serve_http
+from cachefs.control.http import MAX_BODY_BYTES
 from cachefs.errors import (
     AccessDeniedError,
     CachefsError,
@@ -53,28 +51,6 @@ _STATUS_CODES: tuple[tuple[type[CachefsError], int], ...] = (
 """Status codes of errors. The first class that fits counts."""
 
 _logger = logging.getLogger(__name__)
-
-
-async def serve(
-    path: Path,
-    handlers: Mapping[Route, Handler],
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Answer on the Unix socket `path` until cancelled.
-
-    Creates the socket with mode 0600, in a directory that is itself private; replaces a socket
-    left by a dead daemon; removes the socket at the end. With `nursery.start`, this reports
-    started when clients can connect. Raises `CachefsError` if another process is listening on
-    `path`, or if the socket can't be created.
-    """
-    sock = await _listen(path)
-    inode = path.stat().st_ino
-    try:
-        await serve_http(application(handlers), trio.SocketListener(sock), task_status=task_status)
-    finally:
-        sock.close()
-        _remove(path, inode)
 
 
 def application(handlers: Mapping[Route, Handler]) -> Starlette:
@@ -234,45 +210,3 @@ async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
-
-
-# -- the socket ----------------------------------------------------------------------------------
-
-
-async def _listen(path: Path) -> trio.socket.SocketType:
-    sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-    try:
-        if path.is_socket():
-            _remove_stale(path)
-        await sock.bind(str(path))
-        path.chmod(0o600)
-        sock.listen(64)
-    except OSError as error:
-        sock.close()
-        raise CachefsError(f"can't listen on {path}: {error.strerror or error}") from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket without a listening process. Raises `CachefsError` if a process listens."""
-    with stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except BlockingIOError:
-            pass
-    raise CachefsError(f"another process is listening on {path}")
-
-
-def _remove(path: Path, inode: int) -> None:
-    try:
-        if path.lstat().st_ino == inode:
-            path.unlink()
-    except FileNotFoundError:
-        pass

@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import trio
 
 from cachefs.control.api import Handler, Route
 from cachefs.control.mount_state import MountState
+from cachefs.control.serving import serve_commands, serve_metrics
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
 from cachefs.daemon.process import return_freed_memory
@@ -172,9 +173,8 @@ class RunningMount:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve the control socket and the metrics. Started when clients can connect."""
-        serve_control, serve_metrics = await trio.to_thread.run_sync(_load_servers)
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, socket_path(self._config.mountpoint), handlers)
+            await nursery.start(serve_commands, socket_path(self._config.mountpoint), handlers)
             await nursery.start(serve_metrics, state, handlers)
             task_status.started()
 
@@ -232,14 +232,3 @@ async def _observe_root_later(namespace: Namespace) -> None:
         namespace.outage.begin(error)
     except OriginError as error:
         log.warning("can't look at the root: %s", error)
-
-
-def _load_servers() -> tuple[Callable[..., Awaitable[None]], Callable[..., Awaitable[None]]]:
-    """Import the servers of the control socket and the metrics.
-
-    They are a third of all imports. Blocks.
-    """
-    from cachefs.control.metrics_server import serve_metrics
-    from cachefs.control.server import serve
-
-    return serve, serve_metrics

@@ -21,8 +21,8 @@ def calm_garbage_collector() -> None:
     Measured: cold small files are read 1.15 times as fast. With a first threshold of 50,000 the
     garbage of `bench.soak` grew by 5 MB between two passes.
 
-    `daemon.supervised` disables the collector until now: without passes, the imports of a start
-    take .64 s of CPU instead of .71 s.
+    `daemon.supervised` disables the collector until now: with passes, the imports of a start take
+    a tenth more CPU.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)
