@@ -163,6 +163,7 @@ def test_a_command_with_another_runtime_directory_says_where_it_looked(machine: 
     said = machine.user(*command, code=1)
     assert f"no running daemon has a runtime file for it in {other}/cachefs" in said
     assert "another XDG_RUNTIME_DIR" in said
+    assert "umount" not in said  # the mount is alive
 
 
 def test_squashed_files_belong_to_one_user(machine: Machine) -> None:

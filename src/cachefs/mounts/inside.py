@@ -80,13 +80,15 @@ def why_out_of_reach(mount: MountEntry) -> str:
         )
     return (
         f"no running daemon has a runtime file for it in {runtime_dir()}: it has ended, or it runs "
-        "in another container or with another XDG_RUNTIME_DIR; run the command there, or unmount "
-        f"it: cachefs umount {mount.mountpoint}"
+        "in another container or with another XDG_RUNTIME_DIR; run the command there"
     )
 
 
 def _beyond(mount: MountEntry) -> MountError:
-    return MountError(f"{mount.mountpoint} is a cachefs mount, but {why_out_of_reach(mount)}")
+    why = why_out_of_reach(mount)
+    return MountError(
+        f"{mount.mountpoint} is a cachefs mount, but {why} (cachefs status shows its state)"
+    )
 
 
 def _out_of_reach(path: str) -> MountEntry | None:
