@@ -30,11 +30,11 @@ from tests.mount import killed_writer
 from tests.mount.harness import children_of, eventually
 from tests.mount.stores import Store, local_store, s3_store
 from tests.servers.seaweedfs import SeaweedFS
-from tests.sizes import size
+from tests.sizes import IS_LONG, size
 
 KILLS = int(os.environ.get("CACHEFS_KILLS", size(2, 20)))
 CRASHES = int(os.environ.get("CACHEFS_CRASHES", size(1, 5)))
-IS_SHORT = "CACHEFS_KILLS" not in os.environ
+IS_SHORT = not IS_LONG and "CACHEFS_KILLS" not in os.environ
 """A short run does not judge what kills at certain moments rarely cause: ESTALE for a partial
 change that was interrupted and not acknowledged, and an upload that was begun but not recorded."""
 SEED = os.environ.get("CACHEFS_KILL_SEED", "1")

@@ -335,7 +335,7 @@ async def test_a_bug_while_listing_costs_an_error_and_not_the_mount(
 async def test_a_reader_goes_on_where_it_was_after_its_snapshot_was_evicted(
     tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachefs.namespace.directories.kept_snapshots._KEPT_NAMES", 60)
+    monkeypatch.setattr("cachefs.namespace.directories.snapshot._KEPT_NAMES", 60)
     fill(origin, 30, "a/")
     fill(origin, 50, "b/")
     first, second = [await tree.find(name) for name in "ab"]

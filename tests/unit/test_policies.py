@@ -7,9 +7,8 @@ import pytest
 from cachefs.cache.policies import POLICIES, History, make_history, make_policy
 from cachefs.cache.policies.base import EvictionPolicy
 from cachefs.cache.policies.epoch import EpochPolicy, ReuseHistory
-from cachefs.cache.policies.lru import LruPolicy
 from cachefs.cache.policies.sieve import SievePolicy
-from cachefs.cache.policies.two_random import TwoRandomPolicy
+from cachefs.cache.policies.simple import LruPolicy, TwoRandomPolicy
 from cachefs.cache_dir.slab import Slab
 from cachefs.cache_dir.slabs import SlabSet
 from cachefs.format.slab import class_of

@@ -1,15 +1,13 @@
 """Eviction policies: which block to replace, and whether to. Pure: no I/O.
 
-Each policy has its own file; all share the interface in `base.py`. A mount has one `History`. Each
-tier has its own policy object, which uses that `History`.
+All share the interface in `base.py`. A mount has one `History`. Each tier has its own policy
+object, which uses that `History`.
 """
 
 from cachefs.cache.policies.base import EvictionPolicy, History
 from cachefs.cache.policies.epoch import EpochPolicy, ReuseHistory
-from cachefs.cache.policies.lru import LruPolicy
-from cachefs.cache.policies.none import NoReplacement
 from cachefs.cache.policies.sieve import SievePolicy
-from cachefs.cache.policies.two_random import TwoRandomPolicy
+from cachefs.cache.policies.simple import LruPolicy, NoReplacement, TwoRandomPolicy
 
 POLICIES: dict[str, type[EvictionPolicy]] = {
     policy.name: policy

@@ -22,11 +22,10 @@ from cachefs.errors import (
 from cachefs.format.inode_record import Inode, Listing
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.directories.directory_validators import DirectoryValidators
-from cachefs.namespace.directories.kept_snapshots import KeptSnapshots
 from cachefs.namespace.directories.lister import Lister, ListingProgress
 from cachefs.namespace.directories.paused_listings import PausedListings
 from cachefs.namespace.directories.prefetched_listings import PrefetchedListing, PrefetchedListings
-from cachefs.namespace.directories.snapshot import DirectorySnapshot
+from cachefs.namespace.directories.snapshot import DirectorySnapshot, KeptSnapshots
 from cachefs.namespace.inodes import InodeTable
 from cachefs.namespace.outage import NS, Outage
 from cachefs.origin.base import Origin

@@ -1,4 +1,4 @@
-"""Evict the older of two random blocks: the default of JuiceFS, here for comparison."""
+"""The policies that need no history of reads, only the ages of blocks."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,36 @@ from cachefs.cache.policies.base import SAMPLE_BLOCKS, EvictionPolicy
 from cachefs.cache_dir.slab import Slab
 
 
+class LruPolicy(EvictionPolicy):
+    """Evict the least recently used blocks, by sampled ages.
+
+    For workloads that soon read the same blocks again. It performs badly in shuffled epochs.
+    """
+
+    name = "lru"
+
+
+class NoReplacement(EvictionPolicy):
+    """Fill the cache, then keep the blocks that are there.
+
+    The best policy for one data set that never changes. It never makes room for another.
+    """
+
+    name = "none"
+    replaces = False
+
+    @override
+    def plan(
+        self, slabs: Sequence[Slab], fraction: float, sample_blocks: int = SAMPLE_BLOCKS
+    ) -> float | None:
+        return None
+
+
 class TwoRandomPolicy(EvictionPolicy):
-    """Its plan is the share of blocks to evict, from 0 to 1."""
+    """Evict the older of two random blocks: the default of JuiceFS, here for comparison.
+
+    Its plan is the share of blocks to evict, from 0 to 1.
+    """
 
     name = "2-random"
 
