@@ -32,16 +32,16 @@ def hang_on(name, asked):
     async def one():
         async for _ in pages():
             pass
-    def maybe(self, path, *args):
-        if asked not in path:
-            return plain(self, path, *args)
+    def maybe(self, *args):
+        if not any(asked in arg for arg in args if isinstance(arg, str)):
+            return plain(self, *args)
         return pages() if name == "list_dir" else one()
     setattr(ResilientOrigin, name, maybe)
 
 hang_on("stat", "no-stat")
 hang_on("stat_and_read", "no-stat")
 hang_on("list_dir", "no-list")
-hang_on("read", "no-read")
+hang_on("read_in_turn", "no-read")
 """
 
 WAYS = {

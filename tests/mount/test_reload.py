@@ -18,9 +18,9 @@ def test_shorter_ttls_show_new_names(site: Site) -> None:
     site.mount("--list-ttl", "1h", "--entry-ttl", "1h", "--negative-ttl", "1h")
     said = site.cli("set", site.mountpoint, "list-ttl=0", "negative-ttl=100ms", "hedge=on").stdout
     assert [line.partition(" until")[0] for line in said.splitlines()] == [
-        "hedge was false and is true",
         "list-ttl was 1h and is 0s",
         "negative-ttl was 1h and is 100ms",
+        "hedge was false and is true",
     ]
     assert not (site.mountpoint / "later").exists()
     (site.files / "later").write_text("later")

@@ -327,6 +327,7 @@ async def test_clients_that_leave_or_do_not_read_do_no_harm(
     path: Path, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     await nursery.start(serve, path, telling(lambda: {"x": "y" * 10_000_000}))
+    await sent(path, b"\0")  # loads the server
     leaving = await trio.open_unix_socket(path)
     await leaving.aclose()
     idle = await trio.open_unix_socket(path)
@@ -341,6 +342,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
 ) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, path, telling(lambda: {"x": "y" * 10_000_000}))
+        await sent(path, b"\0")  # loads the server
         idle = await trio.open_unix_socket(path)
         await idle.send_all(b"GET /v1/status HTTP/1.1\r\n" + HOST + b"\r\n")
         await trio.sleep(0.1)
@@ -402,7 +404,7 @@ async def test_too_many_connections(
 ) -> None:
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 600.0)  # none is dropped for its silence meanwhile
     await nursery.start(serve, path, telling(dict))
-    await asked(path)  # loads the server
+    await sent(path, b"\0")  # loads the server
     idle = [await trio.open_unix_socket(path) for _ in range(MAX_CONNECTIONS)]
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(CachefsError, match=r"did not answer as it should|can't ask"):
