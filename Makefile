@@ -3,7 +3,7 @@
 	test-kubernetes lint format bench bench-peers screenshots wheel deb image man test-packages lock \
 	clean
 
-WORKERS ?= 4
+WORKERS ?= 6
 # Compiled tests are kept, whatever the environment says: to compile all of them takes each worker
 # of pytest 10 s.
 export PYTHONDONTWRITEBYTECODE :=
