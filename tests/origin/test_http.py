@@ -8,6 +8,7 @@ import pytest
 
 from cachefs.errors import (
     AccessDeniedError,
+    BadDataError,
     NotFoundError,
     OriginBusyError,
     OriginError,
@@ -104,6 +105,26 @@ async def test_redirects_are_followed(server: ToldS3) -> None:
         data = bytes(await origin.read(name, meta, 1, part - 1))
         assert data == FILES[f"/top dir/{name}"][1:part]
     await origin.aclose()
+
+
+@pytest.mark.parametrize("told", [None, "bytes 0-3/9", "bytes */9"])
+async def test_a_part_must_say_that_it_is_the_right_one(
+    server: ToldS3, origin: Origin, told: str | None
+) -> None:
+    def answer(asked: Asked) -> Answer:
+        headers = {"Last-Modified": DATE, "ETag": '"v"'}
+        if asked.method == "HEAD":
+            return Answer(b"123456789", headers=headers)
+        return Answer(b"1234", 206, headers | ({"Content-Range": told} if told else {}))
+
+    server.answer = answer
+    with pytest.raises(BadDataError, match="another part"):
+        await origin.read("f", ObjectMeta(9, 0, '"v"'), 4, 4)
+
+
+async def test_a_server_without_ranges_sends_the_whole_file(server: ToldS3, origin: Origin) -> None:
+    server.answer = lambda _: Answer(b"123456789", headers={"Last-Modified": DATE, "ETag": '"v"'})
+    assert bytes(await origin.read("f", ObjectMeta(9, 0, '"v"'), 4, 4)) == b"5678"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 
 from cachefs.errors import (
     AccessDeniedError,
+    BadDataError,
     NotFoundError,
     ObjectChangedError,
     OriginBusyError,
@@ -56,6 +57,8 @@ _RUSTLS_REASONS = {
     "UnknownIssuer": _UNKNOWN_CA,
     "BadSignature": _UNKNOWN_CA,
 }
+_WRONG_PART = ("NoContentRange", "UnexpectedRange", "ParseContentRange", "NotPartial")
+"""obstore's names of errors about an answer to a GET of a part."""
 _CERTIFICATE_ADVICE = {
     _OTHER_HOST: "write the host name of the certificate in the endpoint",
     _NOT_NOW: "renew it at the store, or set the clock of this machine",
@@ -174,6 +177,11 @@ def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginErro
     status = _STATUS.search(text)
     if status:
         return from_status(target, subject, int(status[1]), code)
+    if any(name in text for name in _WRONG_PART):
+        return BadDataError(
+            f"{subject} can't be read: {target.endpoint} sent another part than the one that was "
+            "asked, or did not say which"
+        )
     refused = _RUSTLS.search(text)
     if refused:
         return _bad_certificate(target, subject, _RUSTLS_REASONS.get(refused[1], refused[1]))

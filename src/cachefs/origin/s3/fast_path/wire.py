@@ -125,19 +125,32 @@ def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
     length_bytes = None
     if encoding is None:
         length_bytes = whole_number(headers.get(b"content-length", b""))
+    content_range = headers.get(b"content-range")
     if item is None:
-        is_wanted = status in (b"200", b"206") and length_bytes is not None
+        is_wanted = length_bytes is not None and (
+            (status == b"200" and content_range is None)
+            or (status == b"206" and _is_beginning(content_range or b"", length_bytes))
+        )
     else:
         e_tag = version_of(headers.get(b"etag", b"").decode("latin-1"), 0, 0)
         is_wanted = (status, e_tag, length_bytes) == (b"200", item.e_tag, item.size_bytes)
         if item.part is not None:
             told = f"bytes {item.part.start}-{item.part.stop - 1}/{item.size_bytes}".encode()
-            is_part = headers.get(b"content-range") == told
+            is_part = content_range == told
             is_right = (e_tag, length_bytes) == (item.e_tag, len(item.part))
             is_wanted = status == b"206" and is_part and is_right
     stays_open = headers.get(b"connection", b"").lower() != b"close"
     is_chunked = encoding is not None and encoding.lower() == b"chunked"
     return Head(status_number, is_wanted, length_bytes, is_chunked, stays_open, headers)
+
+
+def _is_beginning(content_range: bytes, length_bytes: int) -> bool:
+    """Whether a range says that it is the first `length_bytes` of an object of known size. Without
+    that, a part would be taken for the whole object."""
+    told, _, size = content_range.rpartition(b"/")
+    size_bytes = whole_number(size)
+    is_first = told == f"bytes 0-{length_bytes - 1}".encode()
+    return is_first and size_bytes is not None and size_bytes >= length_bytes
 
 
 def chunk_bytes(line: bytes) -> int | None:
@@ -174,13 +187,11 @@ def join_chunks(received: bytes) -> bytes | None:
 
 
 def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
-    """Return the metadata of the whole object from the headers of a GET. Return None if they lack
-    its size, time or version; the caller sends a HEAD then."""
+    """Return the metadata of the whole object from the headers of a wanted answer (`Head`). Return
+    None if they lack its size, time or version; the caller sends a HEAD then."""
     length = headers.get(b"content-length", b"")
-    if b"content-range" in headers:
-        unit, _, length = headers[b"content-range"].rpartition(b"/")
-        if not unit.startswith(b"bytes 0-"):
-            return None
+    if b"content-range" in headers:  # `read_head` has checked it
+        length = headers[b"content-range"].rpartition(b"/")[2]
     e_tag = headers.get(b"etag", b"").decode("latin-1")
     size_bytes = whole_number(length)
     if size_bytes is None or size_bytes > MOST_BYTES or not e_tag:
