@@ -126,6 +126,13 @@ def parse_page(body: bytes, prefix: str) -> Page:
         return _page(_columns_of(body), prefix)
 
 
+def keys_in(body: bytes) -> set[str]:
+    """Return all keys of a page. Raises `BadDataError`."""
+    with _no_listing(""):
+        columns = _columns_of(body)
+        return {_decoded(key) if columns.encoded else key for key in columns.keys}
+
+
 def parse_tree(body: bytes, prefix: str) -> Tree:
     """Parse a page that was requested without a delimiter. Raises `BadDataError`."""
     with _no_listing(prefix):

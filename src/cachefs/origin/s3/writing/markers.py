@@ -8,6 +8,7 @@ import trio
 
 from cachefs.errors import CachefsError, ConflictError, NotADirError, NotEmptyError
 from cachefs.origin.s3.lister import PageRequest, S3Lister
+from cachefs.origin.s3.listing import keys_in
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.writable import ABSENT
@@ -102,4 +103,4 @@ class Markers:
         """Return one or two of the keys below a directory, its marker included."""
         request = PageRequest(self._key(path) + "/", max_keys=2)
         body = await self._sender.in_thread(partial(self._lister.fetch, request))
-        return messages.keys_in(body)
+        return await self._sender.in_thread(partial(keys_in, body))

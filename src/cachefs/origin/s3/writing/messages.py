@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import html
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,12 +9,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
+from cachefs.origin.s3.writing import answer_xml
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag
 from cachefs.types import ObjectMeta
 
@@ -31,20 +31,8 @@ _KEPT = (
 )
 """Headers that a copy with new metadata must state again."""
 _HASHED_BYTES = 1 << 20
-_E_TAG = re.compile(rb"<ETag>([^<]{1,1024})</ETag>")
-_UPLOAD_ID = re.compile(rb"<UploadId>([^<]{1,1024})</UploadId>")
-_UPLOAD = re.compile(rb"<Upload>(.*?)</Upload>", re.DOTALL)
-_INITIATED = re.compile(rb"<Initiated>\s*([0-9T:.Z-]{1,40})\s*</Initiated>")
-_PART = re.compile(rb"<Part>(.*?)</Part>", re.DOTALL)
-_NUMBER = re.compile(rb"<PartNumber>\s*([0-9]{1,5})\s*</PartNumber>")
-_SIZE = re.compile(rb"<Size>\s*([0-9]{1,19})\s*</Size>")
-_TRUNCATED = re.compile(rb"<IsTruncated>\s*true\s*</IsTruncated>")
-_MARKER = re.compile(rb"<NextPartNumberMarker>\s*([0-9]{1,5})\s*</NextPartNumberMarker>")
-_FAILED = re.compile(rb"<Error>(.*?)</Error>", re.DOTALL)
-_ENCODED = b"<EncodingType>url</EncodingType>"
-_KEY = re.compile(rb"<Key>([^<]*)</Key>")
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
-_ERROR_DOCUMENT = re.compile(rb"^\s*(<\?xml[^>]*\?>)?\s*<Error[\s>]")
+_LONGEST_TEXT = 1024
+_NO_PARTS = "the list of the parts of an upload can't be understood"
 _MD5_TAG = re.compile('^"([0-9a-fA-F]{32})"$')
 
 
@@ -196,37 +184,40 @@ def deletion(keys: Iterable[str]) -> bytes:
 
 
 def not_deleted(body: bytes) -> dict[str, str]:
-    """Return the codes by the keys that DeleteObjects has not deleted."""
-    found = {}
-    for row in _FAILED.findall(body):
-        key, code = _KEY.search(row), _CODE.search(row)
-        if key is not None and (code is None or code[1] != b"NoSuchKey"):
-            name = html.unescape(key[1].decode("utf-8", "replace"))
-            found[name] = code[1].decode() if code else ""
-    return found
+    """Return the codes by the keys that DeleteObjects has not deleted. Raises `BadDataError`."""
+    if not body.strip():  # OSS has nothing to say if all are deleted
+        return {}
+    document = answer_xml.parse(body)
+    if document.root != "DeleteResult":
+        raise BadDataError("the answer to a deletion can't be understood")
+    rows = [row for name, row in document.rows if name == "Error" and "Key" in row]
+    return {row["Key"]: row.get("Code", "") for row in rows if row.get("Code") != "NoSuchKey"}
 
 
 def is_error(body: bytes) -> bool:
     """Whether the body is an error document; S3 sends some with status 200."""
-    return _ERROR_DOCUMENT.match(body) is not None
+    return bool(body) and answer_xml.root_of(body) == "Error"
 
 
 def e_tag_in(body: bytes) -> str:
     """Return the ETag of CompleteMultipartUpload, CopyObject or UploadPartCopy. Raises
     `BadDataError`."""
-    found = _E_TAG.search(body)
-    if found is None:
+    return _e_tag(answer_xml.parse(body).texts)
+
+
+def _e_tag(texts: Mapping[str, str]) -> str:
+    text = texts.get("ETag", "").strip()
+    if not 0 < len(text) <= _LONGEST_TEXT:
         raise BadDataError("the answer to a write has no ETag")
-    text = html.unescape(found[1].decode("utf-8", "replace")).strip()
     return text if text.startswith('"') else f'"{text}"'
 
 
 def upload_id_in(body: bytes) -> str:
     """Return the id of a new upload. Raises `BadDataError`."""
-    found = _UPLOAD_ID.search(body)
-    if found is None:
+    upload_id = answer_xml.parse(body).texts.get("UploadId", "")
+    if not 0 < len(upload_id) <= _LONGEST_TEXT:
         raise BadDataError("the answer to a new upload has no id")
-    return html.unescape(found[1].decode("utf-8", "replace"))
+    return upload_id
 
 
 class PartsPage(NamedTuple):
@@ -238,32 +229,34 @@ class PartsPage(NamedTuple):
 
 def parts_in(body: bytes) -> PartsPage:
     """Parse a page of ListParts. Raises `BadDataError`."""
-    parts = []
-    for row in _PART.findall(body):
-        number, size = _NUMBER.search(row), _SIZE.search(row)
-        if number is None or size is None:
-            raise BadDataError("the list of the parts of an upload can't be understood")
-        parts.append(PartTag(int(number[1]), int(size[1]), e_tag_in(row)))
-    if b"ListPartsResult" not in body:
-        raise BadDataError("the list of the parts of an upload can't be understood")
-    marker = _MARKER.search(body) if _TRUNCATED.search(body) else None
-    return PartsPage(parts, marker[1].decode() if marker else None)
+    document = answer_xml.parse(body)
+    if document.root != "ListPartsResult":
+        raise BadDataError(_NO_PARTS)
+    parts = [_part(row) for name, row in document.rows if name == "Part"]
+    marker = document.texts.get("NextPartNumberMarker", "").strip()
+    is_truncated = document.texts.get("IsTruncated", "").strip() == "true"
+    return PartsPage(parts, marker if is_truncated and whole_number(marker) is not None else None)
+
+
+def _part(row: Mapping[str, str]) -> PartTag:
+    number, size = (whole_number(row.get(name, "").strip()) for name in ("PartNumber", "Size"))
+    if number is None or size is None or size > MOST_BYTES:
+        raise BadDataError(_NO_PARTS)
+    return PartTag(number, size, _e_tag(row))
 
 
 def uploads_in(body: bytes, key: str) -> list[tuple[str, float]]:
     """Return the id and the time of the beginning (seconds since 1970) of each upload of this key
     in a page of ListMultipartUploads. Raises `BadDataError`."""
     found = []
-    for row in _UPLOAD.findall(body):
-        name, upload_id, began = _KEY.search(row), _UPLOAD_ID.search(row), _INITIATED.search(row)
-        if name is None or upload_id is None or began is None:
-            raise BadDataError("the list of uploads can't be understood")
-        if html.unescape(name[1].decode("utf-8", "replace")) == key:
-            try:
-                began_at = datetime.fromisoformat(began[1].decode()).replace(tzinfo=UTC)
-            except ValueError:
-                raise BadDataError("the list of uploads can't be understood") from None
-            found.append((html.unescape(upload_id[1].decode()), began_at.timestamp()))
+    for name, row in answer_xml.parse(body).rows:
+        if name != "Upload" or row.get("Key") != key:
+            continue
+        try:
+            began = datetime.fromisoformat(row["Initiated"].strip()).replace(tzinfo=UTC)
+            found.append((row["UploadId"], began.timestamp()))
+        except (KeyError, ValueError, OverflowError):
+            raise BadDataError("the list of uploads can't be understood") from None
     return found
 
 
@@ -273,10 +266,3 @@ def seconds_of(date: str | None) -> float:
     if not now_ns:
         raise BadDataError("the answer of the store has no date")
     return now_ns / 1e9
-
-
-def keys_in(listing: bytes) -> set[str]:
-    """Return the keys of a page of ListObjects."""
-    decode = unquote_plus if _ENCODED in listing else str
-    found = (html.unescape(key.decode("utf-8", "replace")) for key in _KEY.findall(listing))
-    return {decode(key) for key in found}

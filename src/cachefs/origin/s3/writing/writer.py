@@ -17,6 +17,7 @@ from functools import partial
 import trio
 
 from cachefs.errors import (
+    BadDataError,
     ConflictError,
     NotFoundError,
     ObjectChangedError,
@@ -47,6 +48,7 @@ _MOST_COPY_BYTES = 5 << 30
 _COPY_PART_BYTES = 1 << 30
 _COPIES_AT_A_TIME = 8
 _MOST_DELETED = 1000
+_LONGEST_E_TAG = 1024
 _CLOCK_STEP_S = 1.5
 """Stores tell times in whole seconds."""
 
@@ -325,12 +327,13 @@ class S3Writer(WritableOrigin):
                 answer = await self._sender.send(
                     "POST", "", messages.query_of(delete=""), None, body
                 )
+                refused = messages.not_deleted(answer.body)
             except OriginError as error:
                 if not start:
                     raise
                 failed |= {by_key[key]: error for key in some}
                 continue
-            for key, code in messages.not_deleted(answer.body).items():
+            for key, code in refused.items():
                 if key in by_key:
                     path = by_key[key]
                     failed[path] = self._sender.failure_of_code(self._subject(path), code)
@@ -449,4 +452,6 @@ class S3Writer(WritableOrigin):
 
 
 def _quoted(e_tag: str) -> str:
+    if len(e_tag) > _LONGEST_E_TAG:
+        raise BadDataError("the answer to a write has an ETag that is too long")
     return e_tag if e_tag.endswith('"') else f'"{html.unescape(e_tag)}"'
