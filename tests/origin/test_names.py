@@ -106,3 +106,46 @@ def test_token() -> None:
 )
 def test_version(e_tag, version) -> None:
     assert s3_listing.version_of(e_tag, 7, 3) == version
+
+
+def _page_of(*rows: tuple[bytes, bytes, bytes]) -> bytes:
+    """A page of rows of key, size and time."""
+    form = b"<Contents><Key>%b</Key><Size>%b</Size><LastModified>%b</LastModified><ETag>e</ETag>"
+    text = b"".join(form % row + b"</Contents>" for row in rows)
+    return b"<ListBucketResult>" + text + b"</ListBucketResult>"
+
+
+_TIME = b"2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (b"odd", b"1.5", _TIME),
+        (b"odd", b"1", b"soon"),
+        (b"odd", b"1", b"2026-01-01T00:00:00." + b"0" * 5000 + b"Z"),
+        (b"od\xffd", b"1", _TIME),
+        (b"o/" * 600 + b"d", b"1", _TIME),
+    ],
+    ids=["size", "time", "long time", "no UTF-8", "long key"],
+)
+def test_an_odd_row_hides_no_others(odd: tuple[bytes, bytes, bytes]) -> None:
+    body = _page_of((b"a", b"1", _TIME), odd, (b"x", b"1", _TIME))
+    listed = s3_listing.parse_page(body, "")
+    assert [entry.name for entry in listed.entries] == ["a", "x"]
+    assert listed.unshown == 1
+    tree = s3_listing.parse_tree(body, "")
+    assert [entry.name for entry in tree.pages[""].entries] == ["a", "x"]
+    assert tree.pages[""].unshown == 1
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    body = _page_of((b"a", b"1", _TIME), (b"b", b"1", _TIME.removesuffix(b"Z")))
+    metas = [entry.meta for entry in s3_listing.parse_page(body, "").entries]
+    assert metas[0] == metas[1]
+
+
+def test_a_page_of_very_many_directories_is_listed_with_a_delimiter() -> None:
+    body = _page_of(*((b"%d/" % n + b"a/" * 500, b"1", _TIME) for n in range(200)))
+    tree = s3_listing.parse_tree(body, "")
+    assert (tree.pages, tree.last_key, tree.is_whole) == ({}, "", False)

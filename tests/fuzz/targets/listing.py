@@ -1,5 +1,7 @@
 """LIST answers, page after page (origin/s3/pages.py, listing.py)."""
 
+from collections.abc import Iterable
+
 import trio
 
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
@@ -12,6 +14,26 @@ from cachefs.types import Entry, ObjectMeta
 from tests.fuzz.targets._support import parts
 
 _MOST_REQUESTS = 40
+_ROW = (
+    "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00Z</LastModified><ETag>e</ETag>"
+    "<Size>1</Size></Contents>"
+)
+
+
+def _listed(keys: Iterable[str]) -> bytes:
+    rows = "".join(map(_ROW.format, keys))
+    return f"<ListBucketResult>{rows}</ListBucketResult>".encode()
+
+
+GROWING = {
+    "one key": lambda count: _listed(["a/" * (count // 2) + "x"]),
+    "long keys": lambda count: _listed(f"{n}/" + "a/" * 500 for n in range(count // 1024)),
+    "rows": lambda count: _listed(map(str, range(count // 120))),
+    "white space": lambda count: b"<IsTruncated>" + b" " * count,
+    "open tags": lambda count: b"<CommonPrefixes> <Prefix>" * (count // 25),
+    "open tokens": lambda count: b"<NextContinuationToken>a" * (count // 24),
+}
+"""Inputs of about so many bytes."""
 
 
 class _Source:

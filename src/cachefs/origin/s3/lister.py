@@ -77,7 +77,9 @@ class S3Lister:
             "start-after": request.start_after,
         }
         # Sorted and strictly quoted, so that the text that is sent equals the signed text.
-        text = "&".join(f"{k}={quote(v, safe='-_.~')}" for k, v in query.items() if v)
+        text = "&".join(
+            f"{k}={quote(v, '-_.~', errors='surrogateescape')}" for k, v in query.items() if v
+        )
         return self._send("GET", f"{self._url}?{text}", request.prefix)[1]
 
     def head(self, key: str) -> dict[str, str]:
@@ -136,3 +138,7 @@ class S3Lister:
     def close(self) -> None:
         """Close idle connections."""
         self._http.close()
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="-_.~", errors="surrogateescape")

@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_plus
@@ -23,6 +23,11 @@ PAGE_KEYS = 1000
 _MOST_ROWS = 100_000
 """The most rows of a page. Some stores return more keys than requested."""
 _TAGS_PER_ROW = 40
+MOST_KEY_BYTES = 1024
+"""S3 has no longer keys."""
+_MOST_PATH_CHARACTERS = 16 << 20
+"""Of all directories in a page. 1,000 directories of 20 parts and 200 characters have 2 million."""
+_MOST_TIME_CHARACTERS = 40
 _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
 _MARKER = re.compile(rb"<NextMarker>([^<]+)</NextMarker>")
 _TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
@@ -50,8 +55,10 @@ def version_of(e_tag: str | None, mtime_ns: int, size_bytes: int) -> str:
 
 @lru_cache(maxsize=4096)
 def mtime_ns_of(last_modified: str) -> int:
-    """Convert ISO 8601 to ns, rounded as by `whole_seconds`."""
-    return whole_seconds(datetime.fromisoformat(last_modified))
+    """Convert ISO 8601 to ns, rounded as by `whole_seconds`. Without a zone it is UTC. Raises
+    `ValueError`, `OverflowError`."""
+    told = datetime.fromisoformat(last_modified)
+    return whole_seconds(told if told.tzinfo else told.replace(tzinfo=UTC))
 
 
 def whole_seconds(modified: datetime) -> int:
@@ -134,15 +141,19 @@ def keys_in(body: bytes) -> set[str]:
 
 
 def parse_tree(body: bytes, prefix: str) -> Tree:
-    """Parse a page that was requested without a delimiter. Raises `BadDataError`."""
+    """Parse a page that was requested without a delimiter. If its directories would need too much
+    memory, return a tree that shows none of them. Raises `BadDataError`."""
     with _no_listing(prefix):
         columns = _columns_of(body)
         keys = columns.keys
         if columns.encoded:
             keys = [_decoded(key) if "%" in key or "+" in key else key for key in keys]
         rows = _rows_by_directory(keys, prefix)
+        by_path = _directories_in(rows)
+        if by_path is None:
+            return Tree({}, "", is_whole=False, is_in_order=False)
         pages = {}
-        for path, directories in _directories_in(rows).items():
+        for path, directories in by_path.items():
             start = f"{prefix}{path}/" if path else prefix
             mine = rows.get(path, [])
             part = _Columns(
@@ -171,6 +182,9 @@ def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
     for row, key in enumerate(keys):
         if not key.startswith(prefix):
             raise ValueError(key)
+        if len(key) > MOST_KEY_BYTES:  # it is no key of S3: `_page` skips it
+            rows.setdefault("", []).append(row)
+            continue
         path = key[start:].rpartition("/")[0]
         # Keys below an empty part can't be shown. They go to the directory above that part, where
         # `_page` skips them.
@@ -179,14 +193,19 @@ def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
     return rows
 
 
-def _directories_in(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Return `paths` and all directories above them, each with the names of its directories."""
+def _directories_in(paths: Iterable[str]) -> dict[str, list[str]] | None:
+    """Return `paths` and all directories above them, each with the names of its directories. None
+    if their paths are too long in total: a deep path makes as many as it has parts."""
+    left = _MOST_PATH_CHARACTERS
     names: dict[str, list[str]] = {"": []}
     found: list[tuple[str, str]] = []
     for leaf in paths:
         path = leaf
         while path not in names:
             names[path] = []
+            left -= len(path)
+            if left < 0:
+                return None
             above, _, name = path.rpartition("/")
             found.append((above, name))
             path = above
@@ -235,7 +254,10 @@ def _columns_fast(body: bytes) -> _Columns | None:
     object; the counts verify this. It is five times as fast as the XML parser and halves the cost
     of listing a large directory.
     """
-    text = body.decode().replace("&#34;", '"').replace("&quot;", '"')  # every ETag has these
+    # A key that is no UTF-8 gets surrogates, which `is_key_name` refuses.
+    text = (
+        body.decode(errors="surrogateescape").replace("&#34;", '"').replace("&quot;", '"')
+    )  # every ETag has these
     if not text.rstrip().endswith("</ListBucketResult>") or "<!" in text:
         return None
     rows = text.count("<Contents")
@@ -284,8 +306,9 @@ def _page(columns: _Columns, prefix: str) -> Page:
             example = key
             continue
         size = whole_number(size_text)
-        mtime_ns = mtime_ns_of(time_text) if time_text or not e_tag else 0
-        if size is None or size > MOST_BYTES or len(e_tag) > _E_TAG_CHARACTERS:
+        mtime_ns = _mtime_ns(time_text) if time_text or not e_tag else 0
+        is_odd = len(e_tag) > _E_TAG_CHARACTERS
+        if size is None or size > MOST_BYTES or mtime_ns is None or is_odd:
             unshown += 1
             example = key
             continue
@@ -307,6 +330,16 @@ def _page(columns: _Columns, prefix: str) -> Page:
     if columns.encoded:
         last_key = _decoded(last_key)
     return Page([entry for _, entry in found], keys, unshown, last_key, example)
+
+
+def _mtime_ns(text: str) -> int | None:
+    """Return `mtime_ns_of`, or None if `text` is no time."""
+    if len(text) > _MOST_TIME_CHARACTERS:
+        return None
+    try:
+        return mtime_ns_of(text)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _decoded(key: str) -> str:
