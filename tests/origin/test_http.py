@@ -92,6 +92,21 @@ async def test_names_go_out_and_come_in_as_they_are(origin: Origin) -> None:
         await origin.stat("sub%2ff")
 
 
+async def test_a_page_of_spaces_takes_no_time(server: ToldS3, origin: Origin) -> None:
+    server.answer = lambda _: Answer(b"<a" + b" " * 100_000, headers={"Content-Type": "text/html"})
+    assert await list_all(origin) == {}
+
+
+async def test_links_are_found_as_browsers_find_them(server: ToldS3, origin: Origin) -> None:
+    text = """<a href="../">..</a><A title="x>y" HREF = './a%20b'>a</A><a href="x&amp;y/">d</a>
+        <a data-href="no"><a href=no><a href="https://elsewhere/no"><abbr href="no"><a
+        href="c">"""
+    headers = {"Content-Type": "text/html; charset=utf-8", "Last-Modified": DATE}
+    server.answer = lambda _: Answer(text.encode(), headers=headers)
+    assert sorted(await list_all(origin)) == ["a b", "c", "x&y"]
+    assert origin.counters.unshown_keys == 0
+
+
 async def test_directories_are_no_files(origin: Origin) -> None:
     assert await origin.stat("sub") is None
     assert list(await list_all(origin, "sub")) == ["f"]

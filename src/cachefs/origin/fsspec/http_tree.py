@@ -1,9 +1,10 @@
 """Directories of a web server, read from its index pages.
 
 fsspec sends names without quoting, so `?` begins a query and `%2e%2e` is another directory. It
-returns links as they are written in a page, without sizes, and reports every failure as an absent
-file. This module quotes the names that it sends and unquotes those that it receives, requests size
-and version of each listed file, distinguishes failures, and limits the length of an answer.
+finds links by expressions whose time grows with the cube of the page. It returns them as they are
+written, without sizes, and reports every failure as an absent file. This module quotes the names
+that it sends and unquotes those that it receives, requests size and version of each listed file,
+distinguishes failures, and limits the length of an answer.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import yarl
 from fsspec.implementations.http import HTTPFileSystem
 
 from cachefs.errors import BadDataError
+from cachefs.origin.fsspec import index_page
 from cachefs.origin.options import OriginOptions
 
 MOST_BYTES = 64 << 20
@@ -27,6 +29,10 @@ _UNQUOTED = "/-_.~!$&'()*+,;=:@"
 _AT_A_TIME = 16
 _ABSENT = (404, 410)
 _PARTIAL = 206
+_HTML = "text/html"
+_MOST_NAMES = 500_000
+_NO_NAMES = {"", ".", "..", "../"}
+"""What a page says of itself and of its parent."""
 
 
 class _BoundedAnswer(aiohttp.ClientResponse):
@@ -62,19 +68,35 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         below = path.removeprefix(self._plain_root)
         return self._quoted_root + quote(below, safe=_UNQUOTED, errors="surrogateescape")
 
-    async def _ls_real(self, url: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+    async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> list[Any]:
         start = self._quoted(url).rstrip("/") + "/"
         names = set()
-        for link in await super()._ls_real(start, detail=False, **kwargs):
+        for link in await self._links(start):
             # Links with a query usually sort the page.
             if link.startswith(start) and not set("?#") & set(link):
                 names.add(unquote(link.removeprefix(start), errors="surrogateescape"))
+        names -= _NO_NAMES
+        if len(names) > _MOST_NAMES:
+            raise BadDataError(f"{url}: its index page has more than {_MOST_NAMES:,} names")
         paths = [f"{url.rstrip('/')}/{name}" for name in sorted(names)]
         if not detail:
             return paths
         turns = asyncio.Semaphore(_AT_A_TIME)
         found = await asyncio.gather(*(self._described(path, turns) for path in paths))
         return [info for info in found if info is not None]
+
+    async def _links(self, url: str) -> list[str]:
+        """Return the absolute links of an index page; of an answer that is no HTML none."""
+        session = await self.set_session()
+        async with session.get(self.encode_url(url)) as answer:
+            self._raise_not_found_for_status(answer, url)
+            kind = answer.headers.get("Content-Type", _HTML).partition(";")[0].strip().lower()
+            if kind != _HTML:
+                return []
+            body = await answer.read()
+        host = url[: url.index("/", url.index("://") + 3)]
+        links = index_page.links_in(body.decode(errors="surrogateescape"))
+        return [_absolute(link, url, host) for link in links]
 
     async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
         """Return the `info` of a linked path, or None if it does not exist."""
@@ -121,3 +143,10 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         if not info.get("ETag") and "LastModified" not in info:
             raise BadDataError(f"{url} has neither an ETag nor a time, so it is no file")
         return info
+
+
+def _absolute(link: str, url: str, host: str) -> str:
+    """Return a link of the page `url`, which ends with a slash. `host` is its scheme and host."""
+    if link.startswith(("http://", "https://")):
+        return link
+    return host + link if link.startswith("/") else url + link.removeprefix("./")
