@@ -2,6 +2,9 @@
 
 This doesn't use hypercorn's `serve`, because that would wait for ever, even when cancelled, for a
 client that doesn't read. No request is logged, and no signal handler is installed.
+
+Whatever a connection or a request raises ends only that connection. The first failure of each kind
+is logged, as clients can cause any number of them.
 """
 
 import logging
@@ -11,12 +14,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SEND_TIMEOUT_S = 5.0
@@ -57,8 +63,17 @@ async def serve_http(
     config.keep_alive_timeout = HEAD_TIMEOUT_S
     context = WorkerContext(None)
     open_ones: OrderedDict[trio.SocketStream, None] = OrderedDict()
+    failures = _Failures()
 
     async def answer(stream: trio.SocketStream) -> None:
+        try:
+            await talk(stream)
+        except* _RefusedError:
+            pass
+        except* Exception as error:  # cancellation passes
+            failures.note(logging.INFO, "a connection was dropped", error)
+
+    async def talk(stream: trio.SocketStream) -> None:
         if len(open_ones) >= MAX_CONNECTIONS:
             if not makes_room:
                 await stream.aclose()
@@ -70,7 +85,7 @@ async def serve_http(
             if stream in open_ones:
                 open_ones.move_to_end(stream)
 
-        bounded: Any = _Bounded(app, note_request, ends_with_client=makes_room)
+        bounded: Any = _Bounded(app, failures, note_request, ends_with_client=makes_room)
         try:
             impatient: Any = _ImpatientStream(stream)
             wrapped = ASGIWrapper(bounded)
@@ -83,8 +98,71 @@ async def serve_http(
         task_status.started()
 
 
+class _Failures:
+    """Logs the first failure of each kind: of each type, from each line of code."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[object, ...]] = set()
+
+    def note(self, level: int, what: str, error: BaseException) -> None:
+        """Log `what` failed with `error`, with a traceback if `level` is that of an error."""
+        if isinstance(error, BaseExceptionGroup):
+            for part in error.exceptions:
+                self.note(level, what, part)
+            return
+        innermost = error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        place = innermost and (innermost.tb_frame.f_code.co_filename, innermost.tb_lineno)
+        kind = (type(error), place)
+        if kind in self._known:
+            return
+        self._known.add(kind)
+        text = f"{type(error).__name__}: {str(error)[:200]!r}"
+        trace = error if level >= logging.ERROR else None
+        _logger.log(level, "%s: %s; it is logged only once", what, text, exc_info=trace)
+
+
+class _RefusedError(Exception):
+    """The request was refused, and its connection can't be used any more."""
+
+
+class _Http11(H11Protocol):
+    """HTTP/1.1 and nothing else: no HTTP/2, no WebSocket, no tunnels. A wish to change the protocol
+    (`Upgrade`) is ignored, as HTTP allows."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.method == b"CONNECT" or event.http_version not in {b"1.0", b"1.1"}:
+            await self._send_error_response(501)
+            raise _RefusedError(event.method.decode("ascii", "replace"))
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        headers = list(request.headers)
+        kept = [(name, value) for name, value in headers if name != b"upgrade"]
+        if len(kept) < len(headers):
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=kept,
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
+
+
 class _Connection(TCPServer):
     async def _read_data(self) -> None:
+        wrapper = self.protocol  # which would change to HTTP/2
+        wrapper.protocol = _Http11(
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            wrapper.state,
+            wrapper.ssl,
+            wrapper.client,
+            wrapper.server,
+            self.protocol_send,
+        )
         await super()._read_data()
         # The client has disconnected. Without this the connection stays open until its idle time
         # ends.
@@ -102,7 +180,10 @@ class _ImpatientStream(trio.abc.HalfCloseableStream):
         left = memoryview(data)
         while left:
             with trio.move_on_after(SEND_TIMEOUT_S) as scope:
-                await self._stream.send_all(left[:_SEND_BYTES])
+                try:
+                    await self._stream.send_all(left[:_SEND_BYTES])
+                except trio.BusyResourceError as error:  # hypercorn only closes while it sends
+                    raise trio.BrokenResourceError("the connection is being closed") from error
             if scope.cancelled_caught:
                 await self._stream.aclose()
                 raise trio.BrokenResourceError("the peer does not read")
@@ -126,9 +207,14 @@ class _Bounded:
     at most `MAX_BODY_BYTES` and one piece of the body."""
 
     def __init__(
-        self, app: ASGIApp, on_request: Callable[[], None], ends_with_client: bool
+        self,
+        app: ASGIApp,
+        failures: _Failures,
+        on_request: Callable[[], None],
+        ends_with_client: bool,
     ) -> None:
         self._app = app
+        self._failures = failures
         self._on_request = on_request
         self._ends_with_client = ends_with_client
 
@@ -136,6 +222,14 @@ class _Bounded:
         if scope["type"] != "http":
             return
         self._on_request()
+        try:
+            await self._answer(scope, receive, send)
+        except* ClientDisconnect:
+            pass
+        except* Exception as error:  # hypercorn would log each one
+            self._failures.note(logging.ERROR, "a request could not be answered", error)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         into, out = trio.open_memory_channel[Message](math.inf)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._take_in, receive, into, nursery.cancel_scope)

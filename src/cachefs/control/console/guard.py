@@ -51,7 +51,7 @@ class Guard:
         origin = headers.get("origin")
         if not self._is_own(host, scope):
             app = _refusal(421, "the console answers only to localhost and to its own address")
-        elif origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        elif origin is not None and _address_of(origin) != headers.get("host"):
             app = _refusal(403, "the console answers only to its own page")
         await app(scope, receive, send_more)
 
@@ -112,6 +112,13 @@ def _host_of(url: str) -> str:
     with suppress(ValueError):
         return urlsplit(url).hostname or ""
     return ""
+
+
+def _address_of(url: str) -> str | None:
+    """Return host and port as they are written; None if `url` is none."""
+    with suppress(ValueError):
+        return urlsplit(url).netloc
+    return None
 
 
 def _refusal(code: int, text: str) -> ASGIApp:
