@@ -10,7 +10,7 @@ import yaml
 
 from cachefs.cli.csi import command as csi_command
 from cachefs.cli.csi import parse_endpoint
-from cachefs.config import MountConfig, load_mount_config
+from cachefs.config import MountConfig, load_mount_config, split_address
 from cachefs.csi import identity as csi_identity
 from cachefs.csi.volumes import parse_volume
 from tests.unit.manifests import command_line, our_commands, parsed
@@ -114,11 +114,14 @@ def test_keeper_and_daemon_share_what_they_need(instance: MountConfig) -> None:
     assert "lifecycle" not in daemon()  # an unmount before the end would leave nothing to keep
 
 
-def test_the_probes_ask_where_the_daemon_answers() -> None:
+def test_the_probes_ask_where_the_daemon_answers(instance: MountConfig) -> None:
+    """And nobody else: an address that is set is never replaced by a free one."""
+    assert "metrics" in instance.given
+    host, port = split_address(instance.metrics)
     assert daemon_pod()["hostNetwork"] is True
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert daemon()[probe]["httpGet"]["host"] == "127.0.0.1"
-        assert daemon()[probe]["httpGet"]["port"] == 9567
+        assert daemon()[probe]["httpGet"]["host"] == host
+        assert daemon()[probe]["httpGet"]["port"] == port
     assert daemon()["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert daemon()["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
