@@ -138,6 +138,13 @@ async def test_the_host_of_the_option_is_own() -> None:
             assert (await asked.get("/", headers={"Host": host})).status_code == code
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "http://evil.test", "null", ""])
+async def test_an_origin_that_is_another_or_none_is_refused(origin: str) -> None:
+    async with client(House()) as asked:
+        headers = {"Host": "localhost:9567", "Origin": origin}
+        assert (await asked.get("/console/snapshot", headers=headers)).status_code == 403
+
+
 async def test_only_the_routes_of_the_console_are_there() -> None:
     async def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         return {}
