@@ -36,7 +36,7 @@ check: lint ## style, types, contracts, and the tests that need no mount, no ser
 test: lint ## all checks and all tests; what fails runs once more, alone
 	.venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile --durations=10
 
-test-long: lint ## all tests in full size (tests/sizes.py), about an hour
+test-long: lint ## all tests in full size (tests/sizes.py)
 	CACHEFS_LONG_TESTS=1 .venv/bin/python -m tests.second_look -q -n $(WORKERS) --dist loadfile \
 		--durations=30
 
