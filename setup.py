@@ -43,7 +43,9 @@ def _run(*command: str) -> None:
 
 # Now, because setuptools soon looks at which files are there.
 _run("scripts/fetch", "uplot")
-_run("-m", "grpc_tools.protoc", "-I", _CSI, f"--python_out={_CSI}", f"--pyi_out={_CSI}", "csi.proto")
+_run(
+    "-m", "grpc_tools.protoc", "-I", _CSI, f"--python_out={_CSI}", f"--pyi_out={_CSI}", "csi.proto"
+)
 setup(
     version=_version(),
     ext_modules=[
@@ -61,5 +63,5 @@ setup(
             extra_compile_args=_OPTIONS,
             optional=True,
         ),
-    ]
+    ],
 )

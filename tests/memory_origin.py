@@ -11,7 +11,16 @@ import trio
 from cachefs.errors import NotADirError, NotFoundError, ObjectChangedError, OriginError
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
-from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Posix, Turn
+from cachefs.types import (
+    READER_TURN,
+    Buffer,
+    Directory,
+    Entry,
+    Found,
+    ObjectMeta,
+    Posix,
+    Turn,
+)
 
 _STRIPE_BYTES = 4096
 _NS_PER_S = 1_000_000_000
@@ -72,7 +81,7 @@ class MemoryOrigin(Origin):
         self.delay_s = delay_s
         self.on_read: Callable[[str, int, int], Awaitable[None]] | None = None
         self.objects: dict[str, _Object] = {}
-        self._dirs: dict[str, Posix] = {}
+        self._dirs: dict[str, Directory] = {}
         self._failures: list[Exception] = []
         self.puts = 0
 
@@ -92,7 +101,7 @@ class MemoryOrigin(Origin):
             item = self.objects[path]
             self.objects[path] = replace(item, meta=replace(item.meta, posix=posix))
         else:
-            self._dirs[path] = posix
+            self._dirs[path] = Directory(posix)
 
     def delete(self, path: str) -> None:
         """Remove one object. A directory disappears with its last object."""

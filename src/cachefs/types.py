@@ -37,9 +37,28 @@ class Posix(NamedTuple):
     gid: int = UNKNOWN_ID
     mode: int = UNKNOWN_MODE
 
+    def with_known(self, other: "Posix") -> "Posix":
+        """Return this with those fields of `other` that are known."""
+        return Posix(
+            self.uid if other.uid == UNKNOWN_ID else other.uid,
+            self.gid if other.gid == UNKNOWN_ID else other.gid,
+            self.mode if other.mode == UNKNOWN_MODE else other.mode,
+        )
+
 
 NO_POSIX = Posix()
 """The value for an origin without owners and modes."""
+
+
+class Caller(NamedTuple):
+    """The process that asked for a change. `groups` are its supplementary groups. `capabilities`
+    has those of capabilities(7), as a bit mask, that let root pass over the permissions of files;
+    0 for other users."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    capabilities: int = 0
 
 
 # Not frozen: to make a frozen one takes five times as long, and each look-up makes several. mypy
@@ -59,8 +78,16 @@ class ObjectMeta:
     posix: Final[Posix] = field(default=NO_POSIX, compare=False)
 
 
-Found: TypeAlias = ObjectMeta | Posix | None
-"""The result of a path: an object, or a directory (`None`: one without owner and mode)."""
+class Directory(NamedTuple):
+    """A directory as the origin describes it. `place` says which one it is: if the origin renames
+    another directory to its path, that one has another place. It is "" if the origin can't tell."""
+
+    posix: Posix = NO_POSIX
+    place: str = ""
+
+
+Found: TypeAlias = ObjectMeta | Directory | None
+"""The result of a path: an object, or a directory (`None`: nothing is known of it)."""
 
 
 class Entry(NamedTuple):

@@ -45,6 +45,27 @@ def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> 
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def unchangeable(directory: Path) -> Iterator[None]:
+    """Let nobody make, remove or rename a file in a directory or below it, not even root."""
+    places = [directory, *(place for place in directory.rglob("*") if place.is_dir())]
+    subprocess.run(["chattr", "+i", *places], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", *places], check=True)
+
+
+@contextlib.contextmanager
+def changeable(directory: Path) -> Iterator[None]:
+    """Allow changes inside `unchangeable`."""
+    subprocess.run(["chattr", "-i", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "+i", directory], check=True)
+
+
 def crash(pid: int) -> None:
     """SIGKILL for the process that a mount belongs to and, if it is a supervisor, for its daemon,
     before that can do anything about it. Like the kernel's when memory is short."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.mount.harness import Site, eventually
+from tests.mount.harness import Site, changeable, eventually
 from tests.mount.stores import Store, local_store, s3_store
 from tests.mount.test_unsent import no_origin, unsent
 from tests.mount.test_write_outages import flush
@@ -27,9 +27,10 @@ class Place(NamedTuple):
 
     def write_as_other(self, name: str, data: bytes) -> None:
         """Write as another machine does, also while the store is away for this one."""
-        moved = self.store.site.files.with_name("away")
-        if moved.exists():
-            (moved / name).write_bytes(data)
+        site = self.store.site
+        if site.source.startswith("file://"):
+            with changeable(site.files):
+                (site.files / name).write_bytes(data)
         else:
             self.store.write(name, data)
 
@@ -78,7 +79,7 @@ def fail_to_close(*descriptors: int) -> None:
     for descriptor in descriptors:
         with pytest.raises(OSError) as raised:
             os.close(descriptor)
-        assert raised.value.errno in (errno.EIO, errno.ENOENT)
+        assert raised.value.errno in (errno.EIO, errno.EACCES)
 
 
 def states(site: Site) -> dict[str, str]:

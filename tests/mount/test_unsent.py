@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.mount.harness import PATIENCE_S, Site, eventually
+from tests.mount.harness import PATIENCE_S, Site, eventually, unchangeable
 
 
 @pytest.fixture
@@ -32,13 +32,9 @@ def rw(site: Site) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def no_origin(site: Site) -> Iterator[None]:
-    """The source is gone for a while: nothing can be sent."""
-    away = site.files.with_name("away")
-    site.files.rename(away)
-    try:
+    """Nothing can be sent for a while: no name in the source can be changed."""
+    with unchangeable(site.files):
         yield
-    finally:
-        away.rename(site.files)
 
 
 def write_in_vain(path: Path, content: bytes) -> None:
@@ -124,11 +120,11 @@ def test_a_failed_file_is_listed_saved_and_sent(rw: Site, tmp_path: Path) -> Non
         row = failed_file(rw)
         assert (row["path"], row["size_bytes"]) == (str(file), 4)
         assert row["mountpoint"] == str(rw.mountpoint)
-        assert "does not exist" in row["reason"]
+        assert "can't be written" in row["reason"]
         assert len(unsent(rw, file)) == 1
         assert unsent(rw, rw.mountpoint / "other") == []
         assert f" {file}" in rw.cli("writes", file).stdout
-        shows(rw, "does not exist; it is tried again", "writes", file)
+        shows(rw, "check its owner and mode; it is tried again", "writes", file)
         spool_file = rw.cli("writes", "save", file).stdout.strip()
         assert Path(spool_file).read_bytes() == b"kept"
         rw.cli("writes", "save", row["id"], tmp_path / "saved", "-m", rw.mountpoint)

@@ -13,7 +13,7 @@ from cachefs.origin.base import Origin
 from cachefs.origin.fsspec import client as fsspec_origin
 from cachefs.origin.hdfs import client as hdfs_origin
 from cachefs.origin.s3 import client as s3_origin
-from cachefs.types import NO_POSIX, Entry, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, Directory, Entry, ObjectMeta
 from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
@@ -170,7 +170,7 @@ async def test_odd_names_as_directories(backend, origin) -> None:
 
 async def test_root_is_a_directory(origin) -> None:
     found = await origin.stat("")
-    assert isinstance(found, Posix) if origin.tells_owners else found is None
+    assert isinstance(found, Directory) if origin.tells_owners else found is None
     assert origin.counters.heads == origin.tells_owners, "no owner, no request"
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import trio
 
 from cachefs.errors import AccessDeniedError, ObjectChangedError
 from cachefs.origin.base import Origin
+from cachefs.origin.fsspec.local_steps import Task, locked
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import Attributes, Content, WritableOrigin
 from cachefs.types import Buffer, ObjectMeta
@@ -122,16 +124,40 @@ async def test_nobody_else_can_read_a_file_before_it_has_its_mode(
     assert len(modes) == 1
 
 
-async def test_a_held_lock_leaves_no_thread_behind(writer: WritableOrigin, tmp_path: Path) -> None:
+async def test_nobody_else_can_hold_the_lock(writer: WritableOrigin, tmp_path: Path) -> None:
     await writer.put("before", b"1")
     lock = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        names = set(os.listdir(tmp_path))
-        with trio.move_on_after(0.3):
-            await writer.put("file", b"1")
-        await until(lambda: set(os.listdir(tmp_path)) == names)  # its hidden file is removed
+        await writer.put("file", b"1")
+        await writer.rename("file", "other")
+        await writer.delete("before")
     finally:
         os.close(lock)
+    assert os.listdir(tmp_path) == ["other"]
+
+
+async def test_a_lock_that_nobody_waits_for_leaves_no_thread_behind(
+    writer: WritableOrigin, tmp_path: Path
+) -> None:
+    place = os.open(tmp_path, os.O_RDONLY)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(place, Task()):
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        held.wait()
+        with trio.move_on_after(0.3):
+            await writer.put("file", b"1")
+        await until(lambda: not os.listdir(tmp_path))  # its hidden file is removed
+    finally:
+        done.set()
+        thread.join()
+        os.close(place)
     await writer.put("file", b"2")
     assert (tmp_path / "file").read_bytes() == b"2"

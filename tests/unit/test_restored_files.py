@@ -41,7 +41,12 @@ def restore(
         changes,  # type: ignore[arg-type]
         *[SimpleNamespace()] * 2,  # type: ignore[arg-type]
         SimpleNamespace(files={1: file}),  # type: ignore[arg-type]
-        SimpleNamespace(drop_upload=_do_nothing, abort_rest=_do_nothing),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            drop_upload=_do_nothing,
+            abort_rest=_do_nothing,
+            destination_of=_do_nothing,
+            keeps_attributes=False,
+        ),
         None,
         lambda ino, block_count: None,
     )

@@ -40,6 +40,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    SentFor,
     Starting,
     StateChanged,
     Synced,
@@ -116,6 +117,12 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
     (Completing(0x102, 4), 20, 1, NUMBER + "0400000000000000"),
     (Starting(0x102, 4, "w", "a"), 21, 0, NUMBER + "0400000000000000 0100 77 0100 61"),
     (Expected(0x102, "v1"), 22, 1, NUMBER + "0200 7631"),
+    (
+        SentFor(0x102, 3, 4, 5, (6, 7)),
+        23,
+        0,
+        NUMBER + "03000000 04000000 0500000000000000 02000000 06000000 07000000",
+    ),
 ]
 
 

@@ -23,6 +23,7 @@ _ORIGIN_FIELDS = (
     "credentials_dir",
     "ca_file",
     "oss_driver",
+    "follow_links",
     "hdfs_driver",
 )
 _NOWHERE = "/nonexistent/no-mountpoint"

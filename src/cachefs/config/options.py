@@ -95,6 +95,12 @@ class OriginSection(Section):
         description="How to read hdfs://. native uses the library hdfs-native. pyarrow uses "
         "pyarrow and the libhdfs of the site.",
     )
+    follow_links: Annotated[Literal["owner", "all"], CHOICE, Flag()] = Field(
+        "owner",
+        description="Which symbolic links of a file:// source to follow that lead out of their own "
+        "directory. owner follows those of root, of the mounting user and of the target's owner. "
+        "all follows those of all users.",
+    )
     max_downloads: Annotated[int, MAX_DOWNLOADS, Flag("N", live=True)] = Field(
         64, description="Send at most this many requests to the origin at one time."
     )

@@ -260,7 +260,13 @@ def build(
     if link is not None:
         handlers = LiveChanges(config, link).recorded(handlers)
 
-    ownership = Ownership(config.uid, config.gid, config.file_mode, config.dir_mode)
+    ownership = Ownership(
+        config.uid,
+        config.gid,
+        config.file_mode,
+        config.dir_mode,
+        keeps_modes=not config.read_only,
+    )
     for_operations = (
         namespace,
         readers,

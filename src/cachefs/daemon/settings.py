@@ -28,6 +28,7 @@ def origin_options(config: MountConfig) -> OriginOptions:
         connect_timeout_s=config.request_timeout,
         idle_timeout_s=config.request_timeout,
         total_timeout_s=config.read_timeout + _LARGE_BODY_S,
+        follow_links=config.follow_links,
         hdfs_driver=config.hdfs_driver,
         oss_driver=config.oss_driver,
         credentials_dir=config.credentials_dir,

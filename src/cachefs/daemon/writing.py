@@ -93,7 +93,7 @@ def build_writers(
     reports = UnsentFiles(spool, files, background)
     decisions = Decisions(reports, files, namespace, cache, sender)
     unsent = Unsent(reports, decisions, Flushes(reports, files, nursery), background)
-    return Writers(files, names, background), unsent
+    return Writers(files, names, background, writer.acts_for_callers), unsent
 
 
 def mount_id_in(db: Database) -> str:

@@ -49,8 +49,8 @@ class Inode:
 
     Only `posix` of a file inode ever changes; another version of the object has another inode. For
     a directory, `mtime_ns` is when its listing last changed (see
-    `namespace/directories/directory_validators.py`), `size_bytes` is 0 and `version` is "". The
-    root is its own `parent`."""
+    `namespace/directories/directory_validators.py`), `size_bytes` is 0, and `version` is its place
+    (`types.Directory`). The root is its own `parent`."""
 
     ino: Final[int]
     kind: Final[int]

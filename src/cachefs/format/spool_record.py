@@ -18,6 +18,8 @@ REQUIRED = 1
 """The flag of a record that a reader must understand."""
 RANGES_PER_RECORD = 4096
 """How many ranges one `Ranges` has at most."""
+MOST_GROUPS = 1 << 15
+"""How many groups one `SentFor` has at most. Linux allows twice as many."""
 PARTS_PER_RECORD = 10_000
 """How many parts one `PartsStale` has at most."""
 
@@ -206,6 +208,17 @@ class Expected(NamedTuple):
     version: str
 
 
+class SentFor(NamedTuple):
+    """The file is sent with the rights of the process that closed it, or else created it: see
+    `types.Caller`."""
+
+    number: int
+    uid: int
+    gid: int
+    capabilities: int
+    groups: tuple[int, ...]
+
+
 Record: TypeAlias = (
     Begin
     | Extent
@@ -228,6 +241,7 @@ Record: TypeAlias = (
     | Completing
     | Starting
     | Expected
+    | SentFor
 )
 
 
@@ -378,6 +392,17 @@ def _unpack_parts(payload: bytes, offset: int) -> tuple[tuple[int, ...], int]:
     return struct.unpack_from(f"<{count}I", payload, offset + 4), offset + 4 + 4 * count
 
 
+def _pack_groups(groups: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<I{len(groups)}I", len(groups), *groups)
+
+
+def _unpack_groups(payload: bytes, offset: int) -> tuple[tuple[int, ...], int]:
+    (count,) = struct.unpack_from("<I", payload, offset)
+    if count > MOST_GROUPS:
+        raise BadRecordError("too many groups")
+    return struct.unpack_from(f"<{count}I", payload, offset + 4), offset + 4 + 4 * count
+
+
 _PACK: dict[str, Callable[[Any], bytes]] = {
     "text": _pack_text,
     "posix": _pack_posix,
@@ -385,6 +410,7 @@ _PACK: dict[str, Callable[[Any], bytes]] = {
     "meta?": _pack_optional_meta,
     "bounds": _pack_bounds,
     "parts": _pack_parts,
+    "groups": _pack_groups,
 }
 _UNPACK: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
     "text": _unpack_text,
@@ -393,6 +419,7 @@ _UNPACK: dict[str, Callable[[bytes, int], tuple[Any, int]]] = {
     "meta?": _unpack_optional_meta,
     "bounds": _unpack_bounds,
     "parts": _unpack_parts,
+    "groups": _unpack_groups,
 }
 
 
@@ -435,6 +462,7 @@ _LAYOUTS = (
     _layout(Completing, 20, "QQ"),
     _layout(Starting, 21, "QQ", "text", "text", flags=0),
     _layout(Expected, 22, "Q", "text"),
+    _layout(SentFor, 23, "QIIQ", "groups", flags=0),
 )
 _LAYOUT_OF = {layout.record: layout for layout in _LAYOUTS}
 _LAYOUT_OF_KIND = {layout.kind: layout for layout in _LAYOUTS}

@@ -21,13 +21,15 @@ class Ownership:
     """Owner and modes of everything in a mount.
 
     None means the origin's value. If the origin has none, the owner is the user that mounts, and
-    the modes are 644 (files) and 755 (directories).
+    the modes are 644 (files) and 755 (directories). With `keeps_modes`, the modes here let the
+    group and others read or write nothing that the origin's mode forbids: a user's chmod must hold.
     """
 
     uid: int | None = None
     gid: int | None = None
     file_mode: int | None = None
     dir_mode: int | None = None
+    keeps_modes: bool = False
 
 
 class AttrBuilder:
@@ -47,8 +49,12 @@ class AttrBuilder:
         # each. With -1, no value is taken.
         self._uid_most = UNKNOWN_ID - 1 if uid is None else -1
         self._gid_most = UNKNOWN_ID - 1 if gid is None else -1
-        self._file_mode_most = MOST_MODE if file_mode is None else -1
-        self._dir_mode_most = MOST_MODE if dir_mode is None else -1
+        keeps = ownership.keeps_modes
+        self._file_mode_most = MOST_MODE if keeps or file_mode is None else -1
+        self._dir_mode_most = MOST_MODE if keeps or dir_mode is None else -1
+        modes = range(MOST_MODE + 1)
+        self._files = [_FILE | (m if file_mode is None else _within(m, file_mode)) for m in modes]
+        self._dirs = [_DIR | (m if dir_mode is None else _within(m, dir_mode)) for m in modes]
 
     def template(self) -> pyfuse3.EntryAttributes:
         """Return attributes with the fields that all inodes share; `fill` sets the others."""
@@ -70,9 +76,9 @@ class AttrBuilder:
         """Set the fields that differ between inodes. Hot path: called once per directory entry."""
         into.st_ino = ino
         if kind == KIND_DIR:
-            into.st_mode = self._dir_mode if mode > self._dir_mode_most else _DIR | mode
+            into.st_mode = self._dir_mode if mode > self._dir_mode_most else self._dirs[mode]
         else:
-            into.st_mode = self._file_mode if mode > self._file_mode_most else _FILE | mode
+            into.st_mode = self._file_mode if mode > self._file_mode_most else self._files[mode]
         into.st_uid = self._uid if uid > self._uid_most else uid
         into.st_gid = self._gid if gid > self._gid_most else gid
         into.st_size = size_bytes
@@ -102,6 +108,13 @@ class AttrBuilder:
         attributes.st_ino = 0
         attributes.entry_timeout = kernel_timeout_s(ttl_s)
         return attributes
+
+
+def _within(own: int, option: int) -> int:
+    """Return the mode of an option without what the group and others may not do by the file's own
+    mode. To execute is allowed with reading."""
+    readable = own & 0o044
+    return option & (0o1700 | own & 0o066 | readable >> 2)
 
 
 def kernel_timeout_s(ttl_s: float) -> float:

@@ -159,6 +159,13 @@ def request_process() -> int:
     return _relay.request_process()
 
 
+def request_sender() -> tuple[int, int, int]:
+    """Return user, group and thread that sent the request which is being handled; the thread is 0
+    if it is not known. Call this as `request_process`."""
+    assert _relay is not None  # see `accept_writes`
+    return _relay.request_caller()
+
+
 def stop() -> None:
     """Make `serve` return."""
     pyfuse3.terminate()

@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -16,11 +17,13 @@ import pyfuse3
 
 from cachefs.errors import NotFoundError, SpoolError
 from cachefs.format.inode_record import Inode
+from cachefs.fuse.callers import caller_of
 from cachefs.fuse.operations import Operations, translated
-from cachefs.fuse.session import request_process
+from cachefs.fuse.session import request_process, request_sender
 from cachefs.fuse.uid_limits import INO_MASK
+from cachefs.origin.on_behalf import acting_for
 from cachefs.origin.writable import MOST_OBJECT_BYTES
-from cachefs.types import MOST_MODE, Buffer, Posix
+from cachefs.types import MOST_MODE, NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, Buffer, Posix
 from cachefs.writes.background import BackgroundSends
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.names import WrittenNames
@@ -36,6 +39,8 @@ class Writers(NamedTuple):
     files: WrittenFiles
     names: WrittenNames
     background: BackgroundSends
+    acts_for_callers: bool
+    """See `WritableOrigin.acts_for_callers`."""
 
 
 class WritingOperations(Operations):
@@ -46,7 +51,22 @@ class WritingOperations(Operations):
         super().__init__(*args, **kwargs)
         self._files = writers.files
         self._names = writers.names
+        self._acts_for_callers = writers.acts_for_callers
         self._set_own_times = self._show_own_times
+
+    def _acting(self, uid: int, gid: int, thread: int) -> AbstractContextManager[None]:
+        """Act at the origin for the sender of a request, if the origin can."""
+        if not self._acts_for_callers:
+            return nullcontext()
+        return acting_for(caller_of(uid, gid, thread & ~_RESENT_PID))
+
+    def _acting_for(self, ctx: pyfuse3.RequestContext) -> AbstractContextManager[None]:
+        return self._acting(ctx.uid, ctx.gid, ctx.pid)
+
+    def _acting_for_sender(self, ino: int) -> AbstractContextManager[None]:
+        """Do `_acting_for` where pyfuse3 does not say who sent the request, before the first await:
+        if the file has unsent changes."""
+        return self._acting(*request_sender()) if self._files.has(ino) else nullcontext()
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -56,19 +76,20 @@ class WritingOperations(Operations):
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         """Create a file, and return a handle with its inode number."""
         process = request_process()
-        inode = await self._names.create(
-            parent_inode,
-            name,
-            _posix(mode, ctx),
-            exclusive=bool(flags & os.O_EXCL),
-            replaces=bool(flags & os.O_TRUNC),
-            is_again=_is_again(ctx),
-            appends=bool(flags & os.O_APPEND),
-        )
-        self._files.note_writer(inode.ino, process)
-        if flags & os.O_TRUNC and inode.size_bytes:
-            await self._files.truncate(inode.ino, 0, process)
-            inode = self._namespace.inode(inode.ino)
+        with self._acting_for(ctx):
+            inode = await self._names.create(
+                parent_inode,
+                name,
+                _posix(mode, ctx),
+                exclusive=bool(flags & os.O_EXCL),
+                replaces=bool(flags & os.O_TRUNC),
+                is_again=_is_again(ctx),
+                appends=bool(flags & os.O_APPEND),
+            )
+            self._files.note_writer(inode.ino, process)
+            if flags & os.O_TRUNC and inode.size_bytes:
+                await self._files.truncate(inode.ino, 0, process)
+                inode = self._namespace.inode(inode.ino)
         handle = self._limits.handle(inode.ino, ctx.uid)
         info = pyfuse3.FileInfo(fh=handle, keep_cache=True)
         return info, self._entry_of(inode)
@@ -80,14 +101,15 @@ class WritingOperations(Operations):
         """Create a file. Fails with EPERM for anything but a regular file."""
         if not stat.S_ISREG(mode):
             raise pyfuse3.FUSEError(errno.EPERM)
-        inode = await self._names.create(
-            parent_inode,
-            name,
-            _posix(mode, ctx),
-            exclusive=True,
-            replaces=False,
-            is_again=_is_again(ctx),
-        )
+        with self._acting_for(ctx):
+            inode = await self._names.create(
+                parent_inode,
+                name,
+                _posix(mode, ctx),
+                exclusive=True,
+                replaces=False,
+                is_again=_is_again(ctx),
+            )
         return self._entry_of(inode)
 
     @translated
@@ -109,25 +131,28 @@ class WritingOperations(Operations):
         self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Make a directory."""
-        inode = await self._names.make_directory(
-            parent_inode,
-            name,
-            _posix(mode, ctx),
-            is_again=_is_again(ctx),
-            process=ctx.pid & ~_RESENT_PID,
-        )
+        with self._acting_for(ctx):
+            inode = await self._names.make_directory(
+                parent_inode,
+                name,
+                _posix(mode, ctx),
+                is_again=_is_again(ctx),
+                process=ctx.pid & ~_RESENT_PID,
+            )
         return self._entry_of(inode)
 
     @translated
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove a file's name."""
-        await _unless_done(ctx, self._names.unlink, parent_inode, name)
+        with self._acting_for(ctx):
+            await _unless_done(ctx, self._names.unlink, parent_inode, name)
         self._namespace.write_ahead()
 
     @translated
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         """Remove an empty directory."""
-        await _unless_done(ctx, self._names.remove_directory, parent_inode, name)
+        with self._acting_for(ctx):
+            await _unless_done(ctx, self._names.remove_directory, parent_inode, name)
         self._namespace.write_ahead()
 
     @translated
@@ -146,7 +171,8 @@ class WritingOperations(Operations):
         old, new = Name(parent_inode_old, name_old), Name(parent_inode_new, name_new)
         process = ctx.pid & ~_RESENT_PID
         rename = partial(self._names.rename, process=process, is_again=_is_again(ctx))
-        await _unless_done(ctx, rename, old, new, bool(flags))
+        with self._acting_for(ctx):
+            await _unless_done(ctx, rename, old, new, bool(flags))
         self._namespace.write_ahead()
 
     def _entry_of(self, inode: Inode) -> pyfuse3.EntryAttributes:
@@ -180,8 +206,14 @@ class WritingOperations(Operations):
     @translated
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         """Write all of `buf` to the spool."""
-        process = request_process()
-        await self._files.write(fh & INO_MASK, off, buf, process)
+        ino, process = fh & INO_MASK, request_process()
+        if self._files.has(ino):
+            await self._files.write(ino, off, buf, process)
+        else:
+            # Of mapped pages that the kernel writes, the sender is not known.
+            sender = request_sender()
+            with self._acting(*sender) if process else nullcontext():
+                await self._files.write(ino, off, buf, process)
         self._namespace.write_ahead()
         return len(buf)
 
@@ -190,7 +222,7 @@ class WritingOperations(Operations):
         """Send a file to the origin if the process that closes it has changed it. Every close waits
         for this."""
         ino, process = fh & INO_MASK, request_process()
-        with self._files.untold.telling(ino, process):
+        with self._acting_for_sender(ino), self._files.untold.telling(ino, process):
             await self._files.close(ino, process)
         self._namespace.write_ahead()
 
@@ -198,7 +230,7 @@ class WritingOperations(Operations):
     async def fsync(self, fh: int, datasync: bool) -> None:
         """Send a file with unsent changes to the origin, also those of other processes."""
         ino, process = fh & INO_MASK, request_process()
-        with self._files.untold.telling(ino, process):
+        with self._acting_for_sender(ino), self._files.untold.telling(ino, process):
             file = self._files.entry(ino)
             if file is not None:
                 await self._files.send(ino, is_close=file.is_close_of(process))
@@ -216,21 +248,20 @@ class WritingOperations(Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         """Set size, owner, group, mode or times."""
-        if fields.update_size:
-            if attr.st_size > MOST_OBJECT_BYTES:
-                raise pyfuse3.FUSEError(errno.EFBIG)
-            await self._files.truncate(inode, attr.st_size, request_process())
-        found = self._namespace.inode(inode)
-        uid, gid, mode = found.posix
-        posix = Posix(
-            attr.st_uid if fields.update_uid else uid,
-            attr.st_gid if fields.update_gid else gid,
-            attr.st_mode & MOST_MODE if fields.update_mode else mode,
-        )
-        mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
-        atime_ns = attr.st_atime_ns if fields.update_atime else None
-        if posix != found.posix or fields.update_mode or (mtime_ns, atime_ns) != (None, None):
-            await self._names.set_attributes(inode, posix, mtime_ns, atime_ns)
+        with self._acting_for(ctx):
+            if fields.update_size:
+                if attr.st_size > MOST_OBJECT_BYTES:
+                    raise pyfuse3.FUSEError(errno.EFBIG)
+                await self._files.truncate(inode, attr.st_size, request_process())
+            asked = Posix(
+                attr.st_uid if fields.update_uid else UNKNOWN_ID,
+                attr.st_gid if fields.update_gid else UNKNOWN_ID,
+                attr.st_mode & MOST_MODE if fields.update_mode else UNKNOWN_MODE,
+            )
+            mtime_ns = attr.st_mtime_ns if fields.update_mtime else None
+            atime_ns = attr.st_atime_ns if fields.update_atime else None
+            if asked != NO_POSIX or (mtime_ns, atime_ns) != (None, None):
+                await self._names.set_attributes(inode, asked, mtime_ns, atime_ns)
         return self._attributes(self._namespace.inode(inode))
 
     @translated

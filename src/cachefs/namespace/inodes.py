@@ -3,6 +3,8 @@
 Invariants:
 - A file inode is one version of one object. Another version at the same name is another inode,
   so size, bytes and cached blocks of two versions can't mix. Owner, group and mode change in place.
+- A directory inode is one directory, where the origin can tell directories apart
+  (`Directory.place`). If another one gets its path, that one has another inode.
 - An inode number is never used twice in the life of a namespace database, because the kernel may
   still cache the bytes of the first file. A number is used only after its reservation is stored
   where the next process finds it.
@@ -49,7 +51,7 @@ from cachefs.format.inode_record import (
 from cachefs.namespace.clock import Clock
 from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
 from cachefs.namespace.own_names import OwnNames
-from cachefs.types import NO_POSIX, Found, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, Directory, Found, ObjectMeta, Posix
 
 ROOT_INO = 1
 
@@ -104,6 +106,7 @@ class InodeTable:
         self.on_unnamed: list[Callable[[int], None]] = []
         """Called with every inode that loses its name. The name may still be in the table then.
         They must not call back into the table."""
+        self._is_successor = is_successor
         self._check_meta(identity)
         db.recover("meta", b"journal", wal_stem)
         last_key = db.last_key("inodes")
@@ -296,7 +299,7 @@ class InodeTable:
                 return current.ino, False
             inode = self.get(current.ino)
             if inode is not None and _is_same(inode, meta):
-                self._note_posix(inode, meta)
+                self._note_attributes(inode, meta)
                 if note_check:
                     self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
                 return current.ino, False
@@ -308,23 +311,32 @@ class InodeTable:
                 KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version, meta.posix
             )
         else:
-            record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, "", meta or NO_POSIX)
+            posix, place = meta or Directory()
+            record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, place, posix)
         self._db.put("inodes", ino_key(ino), record)
         self._put_dirent(parent, name, Dirent(ino, observed_ns))
         return ino, True
 
     def note_root(self, found: Found) -> None:
-        """Set owner, group and mode of the root, which no listing shows."""
+        """Set owner, group and mode of the root, which no listing shows. If the source is another
+        directory than the kernel knows, the root stays as it is, and the origin refuses it."""
         root = self.get(ROOT_INO)
-        if root is not None and not isinstance(found, ObjectMeta):
-            self._note_posix(root, found)
+        if root is None or isinstance(found, ObjectMeta):
+            return
+        place = "" if found is None else found.place
+        if not (self._is_successor and root.version and place and root.version != place):
+            self._note_attributes(root, found)
 
-    def _note_posix(self, inode: Inode, found: Found) -> None:
-        posix = (found.posix if isinstance(found, ObjectMeta) else found) or NO_POSIX
+    def _note_attributes(self, inode: Inode, found: Found) -> None:
+        """Note owner, group and mode, and the place of a directory."""
+        posix, version = (NO_POSIX if found is None else found.posix), inode.version
+        if isinstance(found, Directory) and found.place:
+            version = found.place
         if posix == NO_POSIX and self.own.is_writable:
-            return  # the origin does not tell them; what this mount has set stays
+            posix = inode.posix  # the origin does not tell them; what this mount has set stays
+        if (inode.posix, inode.version) != (posix, version):
+            self.put(replace(inode, posix=posix, version=version))
         if inode.posix != posix:
-            self.put(replace(inode, posix=posix))
             self._on_changed(inode.ino)
 
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
@@ -347,10 +359,11 @@ class InodeTable:
 
     # -- changes of this mount (own_changes.py) --------------------------------------------------
 
-    def bind_own(self, kind: int, parent: int, name: bytes, posix: Posix, now_ns: int) -> Inode:
-        """Bind the name to a new file or directory of this mount, and return its inode. Raises
-        `CacheDirError` if no inode number can be reserved."""
-        inode = Inode(self._numbers.allocate(), kind, parent, name, 0, now_ns, "", posix)
+    def bind_own(self, kind: int, parent: int, name: bytes, made: Directory, now_ns: int) -> Inode:
+        """Bind the name to a new file or directory of this mount, and return its inode; a file has
+        no place. Raises `CacheDirError` if no inode number can be reserved."""
+        number = self._numbers.allocate()
+        inode = Inode(number, kind, parent, name, 0, now_ns, made.place, made.posix)
         self.unbind_own(parent, name)
         self.put(inode)
         self._put_dirent(parent, name, Dirent(inode.ino, now_ns))
@@ -380,6 +393,13 @@ class InodeTable:
             for tell in self.on_unnamed:
                 tell(current.ino)
         return current.ino
+
+    def note_posix(self, ino: int, posix: Posix) -> None:
+        """Note owner, group and mode as the origin has them; `NO_POSIX` changes nothing."""
+        inode = self.get(ino)
+        if inode is not None and posix not in (NO_POSIX, inode.posix):
+            self.put(replace(inode, posix=posix))
+            self._on_changed(ino)
 
     def note_checked(self, parent: int, name: bytes, now_ns: int) -> None:
         """Note that the name refers to its inode at `now_ns`, because this mount has stored it."""
@@ -464,7 +484,8 @@ class InodeTable:
 
 def _is_same(inode: Inode, meta: Found) -> bool:
     if not isinstance(meta, ObjectMeta):
-        return inode.is_dir
+        known, place = inode.version, "" if meta is None else meta.place
+        return inode.is_dir and (not known or not place or known == place)
     if inode.is_dir:
         return False
     return (inode.version, inode.size_bytes) == (meta.version, meta.size_bytes)

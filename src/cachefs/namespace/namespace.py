@@ -35,6 +35,7 @@ from cachefs.namespace.list_or_head import ListOrHead
 from cachefs.namespace.outage import STALE_TTL_S, Outage
 from cachefs.namespace.shared_look_ups import SharedLookUps
 from cachefs.origin.base import Origin
+from cachefs.origin.on_behalf import expecting
 from cachefs.types import Buffer, Found, ObjectMeta, ObjectRef
 
 log = logging.getLogger(__name__)
@@ -126,9 +127,11 @@ class Namespace:
             self.validators,
             give_way,
             self.absent.note_new,
+            self._note_moved,
         )
         self.give_way = give_way
         self._look_up_policy = look_up_policy
+        self._nursery = nursery
         self._look_ups = SharedLookUps(nursery, self._observe)
         self._list_or_head = ListOrHead(self.table, origin, self._listings)
 
@@ -362,11 +365,14 @@ class Namespace:
         # A known name is looked up again because its TTL has ended. Its bytes are mostly cached.
         is_unknown = self.table.dirent(parent, name) is None
         try:
-            with self.outage.asking():
+            with self.outage.asking(), expecting(self.places(directory)):
                 meta, data = await self._ask_origin(directory, name, is_unknown)
         except NotFoundError:
             self._note_absent(parent, name, observed_ns)
             self._list_or_head.note_absent(directory)
+            raise
+        except ObjectChangedError:
+            await self.note_object_changed(directory)
             raise
         ino, changed = self.table.bind(parent, name, meta, observed_ns)
         if ino is None:
@@ -398,6 +404,17 @@ class Namespace:
         self.absent.note(parent, name, observed_ns)
 
     # -- directories ---------------------------------------------------------------------------
+
+    def places(self, *directories: Inode) -> dict[str, str]:
+        """Return the places of directories by path: what the kernel was told of. The others are
+        left out: nothing is known of them. Raises `NoPathError`."""
+        return {self.table.path(each): each.version for each in directories if each.version}
+
+    def _note_moved(self, ino: int) -> None:
+        """Note that the origin has another directory at the path of this one."""
+        directory = self.table.get(ino)
+        if directory is not None:
+            self._nursery.start_soon(self.note_object_changed, directory)
 
     def open_directory(self, ino: int) -> DirectorySnapshot:
         """Return the entries of the directory for a reader that begins now. Raises
@@ -438,10 +455,11 @@ class Namespace:
         return inode
 
     async def note_object_changed(self, inode: Inode) -> None:
-        """Look the file up again after a read found that the origin has another version.
+        """Look a file or directory up again after the origin was found to have another one at its
+        path.
 
         The caller awaits this before the reader gets its error. The reader's next open then gets
-        the new version, without waiting for a TTL.
+        the new one, without waiting for a TTL.
         """
         dirent = self.table.dirent(inode.parent, inode.name)
         if dirent is not None and dirent.ino == inode.ino:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from cachefs.errors import ObjectChangedError
 from cachefs.format.inode_record import KIND_DIR, KIND_FILE, Inode, Listing, OwnTimes
 from cachefs.namespace.namespace import Namespace
-from cachefs.types import ObjectMeta, Posix
+from cachefs.types import Directory, ObjectMeta, Posix
 
 
 class OwnChanges:
@@ -26,20 +26,20 @@ class OwnChanges:
     def create_file(self, parent: int, name: bytes, posix: Posix) -> Inode:
         """Bind the name to a new, empty file that the origin does not have, and hold it. Return
         its inode. Raises `CacheDirError` if no inode number can be reserved."""
-        inode = self._bind_new(KIND_FILE, parent, name, posix)
+        inode = self._bind_new(KIND_FILE, parent, name, Directory(posix))
         self._own.hold(parent, name)
         return inode
 
-    def make_directory(self, parent: int, name: bytes, posix: Posix) -> Inode:
+    def make_directory(self, parent: int, name: bytes, made: Directory) -> Inode:
         """Bind the name to a new directory, which the origin has just made. It counts as listed,
         because it is empty. Return its inode. Raises `CacheDirError`."""
-        inode = self._bind_new(KIND_DIR, parent, name, posix)
+        inode = self._bind_new(KIND_DIR, parent, name, made)
         self._table.finish_listing(inode.ino, Listing(inode.mtime_ns, 0))
         return inode
 
-    def _bind_new(self, kind: int, parent: int, name: bytes, posix: Posix) -> Inode:
+    def _bind_new(self, kind: int, parent: int, name: bytes, made: Directory) -> Inode:
         now_ns = self._namespace.clock.now_ns()
-        inode = self._table.bind_own(kind, parent, name, posix, now_ns)
+        inode = self._table.bind_own(kind, parent, name, made, now_ns)
         self._namespace.absent.drop(parent, name)
         self._note_change(parent)
         return inode
@@ -59,13 +59,14 @@ class OwnChanges:
             self._table.put_own_times(ino, times._replace(ctime_ns=mtime_ns))
 
     def set_attributes(
-        self, ino: int, posix: Posix, mtime_ns: int | None = None, atime_ns: int | None = None
+        self, ino: int, asked: Posix, mtime_ns: int | None = None, atime_ns: int | None = None
     ) -> Inode:
-        """Set owner, group and mode of an inode, and the given times. Return the inode."""
+        """Set what is asked for of owner, group and mode of an inode, and the given times. Return
+        the inode."""
         inode = self._namespace.inode(ino)
         self._note_ctime(inode, atime_ns)
         mtime_ns = inode.mtime_ns if mtime_ns is None else mtime_ns
-        inode = replace(inode, mtime_ns=mtime_ns, posix=posix)
+        inode = replace(inode, mtime_ns=mtime_ns, posix=inode.posix.with_known(asked))
         self._table.put(inode)
         return inode
 
@@ -80,6 +81,7 @@ class OwnChanges:
     def note_stored(self, ino: int, meta: ObjectMeta) -> Inode:
         """Note that the origin has the file's content, as the version `meta`. The inode stays, and
         its mtime too. The name is no longer held. Return the inode."""
+        self._table.note_posix(ino, meta.posix)
         inode = self._namespace.inode(ino)
         inode = replace(inode, size_bytes=meta.size_bytes, version=meta.version)
         self._table.put(inode)

@@ -31,6 +31,7 @@ from cachefs.types import (
     MOST_SIZE_BYTES,
     NO_POSIX,
     UNKNOWN_MODE,
+    Directory,
     Found,
     ObjectMeta,
     Posix,
@@ -132,7 +133,9 @@ def _entry(snapshot: DatabaseSnapshot, ino: int, record: bytes, checked_at_ns: i
         listed_at_ns, entry_count = _listing_of(snapshot, ino)
     text = name.decode("utf-8", "surrogateescape")
     known = (text, kind == KIND_DIR, *fields, checked_at_ns, listed_at_ns, entry_count)
-    return KnownEntry._make(known)
+    entry = KnownEntry._make(known)
+    # The place of a directory is one of this machine.
+    return entry._replace(version="") if entry.is_dir else entry
 
 
 def _listing_of(snapshot: DatabaseSnapshot, ino: int) -> tuple[int | None, int | None]:
@@ -176,7 +179,7 @@ class MetadataImport:
         try:
             if not (0 <= posix.mode <= MOST_MODE or posix.mode == UNKNOWN_MODE):
                 raise UsageError(f"the root can't have the mode {posix.mode!r}")
-            self._table.note_root(posix)
+            self._table.note_root(Directory(posix))
         except (struct.error, TypeError):
             raise UsageError("the root is invalid") from None
         await trio.lowlevel.checkpoint()
@@ -270,7 +273,7 @@ class MetadataImport:
             posix = Posix._make(ids)
             found: Found = ObjectMeta(size_bytes, mtime_ns, version, posix)
             if is_dir:
-                found = None if posix == NO_POSIX else posix
+                found = None if posix == NO_POSIX else Directory(posix)
             child, is_new = self._table.bind_seen(ino, name, found, observed_ns, note_check=True)
             if child is None:
                 continue

@@ -7,6 +7,7 @@ from typing import Literal
 Addressing = Literal["auto", "path", "virtual"]
 HdfsDriver = Literal["native", "pyarrow"]
 OssDriver = Literal["native", "ossfs"]
+FollowLinks = Literal["owner", "all"]
 VerifyOrigin = Literal["auto", "off"]
 
 CHECK_DEADLINE_S = 4.0
@@ -21,7 +22,8 @@ class OriginOptions:
     `total_timeout_s` limits one request, including its body; `idle_timeout_s` the time in which no
     byte arrives. `credentials_dir` is for S3 and OSS; see `credential_files`. `ca_file` is for
     them, too: a PEM file with the CAs of the store. `verify_origin` decides whether bytes are
-    compared with the digests that an object store gives."""
+    compared with the digests that an object store gives. `follow_links` says which symbolic links
+    of `file://` are followed; see `ConfinedFileSystem`."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -34,6 +36,7 @@ class OriginOptions:
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
     idle_timeout_s: float = 30.0
+    follow_links: FollowLinks = "owner"
     hdfs_driver: HdfsDriver = "native"
     oss_driver: OssDriver = "native"
     verify_origin: VerifyOrigin = "auto"

@@ -3,6 +3,7 @@
 `Origin.writer` is the `WritableOrigin` of an origin, or None. Paths are those of `Origin`.
 """
 
+import errno
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from cachefs.errors import OriginError
 from cachefs.origin.names import is_key_name
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import Buffer, Directory, ObjectMeta
 
 _MIB = 1 << 20
 MOST_PUT_BYTES = 16 * _MIB
@@ -49,6 +50,8 @@ class Content(ABC):
     size_bytes: int
     is_in_memory = False
     """Whether `read` never blocks."""
+    is_zeros = False
+    """Whether all bytes are known to be zeros."""
 
     @abstractmethod
     def read(self, offset: int, length: int) -> Buffer:
@@ -70,6 +73,20 @@ class BufferContent(Content):
         return self._data[offset : offset + length]
 
 
+class ZeroContent(Content):
+    """Zeros, such as a part of a sparse file."""
+
+    is_in_memory = True
+    is_zeros = True
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def read(self, offset: int, length: int) -> Buffer:
+        """See `Content.read`."""
+        return bytes(length)
+
+
 class FileContent(Content):
     """`size_bytes` bytes of a file from `offset` on. It has its own duplicate of the descriptor
     `fd`, so the caller may close `fd` at any time."""
@@ -79,6 +96,7 @@ class FileContent(Content):
         self._fd = os.dup(fd)
         self._offset = offset
         self.size_bytes = size_bytes
+        self.is_zeros = size_bytes > 0 and _is_hole(self._fd, offset, size_bytes)
 
     def read(self, offset: int, length: int) -> Buffer:
         """See `Content.read`."""
@@ -93,6 +111,14 @@ class FileContent(Content):
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+
+
+def _is_hole(fd: int, offset: int, length: int) -> bool:
+    """Whether a range of a file has no data, as lseek(2) says."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA) >= offset + length
+    except OSError as error:
+        return error.errno == errno.ENXIO  # there is none up to the end of the file
 
 
 def content_of(body: Buffer | Content) -> Content:
@@ -228,6 +254,13 @@ class WritableOrigin(ABC):
 
     leaves_rest = False
     """A killed process may leave something beside the path: see `remove_rest`."""
+
+    keeps_attributes = False
+    """A new version keeps owner, group and mode of the one before, so a write states only what a
+    user has set. Otherwise it must state all of them."""
+
+    acts_for_callers = False
+    """Changes are made with the rights of the process that asked for them: see `on_behalf.py`."""
 
     repeats_versions = False
     """Other bytes may get the version of earlier ones, if they have the same size and a user sets
@@ -376,11 +409,11 @@ class WritableOrigin(ABC):
         *,
         is_new: bool = False,
         write_id: str | None = None,
-    ) -> None:
-        """Make an empty directory; in an object store, its marker. Succeeds if the directory
-        exists. With `is_new`, this raises `ConflictError`, and so does a file at `path`, but if the
-        write `write_id` has made the directory, it is a success. A store that keeps no metadata of
-        markers can't tell.
+    ) -> Directory | None:
+        """Make an empty directory; in an object store, its marker. Return what it is, if the origin
+        can tell. Succeeds if the directory exists. With `is_new`, this raises `ConflictError`, and
+        so does a file at `path`, but if the write `write_id` has made the directory, it is a
+        success. A store that keeps no metadata of markers can't tell.
 
         Raises `NotADirError` if `path` is a file, `NotFoundError` if a real directory above it does
         not exist."""

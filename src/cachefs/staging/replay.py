@@ -37,6 +37,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    SentFor,
     Starting,
     StateChanged,
     Synced,
@@ -47,7 +48,7 @@ from cachefs.format.spool_record import (
 )
 from cachefs.staging.extents import Extents
 from cachefs.staging.file_state import FileState, Part, Start, UploadProgress
-from cachefs.types import NO_POSIX, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, Caller, ObjectMeta, Posix
 
 DAMAGED = "a part of the spool's journal is damaged, so changes may be missing"
 _STATES = {state.value: state for state in FileState if state is not FileState.ENDED}
@@ -76,6 +77,7 @@ class ReplayedFile:
     is_exclusive: bool = False
     start: Start | None = None
     expected_version: str | None = None
+    caller: Caller | None = None
 
     def hold(self, reason: str) -> None:
         """Set the state HELD, if the file doesn't wait for a user already."""
@@ -228,6 +230,8 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             file.is_exclusive = bool(record.is_exclusive)
         case Expected():
             file.expected_version = record.version
+        case SentFor(_, uid, gid, capabilities, groups):
+            file.caller = Caller(uid, gid, groups, capabilities)
         case PartDone() | PartsStale() | Completing() | UploadEnded():
             _apply_to_upload(file, record)
         case Rebased():

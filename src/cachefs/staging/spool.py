@@ -112,7 +112,7 @@ class Spool:
         file.posix, file.is_sealed, file.synced = state.posix, state.is_sealed, state.synced
         file.upload, file.state, file.reason = state.upload, state.state, state.reason
         file.is_exclusive, file.expected_version = state.is_exclusive, state.expected_version
-        file.start = state.start
+        file.start, file.caller = state.start, state.caller
         file.end_unanswered_start()
         attributes = state.attributes
         if attributes is not None and attributes.spool_mtime_ns == status.st_mtime_ns:

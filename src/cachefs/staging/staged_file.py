@@ -9,6 +9,7 @@ import trio
 
 from cachefs.errors import SpoolError
 from cachefs.format.spool_record import (
+    MOST_GROUPS,
     RANGES_PER_RECORD,
     Attributes,
     Begin,
@@ -24,6 +25,7 @@ from cachefs.format.spool_record import (
     Record,
     Renamed,
     Sealed,
+    SentFor,
     Starting,
     StateChanged,
     Synced,
@@ -33,7 +35,7 @@ from cachefs.format.spool_record import (
 from cachefs.staging.content import SpoolParts, StagedContent, spool_errors
 from cachefs.staging.extents import Extents
 from cachefs.staging.file_state import FileState, Part, Start, UploadProgress
-from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.types import Caller, ObjectMeta, Posix
 
 
 class StagedFile(StagedContent):
@@ -58,6 +60,8 @@ class StagedFile(StagedContent):
         self.expected_version: str | None = None if base is None else base.version
         """The version that the origin had of the name when the change began, "" if it had none.
         None if that is not known."""
+        self.caller: Caller | None = None
+        """With whose rights it is sent, where the origin can do that; None if that is not known."""
         self._sync_failed = False
 
     # -- attributes --------------------------------------------------------------------------------
@@ -65,7 +69,7 @@ class StagedFile(StagedContent):
     def set_attributes(self, mtime_ns: int | None = None, posix: Posix | None = None) -> None:
         """Change the mtime, and those fields of owner, group and mode that `posix` knows. An upload
         that is under way does not have them: `finish` then returns False."""
-        new = self.posix if posix is None else _merged(self.posix, posix)
+        new = self.posix if posix is None else self.posix.with_known(posix)
         new_mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
         with spool_errors(self.path):
             record = Attributes(self.number, new_mtime_ns, self._spool_mtime_ns, new)
@@ -92,6 +96,12 @@ class StagedFile(StagedContent):
         if version != self.expected_version and self.state is not FileState.ENDED:
             self._record(Expected(self.number, version))
             self.expected_version = version
+
+    def send_for(self, caller: Caller) -> None:
+        """Record with whose rights it is sent from now on."""
+        if caller != self.caller and self.state is not FileState.ENDED:
+            self._record(_sent_for(self.number, caller))
+            self.caller = caller
 
     def _send_again(self) -> None:
         """Make the upload that is under way one of an older state of the file."""
@@ -317,6 +327,8 @@ class StagedFile(StagedContent):
         expected = self.expected_version
         if expected is not None and (self._base is None or expected != self._base.version):
             records.append(Expected(number, expected))
+        if self.caller is not None:
+            records.append(_sent_for(number, self.caller))
         if self.upload is not None:
             upload = self.upload
             records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))
@@ -338,12 +350,9 @@ class StagedFile(StagedContent):
         self._charge()
 
 
+def _sent_for(number: int, caller: Caller) -> SentFor:
+    groups = caller.groups[:MOST_GROUPS]
+    return SentFor(number, caller.uid, caller.gid, caller.capabilities, groups)
+
+
 _STORED_STATES = (FileState.CONFLICT, FileState.FAILED, FileState.HELD)
-
-
-def _merged(old: Posix, new: Posix) -> Posix:
-    return Posix(
-        old.uid if new.uid == UNKNOWN_ID else new.uid,
-        old.gid if new.gid == UNKNOWN_ID else new.gid,
-        old.mode if new.mode == UNKNOWN_MODE else new.mode,
-    )

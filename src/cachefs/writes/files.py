@@ -26,16 +26,17 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
+from cachefs.origin.on_behalf import present_caller
 from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.file_state import is_only_begun
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
-from cachefs.types import BLOCK_BYTES, ObjectMeta, Posix
+from cachefs.types import BLOCK_BYTES, NO_POSIX, ObjectMeta, Posix
 from cachefs.writes.entries import Entries
 from cachefs.writes.processes import Untold, check_alive
 from cachefs.writes.sending.ahead import PartsAhead
 from cachefs.writes.sending.file_sends import FileSends
-from cachefs.writes.sending.sender import Sender, destination_of
+from cachefs.writes.sending.sender import Sender
 from cachefs.writes.written_file import Marks, State, WrittenFile, nameless, restored
 
 _ROOM_S = 60.0
@@ -69,7 +70,7 @@ class WrittenFiles:
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
         self.untold = Untold(marks)
-        self._ahead = PartsAhead(sender, partial(destination_of, namespace))
+        self._ahead = PartsAhead(sender, partial(sender.destination_of, namespace))
         self._sends = FileSends(
             namespace, changes, readers, cache, sender, self._entries, self.untold
         )
@@ -177,11 +178,20 @@ class WrittenFiles:
             inode.ino, path, base, is_exclusive=is_exclusive, expected_version=inode.version
         )
         try:
-            staged.set_attributes(posix=inode.posix)
+            staged.set_attributes(posix=self._stated(inode))
+            if (caller := present_caller()) is not None:
+                staged.send_for(caller)
         except CachefsError:
             staged.drop()
             raise
         return staged
+
+    def _stated(self, inode: Inode) -> Posix:
+        """Return what is stated of a file that nobody has given attributes yet. Where the origin
+        keeps them, that is only the mode of a new file."""
+        if not self._sends.keeps_attributes:
+            return inode.posix
+        return NO_POSIX if inode.version else Posix(mode=inode.posix.mode)
 
     def note_writer(self, ino: int, process: int) -> None:
         """Note that the process (0: any) has changed the file, if it has unsent changes."""

@@ -34,6 +34,10 @@ def request_process() -> int:
     first thread. 0 if it is not known: the kernel wrote mapped pages on its own, or the process is
     in a pid namespace that is not visible here. Call it in a handler before the first await."""
 
+def request_caller() -> tuple[int, int, int]:
+    """Return user, group and thread that sent the request which was read last; the thread is 0 if
+    it is not known. A handler calls this before it first waits."""
+
 def is_connected() -> bool:
     """Return whether a pyfuse3 session was connected since the last `connect` call."""
 

@@ -43,6 +43,13 @@ static PyObject *request_process(PyObject *module, PyObject *none) {
     return PyLong_FromUnsignedLong(session_request_process());
 }
 
+static PyObject *request_caller(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    uint32_t uid, gid, thread = session_request_caller(&uid, &gid);
+    return Py_BuildValue("III", uid, gid, thread);
+}
+
 static PyObject *is_connected(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -62,6 +69,7 @@ static PyMethodDef functions[] = {
     {"connect", connect_session, METH_VARARGS, NULL},
     {"accept_writes", accept_writes, METH_NOARGS, NULL},
     {"request_process", request_process, METH_NOARGS, NULL},
+    {"request_caller", request_caller, METH_NOARGS, NULL},
     {"is_connected", is_connected, METH_NOARGS, NULL},
     {"bound_reads", bound_reads, METH_VARARGS, NULL},
     {"reads_ready_fd", reads_ready_fd, METH_NOARGS, NULL},

@@ -53,12 +53,15 @@ static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
 static bool accepts_writes;
 static uint32_t request_pid; /* the thread that sent the request which was read last */
+static uint32_t request_uid, request_gid; /* its user and group for files */
 static uint32_t most_write_bytes = MOST_WRITE_BYTES;
 static char *begun;        /* the first packets of a request whose others have not arrived */
 static size_t begun_bytes; /* in `begun` */
 
 static void note_request(const struct fuse_in_header *in) {
     request_pid = in->pid;
+    request_uid = in->uid;
+    request_gid = in->gid;
     if (in->opcode == FUSE_INIT) init_unique = in->unique;
 }
 
@@ -310,6 +313,12 @@ static uint32_t process_of(uint32_t pid) {
     found = strstr(text, "\nTgid:");
     if (found != NULL) process = (uint32_t)strtoul(found + 6, NULL, 10);
     return process;
+}
+
+uint32_t session_request_caller(uint32_t *uid, uint32_t *gid) {
+    *uid = request_uid;
+    *gid = request_gid;
+    return request_pid & ~RESENT_PID;
 }
 
 uint32_t session_request_process(void) {

@@ -19,6 +19,9 @@ void session_accept_writes(void);
  * process's pid namespace. Handlers call it before they first wait. */
 uint32_t session_request_process(void);
 
+/* Returns the thread that sent the request which was read last, as above, and its user and group. */
+uint32_t session_request_caller(uint32_t *uid, uint32_t *gid);
+
 /* True if a session was connected since the last `session_connect`. */
 bool session_is_connected(void);
 

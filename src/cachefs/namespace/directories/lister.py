@@ -21,6 +21,7 @@ from cachefs.namespace.inodes import ROOT_INO, InodeTable
 from cachefs.namespace.outage import Outage
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages
+from cachefs.origin.on_behalf import expecting
 from cachefs.types import Entry
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class ListingProgress:
 
     snapshot: DirectorySnapshot
     pages: AsyncIterator[list[Entry]]
+    places: dict[str, str]
+    """The place of the directory by its path (`Directory.place`), if it is known."""
     below: dict[str, list[Entry]]
     """Complete directories further below that the listing has shown, by path."""
     was_known: bool
@@ -92,8 +95,8 @@ class Lister:
         entries come from it, and `run` sends no LIST either."""
         table, ino = self._table, directory.ino
         below: dict[str, list[Entry]] = {}
+        path = table.path(directory)
         if seen is None:
-            path = table.path(directory)
             self._origin.counters.begin_listing(path)
             log.debug("%r: the origin is asked for a listing", path or "/")
             pages = self._origin.list_dir(path, below)
@@ -102,6 +105,7 @@ class Lister:
         return ListingProgress(
             snapshot,
             aiter(pages),
+            {path: directory.version} if directory.version else {},
             below,
             was_known=table.listing(ino) is not None,
             knew_names=next(table.dirents(ino), None) is not None,
@@ -141,7 +145,7 @@ class Lister:
         the last one."""
         snapshot = listing.snapshot
         while True:
-            page = listing.page or await self._next_page(ino, listing.pages)
+            page = listing.page or await self._next_page(ino, listing)
             if page is None:
                 return True
             most = snapshot.max_pages  # read it now: a reader may have joined during the await
@@ -201,10 +205,10 @@ class Lister:
             with self._outage.asking():
                 self._table.note_root(await self._origin.stat(""))
 
-    async def _next_page(self, ino: int, pages: AsyncIterator[list[Entry]]) -> list[Entry] | None:
-        with self._outage.asking():
+    async def _next_page(self, ino: int, listing: ListingProgress) -> list[Entry] | None:
+        with self._outage.asking(), expecting(listing.places):
             try:
-                return await anext(pages, None)
+                return await anext(listing.pages, None)
             except NotFoundError:
                 if ino != ROOT_INO:
                     raise

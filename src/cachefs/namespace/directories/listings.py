@@ -16,6 +16,7 @@ import trio
 
 from cachefs.errors import (
     CachefsError,
+    ObjectChangedError,
     OriginError,
     OriginUnavailableError,
 )
@@ -58,8 +59,11 @@ class Listings:
         validators: DirectoryValidators,
         give_way: Callable[[], Awaitable[None]],
         on_new: Callable[[int, bytes], None] = lambda parent, name: None,
+        on_moved: Callable[[int], None] = lambda ino: None,
     ) -> None:
-        """`give_way` and `on_new`: see `Lister`."""
+        """`give_way` and `on_new`: see `Lister`. `on_moved(ino)` is called when the origin is found
+        to have another directory at the path of this one."""
+        self._on_moved = on_moved
         self._table = table
         self._nursery = nursery
         self._clock = clock
@@ -268,6 +272,8 @@ class Listings:
                 self._kept.add(ino, snapshot)
         except CachefsError as error:
             snapshot.end(error)
+            if isinstance(error, ObjectChangedError):
+                self._on_moved(ino)
         except Exception:
             # A bug here gives an error to this directory's readers, but must not end the mount.
             log.exception("bug while listing inode %d", ino)

@@ -39,7 +39,16 @@ from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.types import NO_POSIX, UNKNOWN_MODE, Buffer, Entry, Found, ObjectMeta, Posix
+from cachefs.types import (
+    NO_POSIX,
+    UNKNOWN_MODE,
+    Buffer,
+    Directory,
+    Entry,
+    Found,
+    ObjectMeta,
+    Posix,
+)
 
 T = TypeVar("T")
 
@@ -102,7 +111,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
             f"{shown} would follow links out of its directory: write file:///DIR without {protocol}"
         )
     if isinstance(fs, LocalFileSystem):
-        fs = ConfinedFileSystem(root, **settings)
+        fs = ConfinedFileSystem(root, follows_all=options.follow_links == "all", **settings)
     if protocol in _HTTP_PROTOCOLS:
         from cachefs.origin.fsspec.http_tree import HttpTree
 
@@ -194,7 +203,7 @@ class FsspecOrigin(Origin):
         self._checked(path)
         info = await self._info(path)
         if info["type"] == "directory":
-            return _dir_posix(info)
+            return _directory(info)
         meta = self._meta(info)
         if meta is None:
             raise NotFoundError(f"{self._subject(path)} is neither a file nor a directory")
@@ -238,6 +247,8 @@ class FsspecOrigin(Origin):
 
     async def aclose(self) -> None:
         """Drop the file system, which then closes its sessions."""
+        if self._writer is not None:
+            self._writer.close()
         self._fs = None
         await trio.lowlevel.checkpoint()
 
@@ -287,7 +298,7 @@ class FsspecOrigin(Origin):
             if name is None:
                 continue
             is_dir = info["type"] == "directory"
-            meta = _dir_posix(info) if is_dir else self._meta(info)
+            meta = _directory(info) if is_dir else self._meta(info)
             if not is_name(name) or (meta is None and not is_dir):
                 self.counters.note_unshown(path, str(info["name"]))
                 continue
@@ -353,9 +364,9 @@ def _posix(info: dict[str, Any]) -> Posix:
     return numbered_posix(info["uid"], info["gid"], info["mode"])
 
 
-def _dir_posix(info: dict[str, Any]) -> Posix | None:
+def _directory(info: dict[str, Any]) -> Directory | None:
     posix: Posix | None = info.get(_POSIX_KEY)
-    return posix
+    return None if posix is None else Directory(posix, info.get("place", ""))
 
 
 def _name_below(full: str, info: dict[str, Any]) -> str | None:

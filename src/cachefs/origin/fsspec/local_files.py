@@ -1,9 +1,13 @@
 """What `local_writer.py` does in worker threads: all functions here block.
 
-Like reads, they never leave the source: each path is opened part by part (`local_tree.py`), and a
-name that is a symbolic link is never followed. A link to a directory is followed only if root or
-the daemon's user has made it: another user could replace a directory by a link, and so make a
-daemon of root change files of others.
+The kernel decides what the caller may do: the thread has the caller's identity
+(`local_identity.py`). A new version of an existing file is the exception. A caller that may
+open the file for writing may replace it, also in a directory that it may not change: the new
+version gets owner, mode and access list of the file that it replaces, as only the daemon can do.
+
+Like reads, changes never leave the source: each path is opened part by part (`local_tree.py`), and
+a name that is a symbolic link is never followed. A link to a directory is followed only if root,
+the daemon's user or the caller has made it.
 """
 
 import contextlib
@@ -13,8 +17,9 @@ import os
 import re
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -24,6 +29,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginError,
 )
+from cachefs.origin.fsspec.local_identity import acting_as_daemon, acts_for
 from cachefs.origin.fsspec.local_steps import (
     Refused,
     Task,
@@ -32,30 +38,44 @@ from cachefs.origin.fsspec.local_steps import (
     locked,
     new_file,
     rename_to_absent,
+    take_over,
     write_content,
 )
-from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, described, is_hidden, upload_name
+from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, is_hidden, upload_name
+from cachefs.origin.local_ids import numbered_posix
 from cachefs.origin.writable import ABSENT, Attributes, Condition, Content, PartTag, Upload
-from cachefs.types import ObjectMeta
+from cachefs.types import MOST_MODE, Directory, ObjectMeta
 
 _WRITE_ID = "user.cachefs.write"
-_PARTS = ".parts"
-"""The suffix of the file that names the parts of an upload, one line each."""
-_PART = re.compile(r"^([0-9]{1,5}) ([0-9]{1,19}) ([0-9]{1,19})\n", re.MULTILINE)
+_UPLOAD_ID = re.compile("[0-9a-f]{32}")
 
+T = TypeVar("T")
 Describe = Callable[[dict[str, Any]], ObjectMeta | None]
 
 
+class _OpenUpload(NamedTuple):
+    """An upload in parts of this process: descriptors of its hidden file, of its directory, and of
+    the file that it replaces (None: of none)."""
+
+    file: int
+    place: int
+    old: int | None
+    parts: dict[int, PartTag]
+
+
 class LocalFiles:
-    """One method for each of `LocalWriter`. Raises `OSError` and `Refused`."""
+    """One method for each of `LocalWriter`. Raises `OSError`, `Refused` and `MovedError`."""
 
     def __init__(self, fs: ConfinedFileSystem, root: str, describe: Describe) -> None:
         self._fs = fs
         self._root = root
         self._describe = describe
+        self._uploads: dict[str, _OpenUpload] = {}
+        """By upload id. Nobody else's file can take the place of a descriptor."""
+        self._changing_uploads = threading.Lock()
         umask = os.umask(0o077)
         os.umask(umask)
-        self._mode = 0o666 & ~umask
+        self._file_mode, self._directory_mode = 0o666 & ~umask, 0o777 & ~umask
 
     def probe(self, path: str, task: Task) -> tuple[bool, bool]:
         """Return whether files can have write ids and whether they can be linked."""
@@ -90,13 +110,9 @@ class LocalFiles:
             if done is not None:
                 return done
             self._compare(place, name, condition)
-            fd = new_file(place, upload.upload_id)
-            try:
+            with self._new_version(place, name, upload.upload_id) as (fd, old):
                 write_content(fd, 0, content, task)
-                return self._publish(place, name, fd, upload, condition, attributes, task)
-            finally:
-                os.close(fd)
-                _unlink(place, upload_name(upload.upload_id))
+                return self._publish(place, name, fd, old, upload, condition, attributes, task)
 
     def written_by(self, path: str, write_id: str, _: Task) -> ObjectMeta | None:
         with self._parent(path) as (place, name):
@@ -106,17 +122,16 @@ class LocalFiles:
         self, path: str, attributes: Attributes, version: str | None, task: Task
     ) -> ObjectMeta | None:
         """Return the new description of a file; None for a directory."""
-        name, fd = path, self._open_itself(path)
+        fd = self._open_itself(path)
         try:
-            found = os.fstat(fd)
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(os.fstat(fd).st_mode):
                 raise Refused(AccessDeniedError, "is a symbolic link: change its target")
-            meta = self._meta(name, found)
+            meta = self._meta(fd)
             if version is not None and (meta is None or meta.version != version):
                 raise Refused(ObjectChangedError, "has been changed meanwhile")
             task.check()
             apply(f"/proc/self/fd/{fd}", attributes, must_own=True)
-            return self._meta(name, os.fstat(fd))
+            return self._meta(fd)
         finally:
             os.close(fd)
 
@@ -125,24 +140,36 @@ class LocalFiles:
         if not path:
             return self._fs.open_path(self._full(path))
         with self._parent(path) as (place, name):
-            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+        self._fs.check_place(fd, path)
+        return fd
+
+    # -- uploads -----------------------------------------------------------------------------------
 
     def start(self, upload: Upload, task: Task) -> None:
-        with self._parent(upload.path) as (place, _):
+        with self._parent(upload.path) as (place, name), contextlib.ExitStack() as stack:
             task.check()
-            os.close(new_file(place, upload.upload_id))
+            old = self._opened_old(place, name)
+            if old is not None:
+                stack.callback(os.close, old)
+            fd = self._new_file(place, upload.upload_id, old)
+            stack.callback(os.close, fd)
+            self._uploads[upload.upload_id] = _OpenUpload(fd, os.dup(place), old, {})
+            stack.pop_all()
 
     def put_part(
         self, upload: Upload, number: int, offset: int, content: Content, task: Task
     ) -> PartTag:
-        with self._parent(upload.path) as (place, _):
-            fd = self._upload_file(place, upload)
+        with self._upload_file(upload) as (fd, parts):
+            is_new = number not in parts
+            parts[number] = tag = PartTag(number, content.size_bytes, str(offset))
             try:
-                write_content(fd, offset, content, task)
+                write_content(fd, offset, content, task, is_new=is_new)
                 os.fdatasync(fd)
-            finally:
-                os.close(fd)
-            return _note_part(place, upload, number, offset, content.size_bytes)
+            except BaseException:
+                parts[number] = tag._replace(size_bytes=-1)
+                raise
+            return tag
 
     def copy_part(
         self,
@@ -154,15 +181,12 @@ class LocalFiles:
         length: int,
         task: Task,
     ) -> PartTag:
-        with self._parent(upload.path) as (place, _), self._source(path, meta) as source:
-            fd = self._upload_file(place, upload)
-            try:
-                copy_bytes(source, offset, length, fd, task)
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+        with self._upload_file(upload) as (fd, parts), self._source(path, meta) as source:
+            copy_bytes(source, offset, length, fd, task)
+            os.fdatasync(fd)
             self._check_source(path, meta)
-            return _note_part(place, upload, number, offset, length)
+            parts[number] = PartTag(number, length, str(offset))
+            return parts[number]
 
     def complete(
         self,
@@ -175,45 +199,78 @@ class LocalFiles:
         with self._parent(upload.path) as (place, name):
             done = self._done_before(place, name, upload.write_id)
             if done is None:
-                fd = self._upload_file(place, upload)
-                try:
+                with self._upload_file(upload) as (fd, _):
                     if os.fstat(fd).st_size != size_bytes:
                         raise Refused(OriginError, "can't be completed: parts are missing")
+                    known = self._uploads[upload.upload_id]
+                    if not os.path.samestat(os.fstat(place), os.fstat(known.place)):
+                        raise Refused(NotFoundError, "has no such upload: its directory was moved")
                     self._compare(place, name, condition)
-                    done = self._publish(place, name, fd, upload, condition, attributes, task)
-                finally:
-                    os.close(fd)
-            _drop_upload(place, upload)
+                    done = self._publish(
+                        place, name, fd, known.old, upload, condition, attributes, task
+                    )
+            self._drop_upload(upload)
             return done
 
     def parts(self, upload: Upload, task: Task) -> list[PartTag]:
-        with self._parent(upload.path) as (place, _):
-            os.close(self._upload_file(place, upload))
-            try:
-                fd = os.open(_parts_name(upload), os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
-            except FileNotFoundError:
-                return []
-            with open(fd, encoding="ascii") as lines:
-                found = _PART.findall(lines.read())
-        task.check()
-        tags = {int(n): PartTag(int(n), int(size), offset) for n, offset, size in found}
-        return [tags[number] for number in sorted(tags)]
+        with self._upload_file(upload) as (_, parts):
+            task.check()
+            return [parts[number] for number in sorted(parts) if parts[number].size_bytes >= 0]
 
     def abort(self, upload: Upload, task: Task) -> None:
         task.check()
-        with self._parent(upload.path) as (place, _):
-            _drop_upload(place, upload)
+        self._drop_upload(upload)
+
+    @contextlib.contextmanager
+    def _upload_file(self, upload: Upload) -> Iterator[tuple[int, dict[int, PartTag]]]:
+        """Yield a descriptor of an upload's file, and its parts. The descriptor is a duplicate: the
+        upload may be dropped meanwhile."""
+        with self._changing_uploads:
+            known = self._uploads.get(upload.upload_id)
+            if known is None or not _UPLOAD_ID.fullmatch(upload.upload_id):
+                raise Refused(NotFoundError, "has no such upload")
+            fd = os.dup(known.file)
+        try:
+            yield fd, known.parts
+        finally:
+            os.close(fd)
+
+    def _drop_upload(self, upload: Upload) -> None:
+        with self._changing_uploads:
+            known = self._uploads.pop(upload.upload_id, None)
+        if known is None:
+            return
+        with acting_as_daemon():
+            _unlink_own(known.place, upload_name(upload.upload_id), known.file)
+        for fd in (known.file, known.place, known.old):
+            if fd is not None:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close the descriptors of all uploads. Their hidden files stay."""
+        with self._changing_uploads:
+            left, self._uploads = list(self._uploads.values()), {}
+        for file, place, old, _ in left:
+            for fd in (file, place, old):
+                if fd is not None:
+                    os.close(fd)
 
     def remove_rest(self, path: str, write_id: str, task: Task) -> None:
         """Remove the hidden files of one write. They are not opened, and new ones get other names,
         so it does not matter who has made files of such names."""
         digits = hidden_digits(write_id)
-        with self._parent(path) as (place, _):
+        with self._parent(path) as (place, _), acting_as_daemon():
             task.check()
-            for name in os.listdir(place):
-                if is_hidden(name) and name.startswith(upload_name(digits)):
-                    with contextlib.suppress(OSError):  # a directory, or sticky and of another user
-                        os.unlink(name, dir_fd=place)
+            fd = _opened_directory(place, ".")
+            try:
+                for name in os.listdir(fd):
+                    if is_hidden(name) and name.startswith(upload_name(digits)):
+                        with contextlib.suppress(OSError):  # a directory
+                            os.unlink(name, dir_fd=fd)
+            finally:
+                os.close(fd)
+
+    # -- names -------------------------------------------------------------------------------------
 
     def copy(
         self, path: str, meta: ObjectMeta, upload: Upload, condition: Condition | None, task: Task
@@ -223,16 +280,12 @@ class LocalFiles:
             if done is not None:
                 return done
             self._compare(place, name, condition)
-            fd = new_file(place, upload.upload_id)
-            try:
+            with self._new_version(place, name, upload.upload_id) as (fd, old):
                 copy_bytes(source, 0, meta.size_bytes, fd, task)
                 self._check_source(path, meta)
                 found = os.fstat(source)
                 kept = Attributes(found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns)
-                return self._publish(place, name, fd, upload, condition, kept, task)
-            finally:
-                os.close(fd)
-                _unlink(place, upload_name(upload.upload_id))
+                return self._publish(place, name, fd, old, upload, condition, kept, task)
 
     def rename(self, path: str, target: str, condition: Condition | None, task: Task) -> None:
         with self._parent(path) as (old, old_name), self._parent(target) as (new, new_name):
@@ -243,8 +296,8 @@ class LocalFiles:
                     rename_to_absent(old, old_name, new, new_name)
                 else:
                     os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
-            os.fsync(new)
-            os.fsync(old)
+            _sync(new)
+            _sync(old)
 
     def delete(self, path: str, condition: Condition | None, task: Task) -> None:
         with self._parent(path) as (place, name):
@@ -257,81 +310,178 @@ class LocalFiles:
                 self._compare(place, name, condition)
                 task.check()
                 os.unlink(name, dir_fd=place)
-            os.fsync(place)
+            _sync(place)
 
     def make_directory(
         self, path: str, attributes: Attributes, write_id: str | None, task: Task
-    ) -> None:
+    ) -> Directory:
         """With a `write_id`, an existing directory is refused unless this write has made it."""
         with self._parent(path) as (place, name):
             task.check()
+            mode = self._directory_mode if attributes.mode is None else attributes.mode & MOST_MODE
             try:
-                os.mkdir(name, dir_fd=place)
+                os.mkdir(name, mode, dir_fd=place)
             except FileExistsError:
-                if write_id is not None:
-                    if not _is_made_by(place, name, write_id):
-                        raise Refused(ConflictError, "exists already") from None
-                    return
-                found = os.stat(name, dir_fd=place)  # a link to a directory is one, too
-                if not stat.S_ISDIR(found.st_mode):
-                    raise Refused(NotADirError, "is a file") from None
-                return
-            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+                return self._existing_directory(place, name, path, write_id)
+            fd = _opened_directory(place, name)
             try:
+                found = os.fstat(fd)
+                caller = acts_for()
+                if caller is not None and found.st_uid != caller.uid:
+                    raise Refused(ObjectChangedError, "has been replaced at once by another user")
                 if write_id is not None:
                     _note_write_id(fd, write_id)
-                apply(fd, attributes, must_own=False)
+                if caller is None:  # the umask of the daemon was applied
+                    apply(fd, attributes, must_own=False)
+                made = self._directory(fd)
             finally:
                 os.close(fd)
-            os.fsync(place)
+            _sync(place)
+            return made
+
+    def _existing_directory(
+        self, place: int, name: str, path: str, write_id: str | None
+    ) -> Directory:
+        if write_id is None:
+            found = os.stat(name, dir_fd=place)  # a link to a directory is one, too
+            if not stat.S_ISDIR(found.st_mode):
+                raise Refused(NotADirError, "is a file")
+            fd = self._fs.open_path(self._full(path))
+        else:
+            try:
+                fd = _opened_directory(place, name)
+            except OSError:
+                raise Refused(ConflictError, "exists already") from None
+        try:
+            if write_id is not None and _write_id_of(fd) != write_id:
+                raise Refused(ConflictError, "exists already")
+            return self._directory(fd)
+        finally:
+            os.close(fd)
+
+    def _directory(self, fd: int) -> Directory:
+        info = self._fs.described("", fd)
+        return Directory(numbered_posix(info["uid"], info["gid"], info["mode"]), info["place"])
 
     def remove_directory(self, path: str, task: Task) -> None:
         with self._parent(path) as (place, name):
             task.check()
             os.rmdir(name, dir_fd=place)
-            os.fsync(place)
+            _sync(place)
+
+    # -- new versions ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _new_version(
+        self, place: int, name: str, upload_id: str
+    ) -> Iterator[tuple[int, int | None]]:
+        """Yield a new hidden file, and the file that it may replace (None: there is none). What is
+        not published is removed."""
+        old = self._opened_old(place, name)
+        try:
+            fd = self._new_file(place, upload_id, old)
+            try:
+                yield fd, old
+            except BaseException:
+                with acting_as_daemon():
+                    _unlink_own(place, upload_name(upload_id), fd)
+                raise
+            finally:
+                os.close(fd)
+        finally:
+            if old is not None:
+                os.close(old)
+
+    def _opened_old(self, place: int, name: str) -> int | None:
+        """Open an existing file for writing, with the caller's rights: a caller that may do that
+        may replace it."""
+        found = _lstat(place, name)
+        if found is None:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(ConflictError, "exists already, and is no file")
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=place)
+        if not os.path.samestat(os.fstat(fd), found):
+            os.close(fd)
+            raise Refused(ConflictError, "has been changed meanwhile")
+        return fd
+
+    def _new_file(self, place: int, upload_id: str, old: int | None) -> int:
+        try:
+            return new_file(place, upload_id)
+        except PermissionError:
+            if old is None:
+                raise
+        with acting_as_daemon():
+            return new_file(place, upload_id)
 
     def _publish(
         self,
         place: int,
         name: str,
         fd: int,
+        old: int | None,
         upload: Upload,
         condition: Condition | None,
         attributes: Attributes,
         task: Task,
     ) -> ObjectMeta:
-        """Give the file `fd` of an upload its name. Return its description."""
-        _note_write_id(fd, upload.write_id)
-        if attributes.mode is None:
-            os.fchmod(fd, self._mode)
-        apply(fd, attributes, must_own=False)
-        os.fsync(fd)
-        hidden = upload_name(upload.upload_id)
-        with locked(place, task):
-            self._compare(place, name, condition)
-            task.check()
-            if condition is None or condition.version is not None:
-                os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
-            else:
-                _link(place, hidden, name)
-            meta = self._meta(name, os.fstat(fd))
-        os.fsync(place)
+        """Give the file `fd` of an upload its attributes and its name. `old` is the file that it
+        replaces. Without a condition, this replaces what has the name at the end, if the caller may
+        write that, too. Return its description."""
+        with contextlib.ExitStack() as stack:
+            while True:
+                self._dress(fd, old, upload, attributes)
+                os.fsync(fd)
+                with locked(place, task):
+                    self._compare(place, name, condition)
+                    task.check()
+                    if _is_at(place, name, old):
+                        self._give_name(place, name, upload_name(upload.upload_id), old is not None)
+                        break
+                if condition is not None:
+                    raise Refused(ConflictError, "has been changed or deleted meanwhile")
+                old = self._opened_old(place, name)
+                if old is not None:
+                    stack.callback(os.close, old)
+        meta = self._meta(fd)
+        _sync(place)
         assert meta is not None
         return meta
 
+    def _dress(self, fd: int, old: int | None, upload: Upload, attributes: Attributes) -> None:
+        """Give a new version its attributes. Those of another file, and an owner, as the daemon:
+        the file is nobody else's yet, and the kernel has allowed the caller to set them."""
+        is_callers = old is None and attributes.uid is None and attributes.gid is None
+        with contextlib.nullcontext() if is_callers else acting_as_daemon():
+            if old is not None:
+                take_over(old, fd)
+            elif attributes.mode is None:
+                os.fchmod(fd, self._file_mode)
+            _note_write_id(fd, upload.write_id)
+            apply(fd, attributes, must_own=False)
+
+    def _give_name(self, place: int, name: str, hidden: str, replaces: bool) -> None:
+        if not replaces:
+            _link(place, hidden, name)
+            return
+        try:
+            os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+        except PermissionError:
+            # The caller may write the file, but not change the directory or, in a sticky one, the
+            # name: so nor may it have changed what the name refers to.
+            with acting_as_daemon():
+                os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+
     def _done_before(self, place: int, name: str, write_id: str) -> ObjectMeta | None:
         """Return the file at `name` if the write `write_id` has made it."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(name, flags, dir_fd=place)
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
         except OSError:
             return None
         try:
-            with contextlib.suppress(OSError):
-                if os.getxattr(fd, _WRITE_ID) == write_id.encode():
-                    return self._meta(name, os.fstat(fd))
-            return None
+            return self._meta(fd) if _write_id_of(fd) == write_id else None
         finally:
             os.close(fd)
 
@@ -342,40 +492,36 @@ class LocalFiles:
             raise Refused(AccessDeniedError, "is a symbolic link: write to its target")
         if condition is None:
             return
-        meta = self._meta(name, found) if found is not None else None
+        meta = None
+        if found is not None:
+            meta = self._describe(self._fs.described_as(name, found, found.st_mode))
         if condition.version is None and found is not None:
             raise Refused(ConflictError, "exists already")
         if condition.version is not None and (meta is None or meta.version != condition.version):
             raise Refused(ConflictError, "has been changed or deleted meanwhile")
 
-    def _meta(self, name: str, found: os.stat_result) -> ObjectMeta | None:
-        return self._describe(described(name, found))
-
-    def _upload_file(self, place: int, upload: Upload) -> int:
-        if not re.fullmatch("[0-9a-f]{32}", upload.upload_id):
-            raise Refused(NotFoundError, "has no such upload")
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            return os.open(upload_name(upload.upload_id), flags, dir_fd=place)
-        except FileNotFoundError:
-            raise Refused(NotFoundError, "has no such upload") from None
+    def _meta(self, fd: int) -> ObjectMeta | None:
+        return self._describe(self._fs.described("", fd))
 
     @contextlib.contextmanager
     def _source(self, path: str, meta: ObjectMeta) -> Iterator[int]:
-        """Open the version `meta` of a file for reading."""
-        self._check_source(path, meta)
-        fd = self._fs.open_path(self._full(path))
-        try:
-            source = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(fd)
+        """Open the version `meta` of a file for reading. The caller may have no right to read it,
+        as the daemon reads it for all."""
+        with acting_as_daemon():
+            self._check_source(path, meta)
+            fd = self._fs.open_path(self._full(path))
+            try:
+                source = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                os.close(fd)
         try:
             yield source
         finally:
             os.close(source)
 
     def _check_source(self, path: str, meta: ObjectMeta) -> None:
-        found = self._describe(self._fs.info(self._full(path)))
+        with acting_as_daemon():
+            found = self._describe(self._fs.info(self._full(path)))
         if found is None or found.version != meta.version:
             raise Refused(ObjectChangedError, f"can't be made of {path}: that has changed")
 
@@ -384,16 +530,14 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
-        """Open a directory."""
+        """Open a directory (O_PATH: the caller may have no right to list it)."""
         fd = self._fs.open_path(self._full(path), only_trusted=True)
         try:
-            place = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            if not stat.S_ISDIR(os.fstat(fd).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
+            yield fd
         finally:
             os.close(fd)
-        try:
-            yield place
-        finally:
-            os.close(place)
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
@@ -418,6 +562,23 @@ def _lstat(place: int, name: str) -> os.stat_result | None:
         return None
 
 
+def _is_at(place: int, name: str, old: int | None) -> bool:
+    """Return whether a name refers to the open file `old`; None: to nothing."""
+    found = _lstat(place, name)
+    if old is None or found is None:
+        return old is None and found is None
+    return os.path.samestat(found, os.fstat(old))
+
+
+def _sync(place: int) -> None:
+    """Sync the names of a directory (O_PATH), which the caller may have no right to list."""
+    fd = _opened_directory(place, ".")
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _link(place: int, hidden: str, name: str) -> None:
     """Give a file its name if there is none such. Raises `Refused`."""
     try:
@@ -428,55 +589,47 @@ def _link(place: int, hidden: str, name: str) -> None:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
             raise
         # This file system has no links. The caller has compared and holds the lock.
-        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+        rename_to_absent(place, hidden, place, name)
     else:
         os.unlink(hidden, dir_fd=place)
 
 
-def _is_made_by(place: int, name: str, write_id: str) -> bool:
-    """Return whether the write `write_id` has made the directory `name`."""
+def _opened_directory(place: int, name: str) -> int:
+    """Open a directory that is no link, also one that the caller may not list."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return _also_as_daemon(lambda: os.open(name, flags, dir_fd=place))
+
+
+def _also_as_daemon(work: Callable[[], T]) -> T:
+    """Do something harmless as the daemon if the caller may not do it."""
     try:
-        fd = os.open(name, flags, dir_fd=place)
-    except OSError:
-        return False
-    try:
-        with contextlib.suppress(OSError):
-            return os.getxattr(fd, _WRITE_ID) == write_id.encode()
-        return False
-    finally:
-        os.close(fd)
+        return work()
+    except PermissionError:
+        with acting_as_daemon():
+            return work()
 
 
 def _note_write_id(fd: int, write_id: str) -> bool:
     """Keep the id with the file; return whether that was possible."""
     try:
-        os.setxattr(fd, _WRITE_ID, write_id.encode())
+        _also_as_daemon(lambda: os.setxattr(fd, _WRITE_ID, write_id.encode()))
     except OSError:
         return False
     return True
 
 
-def _parts_name(upload: Upload) -> str:
-    return upload_name(upload.upload_id) + _PARTS
-
-
-def _note_part(place: int, upload: Upload, number: int, offset: int, size_bytes: int) -> PartTag:
-    """Record a part whose bytes have been synced."""
-    flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(_parts_name(upload), flags, 0o600, dir_fd=place)
+def _write_id_of(fd: int) -> str | None:
+    """Return the id of the write that has made an open file or directory; None if it has none."""
     try:
-        os.write(fd, b"%d %d %d\n" % (number, offset, size_bytes))
-    finally:
-        os.close(fd)
-    return PartTag(number, size_bytes, str(offset))
+        found = _also_as_daemon(lambda: os.getxattr(f"/proc/self/fd/{fd}", _WRITE_ID))
+    except OSError:
+        return None
+    return found.decode("ascii", "replace")
 
 
-def _drop_upload(place: int, upload: Upload) -> None:
-    _unlink(place, upload_name(upload.upload_id))
-    _unlink(place, _parts_name(upload))
-
-
-def _unlink(place: int, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=place)
+def _unlink_own(place: int, name: str, fd: int) -> None:
+    """Remove a name if it refers to the open file `fd`, and not to a file of others."""
+    found = _lstat(place, name)
+    if found is not None and os.path.samestat(found, os.fstat(fd)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=place)

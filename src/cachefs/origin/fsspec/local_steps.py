@@ -5,15 +5,33 @@ import ctypes
 import errno
 import fcntl
 import os
+import struct
+import threading
 import time
 from collections.abc import Iterator
 
-from cachefs.errors import ConflictError, ObjectChangedError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    CachefsError,
+    ConflictError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
+from cachefs.mounts.runtime import runtime_dir
+from cachefs.origin.fsspec.local_acl import copy_attributes
+from cachefs.origin.fsspec.local_identity import acting_as_daemon
 from cachefs.origin.fsspec.local_tree import upload_name
 from cachefs.origin.writable import Attributes, Content
+from cachefs.types import MOST_MODE
 
 _PIECE_BYTES = 1 << 20
+_ZEROS = bytes(_PIECE_BYTES)
+_PRESENT_NS = 5_000_000_000
+_LOCK_FILE = "source.lock"
 _LOCK_AGAIN_S = 0.02
+_MOST_OFFSET = (1 << 62) - 1
+_F_OFD_SETLK = 37
+"""The number of this command in linux/fcntl.h; Python's module has it from 3.13 on."""
 _NOREPLACE = 1
 """RENAME_NOREPLACE of linux/fs.h."""
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -47,25 +65,62 @@ def new_file(place: int, upload_id: str) -> int:
 
 @contextlib.contextmanager
 def locked(place: int, task: Task) -> Iterator[None]:
-    """Exclude other mounts of cachefs from a directory, where it can be locked.
+    """Exclude other mounts of this user on this machine from a directory.
 
-    Any user who can open the directory can hold the lock. So the thread ends when nobody waits for
-    it any more, and raises `OriginUnavailableError`."""
-    is_locked = False
-    while not is_locked:
+    The lock is in a file that nobody else can open: a byte of it stands for a directory, or for
+    several. It belongs to an open file description (fcntl(2)), and each thread has one, so threads
+    exclude each other, too. Without the file, only this process's own checks remain. Raises
+    `OriginUnavailableError` when nobody waits for the lock any more."""
+    fd = _this_thread.lock_fd()
+    if fd is None:
+        yield
+        return
+    found = os.fstat(place)
+    byte = hash((found.st_dev, found.st_ino)) & _MOST_OFFSET
+    while not _try_lock(fd, fcntl.F_WRLCK, byte):
         task.check()
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
-        except BlockingIOError:
-            time.sleep(_LOCK_AGAIN_S)
-        except OSError:  # this file system has no locks
-            break
+        time.sleep(_LOCK_AGAIN_S)
     try:
         yield
     finally:
-        if is_locked:
-            fcntl.flock(place, fcntl.LOCK_UN)
+        _try_lock(fd, fcntl.F_UNLCK, byte)
+
+
+def _try_lock(fd: int, kind: int, byte: int) -> bool:
+    try:
+        fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+class _LockFile:
+    """One open file description of the lock file."""
+
+    def __init__(self) -> None:
+        path = runtime_dir() / _LOCK_FILE
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.fd = os.open(path, flags, 0o600)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class _Thread(threading.local):
+    """The lock file of this thread; it is closed with the thread."""
+
+    _file: _LockFile | None = None
+
+    def lock_fd(self) -> int | None:
+        """Return its descriptor; None if there is no such file."""
+        if self._file is None:
+            with contextlib.suppress(OSError, CachefsError), acting_as_daemon():
+                self._file = _LockFile()
+        return None if self._file is None else self._file.fd
+
+
+_this_thread = _Thread()
 
 
 def apply(target: int | str, attributes: Attributes, *, must_own: bool) -> None:
@@ -77,21 +132,50 @@ def apply(target: int | str, attributes: Attributes, *, must_own: bool) -> None:
         with contextlib.suppress(*(() if must_own else (PermissionError,))):
             os.chown(target, uid, gid)
     if attributes.mode is not None:
-        os.chmod(target, attributes.mode & 0o1777)  # noqa: PTH101 - not a path of this program
+        os.chmod(target, attributes.mode & MOST_MODE)  # noqa: PTH101 - not a path of this program
     if attributes.mtime_ns is not None:
-        os.utime(target, ns=(attributes.mtime_ns, attributes.mtime_ns))
+        _set_mtime(target, attributes.mtime_ns)
 
 
-def write_content(fd: int, offset: int, content: Content, task: Task) -> None:
-    done = 0
+def _set_mtime(target: int | str, mtime_ns: int) -> None:
+    try:
+        os.utime(target, ns=(mtime_ns, mtime_ns))
+    except PermissionError:
+        # Only the owner sets a time of its choice. Who may write the file sets the present one.
+        if abs(time.time_ns() - mtime_ns) > _PRESENT_NS:
+            raise
+        os.utime(target)
+
+
+def take_over(old: int, fd: int) -> None:
+    """Give the new version `fd` of the file `old` its owner, mode, access list and other extended
+    attributes. A daemon without root's rights can't give the owner."""
+    found = os.fstat(old)
+    with contextlib.suppress(*(() if os.geteuid() == 0 else (PermissionError,))):
+        os.fchown(fd, found.st_uid, found.st_gid)
+    copy_attributes(old, fd)
+    os.fchmod(fd, found.st_mode & MOST_MODE)
+
+
+def write_content(
+    fd: int, offset: int, content: Content, task: Task, *, is_new: bool = True
+) -> None:
+    """Write a content to a file from `offset` on. If the file `is_new` there, zeros become holes,
+    which need no place at the source."""
+    done = content.size_bytes if content.is_zeros and is_new else 0
     while done < content.size_bytes:
         task.check()
         length = min(_PIECE_BYTES, content.size_bytes - done)
         piece = memoryview(content.read(done, length))
+        if is_new and piece[0] == 0 and bytes(piece) == _ZEROS[:length]:
+            done += length
+            continue
         while piece:
             count = os.pwrite(fd, piece, offset + done)
             piece = piece[count:]
             done += count
+    if os.fstat(fd).st_size < offset + done:
+        os.ftruncate(fd, offset + done)
 
 
 def rename_to_absent(old: int, old_name: str, new: int, new_name: str) -> None:

@@ -11,6 +11,8 @@ other programs.
 
 import contextlib
 import errno
+import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,9 +31,11 @@ from cachefs.errors import (
     reason_of,
 )
 from cachefs.origin.fsspec.local_files import Describe, LocalFiles, hidden_digits
+from cachefs.origin.fsspec.local_identity import acting_as, can_act
 from cachefs.origin.fsspec.local_steps import Refused, Task
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem, is_hidden
 from cachefs.origin.names import is_name
+from cachefs.origin.on_behalf import present_caller
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
     Attributes,
@@ -46,11 +50,13 @@ from cachefs.origin.writable import (
     content_of,
     new_write_id,
 )
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import Buffer, Directory, ObjectMeta
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 _DEFINITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EXDEV, errno.ENAMETOOLONG)
 
 
@@ -58,7 +64,9 @@ class LocalWriter(WritableOrigin):
     """Writes below one directory. `subject` names a path in messages, `describe` gives the version
     of a file from its `info`."""
 
+    acts_for_callers = True
     can_rename = True
+    keeps_attributes = True
     leaves_rest = True
     repeats_versions = True
 
@@ -92,6 +100,11 @@ class LocalWriter(WritableOrigin):
 
     async def check_writable(self, path: str = "") -> Guarantees:
         """See `WritableOrigin.check_writable`."""
+        if os.geteuid() == 0 and not await trio.to_thread.run_sync(can_act):
+            log.warning(
+                "changes of other users than root will be refused: to make them with the rights of "
+                "each user, cachefs needs CAP_SETUID, CAP_SETGID, CAP_CHOWN and CAP_FOWNER"
+            )
         keeps_ids, links = await self._call(path, partial(self._tree.probe, path))
         self.guarantees = Guarantees(
             put_absent=links,
@@ -228,10 +241,15 @@ class LocalWriter(WritableOrigin):
         *,
         is_new: bool = False,
         write_id: str | None = None,
-    ) -> None:
+    ) -> Directory | None:
         """See `WritableOrigin.make_directory`."""
         known = (write_id or new_write_id()) if is_new else None
-        await self._call(path, partial(self._tree.make_directory, path, attributes, known), "puts")
+        make = partial(self._tree.make_directory, path, attributes, known)
+        return await self._call(path, make, "puts")
+
+    def close(self) -> None:
+        """Close what is open of uploads in parts."""
+        self._tree.close()
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`."""
@@ -239,15 +257,21 @@ class LocalWriter(WritableOrigin):
             await self._call(path, partial(self._tree.remove_directory, path), "deletes")
 
     async def _call(self, path: str, work: Callable[[Task], T], kind: WriteKind | None = None) -> T:
-        """Run `work` in a worker thread, and count it as `kind`. Raises `OriginError`. If the
-        caller is cancelled, the thread gives up before its next step."""
+        """Run `work` in a worker thread with the identity of the present caller, and count it as
+        `kind`. Raises `OriginError`. If this task is cancelled, the thread gives up before its next
+        step."""
         _check(self._subject, path)
         task = Task()
+
+        def work_as_caller() -> T:
+            with acting_as(present_caller()):
+                return work(task)
+
         if kind is not None:
             self._counters.count(kind)
         try:
             return await trio.to_thread.run_sync(
-                work, task, limiter=self._limiter, abandon_on_cancel=True
+                work_as_caller, limiter=self._limiter, abandon_on_cancel=True
             )
         except OSError as error:
             failure = _from_os(self._subject(path), error)

@@ -36,7 +36,7 @@ from cachefs.origin.hdfs.errors import from_hdfs_native, is_of_the_namenode
 from cachefs.origin.local_ids import named_posix
 from cachefs.origin.names import Pages, is_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.types import Buffer, Entry, Found, ObjectMeta
+from cachefs.types import Buffer, Directory, Entry, Found, ObjectMeta
 from cachefs.workers import Workers
 
 T = TypeVar("T")
@@ -335,7 +335,7 @@ def _found(status: FileStatus) -> Found:
     """Convert a status. Must run in a worker thread, because it looks up user names."""
     posix = named_posix(status.owner, status.group, status.permission)
     if status.isdir:
-        return posix
+        return Directory(posix)
     mtime_ns = status.modification_time * _NS_PER_MS
     return ObjectMeta(status.length, mtime_ns, _version(status), posix)
 

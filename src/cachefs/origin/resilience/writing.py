@@ -37,7 +37,7 @@ from cachefs.origin.writable import (
     content_of,
     new_write_id,
 )
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import Buffer, Directory, ObjectMeta
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class _WatchedContent(Content):
 
     def __init__(self, content: Content, on_progress: Callable[[], None]) -> None:
         self.size_bytes = content.size_bytes
-        self.is_in_memory = content.is_in_memory
+        self.is_in_memory, self.is_zeros = content.is_in_memory, content.is_zeros
         self._content = content
         self._on_progress = on_progress
         self._token = trio.lowlevel.current_trio_token()
@@ -103,6 +103,8 @@ class ResilientWriter(WritableOrigin):
         self._inner = inner
         self._settings = settings
         self._call = call
+        self.keeps_attributes = inner.keeps_attributes
+        self.acts_for_callers = inner.acts_for_callers
         self.can_rename = inner.can_rename
         self.checks_parts = inner.checks_parts
         self.leaves_rest = inner.leaves_rest
@@ -235,10 +237,10 @@ class ResilientWriter(WritableOrigin):
         *,
         is_new: bool = False,
         write_id: str | None = None,
-    ) -> None:
+    ) -> Directory | None:
         """See `WritableOrigin.make_directory`."""
         make = partial(self._inner.make_directory, path, attributes, is_new=is_new)
-        await self._ask(path, partial(make, write_id=write_id or new_write_id()))
+        return await self._ask(path, partial(make, write_id=write_id or new_write_id()))
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`."""

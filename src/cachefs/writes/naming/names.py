@@ -28,7 +28,7 @@ from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.base import Origin
 from cachefs.origin.writable import ABSENT, WritableOrigin
-from cachefs.types import Posix
+from cachefs.types import NO_POSIX, Directory, Posix
 from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.moves import Move, Moves
@@ -154,13 +154,20 @@ class WrittenNames:
                 raise ExistsError(f"{path} exists already")
             return inode
         write_id = self._write_id("mkdir", process, path)
+        attributes = attributes_of(self._stated(posix))
         try:
-            attributes = attributes_of(posix)
-            await self._writer.make_directory(path, attributes, is_new=True, write_id=write_id)
+            async with self._present.meaning(parent):
+                made = await self._writer.make_directory(
+                    path, attributes, is_new=True, write_id=write_id
+                )
         except ConflictError:
             await self._present.show(parent, name)
             raise ExistsError(f"{path} exists already") from None
-        return self._changes.make_directory(parent, name, posix)
+        return self._changes.make_directory(parent, name, made or Directory(posix))
+
+    def _stated(self, posix: Posix) -> Posix:
+        """Return what to state of a new directory: elsewhere its owner follows from the caller."""
+        return Posix(mode=posix.mode) if self._writer.keeps_attributes else posix
 
     def _write_id(self, change: str, process: int, path: str) -> str:
         """Return the id of the write of one request: the same if the next daemon gets the request
@@ -180,7 +187,8 @@ class WrittenNames:
             await stack.enter_async_context(self._files.quiet(inode.ino))
             if self._is_at_origin(inode.ino):
                 await self._present.keep_directory(parent, name)
-                await self._writer.delete(self._present.path(parent, name))
+                async with self._present.meaning(parent):
+                    await self._writer.delete(self._present.path(parent, name))
             self._changes.remove(parent, name)
             self._files.note_unnamed(inode.ino)
 
@@ -201,7 +209,8 @@ class WrittenNames:
                 self._changes.remove(parent, name)
                 raise
             await self._present.keep_directory(parent, name)
-            await self._writer.remove_directory(self._present.path(parent, name))
+            async with self._present.meaning(parent):
+                await self._writer.remove_directory(self._present.path(parent, name))
             self._changes.remove(parent, name)
 
     # -- renaming --------------------------------------------------------------------------------
@@ -257,10 +266,11 @@ class WrittenNames:
         )
         move = Move(old, new, ABSENT if no_replace else None, write_id)
         try:
-            if inode.is_dir:
-                await self._moves.move_directory(inode, move, target is not None, is_again)
-            else:
-                await self._moves.move_file(inode.ino, move, target)
+            async with self._present.meaning(old.parent, new.parent):
+                if inode.is_dir:
+                    await self._moves.move_directory(inode, move, target is not None, is_again)
+                else:
+                    await self._moves.move_file(inode.ino, move, target)
         except NotFoundError as error:
             if is_again:  # the store still does what the daemon before has sent
                 raise _VanishedError from error
@@ -277,31 +287,32 @@ class WrittenNames:
     # -- attributes ------------------------------------------------------------------------------
 
     async def set_attributes(
-        self, ino: int, posix: Posix, mtime_ns: int | None, atime_ns: int | None
+        self, ino: int, asked: Posix, mtime_ns: int | None, atime_ns: int | None
     ) -> None:
-        """Set owner, group, mode and times of an inode. They are kept here. An origin with owners
-        gets all but the atime at once; others get them with the file's next upload. So does a file
-        with unsent changes: at the origin it is still the version that was changed.
+        """Set those of owner, group, mode and times of an inode that are asked for. They are kept
+        here. An origin with owners gets all but the atime at once; others get them with the file's
+        next upload. So does a file with unsent changes: at the origin it is still the version that
+        was changed.
 
         Raises `SpoolError`, or the origin's error.
         """
-        if self._files.note_attributes(ino, posix, mtime_ns):
-            self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
+        if self._files.note_attributes(ino, asked, mtime_ns):
+            self._changes.set_attributes(ino, asked, mtime_ns, atime_ns)
             return
         async with self._files.quiet(ino):  # it may be sent now, with the attributes of before
             inode = self._namespace.inode(ino)
             meta, path = None, ""
-            is_sent_later = self._files.note_attributes(ino, posix, mtime_ns)
+            is_sent_later = self._files.note_attributes(ino, asked, mtime_ns)
             is_at_origin = inode.is_dir or (inode.version and self._changes.is_named(ino))
-            is_other = posix != inode.posix or mtime_ns is not None
-            if is_other and is_at_origin and not is_sent_later:
+            if (asked != NO_POSIX or mtime_ns is not None) and is_at_origin and not is_sent_later:
                 path = self._table.path(inode)
                 version = None if inode.is_dir else inode.version
-                meta = await self._writer.set_attributes(
-                    path, attributes_of(posix, mtime_ns), version
-                )
+                stated = attributes_of(asked, mtime_ns)
+                places = {inode.parent, ino} if inode.is_dir else {inode.parent}
+                async with self._present.meaning(*places):
+                    meta = await self._writer.set_attributes(path, stated, version)
                 if meta is not None and meta.version != version:
                     await self._moves.make_room(path, meta)
-            inode = self._changes.set_attributes(ino, posix, mtime_ns, atime_ns)
+            inode = self._changes.set_attributes(ino, asked, mtime_ns, atime_ns)
             if meta is not None and not inode.is_dir:
                 self._moves.note_moved(ino, self._namespace.object_ref(inode), meta)

@@ -1,6 +1,7 @@
 """What the names of a writable mount are now, as far as changes need to know it."""
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from cachefs.errors import (
@@ -8,12 +9,14 @@ from cachefs.errors import (
     CachefsError,
     NameTooLongError,
     NotEmptyError,
+    ObjectChangedError,
 )
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.inodes import join
 from cachefs.namespace.namespace import ROOT_INO, Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.origin.names import NAME_MAX_BYTES
+from cachefs.origin.on_behalf import expecting
 from cachefs.origin.writable import WritableOrigin
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.sending.sender import attributes_of
@@ -52,6 +55,20 @@ class PresentNames:
                 raise NameTooLongError(f"{path!r} is longer than a key of this source may be")
             raise BadNameError(f"{path!r} can't be the name of an object at this source")
         return path
+
+    @asynccontextmanager
+    async def meaning(self, *directories: int) -> AsyncIterator[None]:
+        """Change names in these directories, by inode number, at the origin. If another directory
+        has the path of one by now, the change raises `ObjectChangedError`, and the next look-up
+        finds that one."""
+        inodes = [self._namespace.inode(ino) for ino in directories]
+        with expecting(self._namespace.places(*inodes)):
+            try:
+                yield
+            except ObjectChangedError:
+                for inode in inodes:
+                    await self._namespace.note_object_changed(inode)
+                raise
 
     async def find(self, parent: int, name: bytes) -> Inode:
         """Return the inode of a name. Raises `NotFoundError`, or the origin's error."""

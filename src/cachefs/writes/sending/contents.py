@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from cachefs.errors import OriginError
-from cachefs.origin.writable import Content, FileContent
+from cachefs.origin.writable import Content, FileContent, ZeroContent
 from cachefs.staging.extents import Source
 from cachefs.staging.file_state import Part
 from cachefs.types import Buffer
@@ -26,11 +26,13 @@ class PartContent(Content):
         upload = file.staged.upload
         self._under_way = {} if upload is None else upload.under_way
         pieces = file.staged.pieces(part.offset, part.length)
-        if len(pieces) == 1 and pieces[0].source is Source.SPOOL:
-            fd = file.staged.spool_fd()
-            self._content: Content = FileContent(fd, part.offset, part.length)
+        if all(piece.source is Source.ZEROS for piece in pieces):
+            self._content: Content = ZeroContent(part.length)
+        elif len(pieces) == 1 and pieces[0].source is Source.SPOOL:
+            self._content = FileContent(file.staged.spool_fd(), part.offset, part.length)
         else:
             self._content = LoopContent(file.read, part.offset, part.length)
+        self.is_zeros = self._content.is_zeros
 
     def read(self, offset: int, length: int) -> Buffer:
         """See `Content.read`."""

@@ -13,9 +13,11 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, ConflictError, ObjectChangedError, SpoolError
+from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
+from cachefs.origin.on_behalf import expecting, present_caller
 from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.file_state import FileState
 from cachefs.staging.staged_file import StagedFile
@@ -24,7 +26,7 @@ from cachefs.writes.entries import Entries
 from cachefs.writes.jobs import FileJobs
 from cachefs.writes.processes import Untold
 from cachefs.writes.sending.doubts import Doubts
-from cachefs.writes.sending.sender import Sender, destination_of
+from cachefs.writes.sending.sender import Sender
 from cachefs.writes.sending.to_cache import give_to_cache
 from cachefs.writes.written_file import State, WrittenFile
 
@@ -56,6 +58,7 @@ class FileSends:
         self.jobs = FileJobs()
         """Work for single files that no process waits for."""
         self.doubts = Doubts(sender, entries.has, self._note_sent)
+        self.keeps_attributes = sender.keeps_attributes
 
     async def finish(self) -> None:
         """Do at the end of the mount what must not be left: drop uploads that nobody needs."""
@@ -69,6 +72,8 @@ class FileSends:
         file = self._entries.get(ino)
         if file is None or (process and not file.writers & {process, 0}):
             return
+        if (caller := present_caller()) is not None:
+            file.staged.send_for(caller)
         try:
             await self.send(ino, is_close=file.is_close_of(process))
         except CachefsError:
@@ -136,13 +141,16 @@ class FileSends:
         try:
             if file.closes:
                 file.staged.seal()  # whatever fails from here on, it is sent again
-            path, describe = destination_of(self._namespace, file)
-            meta = await self._sender.earlier_result(file, path)
-            if meta is not None:
-                state = await self._note_sent(file, path, meta)
-            if state is State.UNSENT:
-                meta = await self._sender.send(file, path, describe)
-                state = await self._note_sent(file, path, meta)
+            inode = self._namespace.inode(file.ino)
+            acting = self._sender.acting_for(file.staged, inode.posix)
+            with acting, expecting(self._places(inode)):
+                path, describe = self._sender.destination_of(self._namespace, file)
+                meta = await self._sender.earlier_result(file, path)
+                if meta is not None:
+                    state = await self._note_sent(file, path, meta)
+                if state is State.UNSENT:
+                    meta = await self._sender.send(file, path, describe)
+                    state = await self._note_sent(file, path, meta)
         except (ConflictError, ObjectChangedError) as error:
             if condition is not None and file.condition is None:
                 file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
@@ -156,6 +164,10 @@ class FileSends:
             file.end_sending(state)
         if state is State.STORED:
             self.jobs.start(self._give_to_cache, file)
+
+    def _places(self, inode: Inode) -> dict[str, str]:
+        """Return which directory has the name of a file."""
+        return self._namespace.places(self._namespace.inode(inode.parent))
 
     async def _note_sent(self, file: WrittenFile, path: str, meta: ObjectMeta) -> State:
         """Note that the origin has the content as of the sending. Return the file's new state.

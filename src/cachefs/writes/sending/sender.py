@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
 import trio
@@ -29,6 +29,7 @@ from cachefs.errors import (
     OriginUnavailableError,
 )
 from cachefs.namespace.namespace import Namespace
+from cachefs.origin.on_behalf import acting_for
 from cachefs.origin.writable import (
     MOST_PARTS,
     MOST_PUT_BYTES,
@@ -44,7 +45,14 @@ from cachefs.origin.writable import (
 from cachefs.staging.extents import Source
 from cachefs.staging.file_state import Start, UploadProgress
 from cachefs.staging.staged_file import StagedFile
-from cachefs.types import MOST_SIZE_BYTES, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.types import (
+    MOST_SIZE_BYTES,
+    UNKNOWN_ID,
+    UNKNOWN_MODE,
+    Caller,
+    ObjectMeta,
+    Posix,
+)
 from cachefs.writes.sending.contents import LoopContent, PartChangedError, PartContent
 from cachefs.writes.written_file import WrittenFile
 
@@ -94,6 +102,30 @@ class Sender:
     def can_send_ahead(self) -> bool:
         """Whether parts of a file may be sent while it is written."""
         return self._writer.checks_parts
+
+    @property
+    def keeps_attributes(self) -> bool:
+        """See `WritableOrigin.keeps_attributes`."""
+        return self._writer.keeps_attributes
+
+    def destination_of(self, namespace: Namespace, file: WrittenFile) -> tuple[str, Describe]:
+        """Return the path and the attributes with which a file is sent."""
+
+        def describe() -> Attributes:
+            inode = namespace.inode(file.ino)
+            posix = file.staged.posix if self.keeps_attributes else inode.posix
+            return attributes_of(posix, inode.mtime_ns)
+
+        return namespace.table.path(namespace.inode(file.ino)), describe
+
+    def acting_for(self, staged: StagedFile, posix: Posix) -> AbstractContextManager[None]:
+        """Send a file with the rights of the process that closed it. If that is not known (only
+        mapped pages were written, or an earlier cachefs has not recorded it), the rights are those
+        of the file's owner, without supplementary groups."""
+        caller = staged.caller
+        if caller is None and self._writer.acts_for_callers and posix.uid != UNKNOWN_ID:
+            caller = Caller(posix.uid, posix.gid)
+        return acting_for(caller)
 
     @property
     def repeats_versions(self) -> bool:
@@ -156,6 +188,12 @@ class Sender:
     ) -> ObjectMeta:
         """Write the object of a file that waits for a user, whose content does not change. Raises
         `ConflictError` if the condition is false, or the origin's error."""
+        with self.acting_for(staged, staged.posix):
+            return await self._send_kept(staged, read, condition)
+
+    async def _send_kept(
+        self, staged: StagedFile, read: ReadContent, condition: Condition | None
+    ) -> ObjectMeta:
         path, size_bytes, write_id = staged.path, staged.size_bytes, new_write_id()
         attributes = attributes_of(staged.posix, staged.mtime_ns)
         await self.drop_upload(staged)
@@ -435,16 +473,6 @@ def full_part_after(size_bytes: int) -> int:
         if end > size_bytes:
             return end
     return MOST_SIZE_BYTES
-
-
-def destination_of(namespace: Namespace, file: WrittenFile) -> tuple[str, Describe]:
-    """Return the path and the attributes with which a file is sent."""
-
-    def describe() -> Attributes:
-        inode = namespace.inode(file.ino)
-        return attributes_of(inode.posix, inode.mtime_ns)
-
-    return namespace.table.path(namespace.inode(file.ino)), describe
 
 
 def attributes_of(posix: Posix, mtime_ns: int | None = None) -> Attributes:

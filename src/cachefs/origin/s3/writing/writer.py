@@ -41,7 +41,7 @@ from cachefs.origin.writable import (
     content_of,
     new_write_id,
 )
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import Buffer, Directory, ObjectMeta
 
 _MOST_COPY_BYTES = 5 << 30
 """S3 copies a larger object only in parts."""
@@ -346,7 +346,7 @@ class S3Writer(WritableOrigin):
         *,
         is_new: bool = False,
         write_id: str | None = None,
-    ) -> None:
+    ) -> Directory | None:
         """See `WritableOrigin.make_directory`. Costs one HEAD and one PUT; with `is_new` one LIST
         more, and one HEAD more for a directory that exists."""
         made = messages.metadata(attributes, write_id or new_write_id(), DIRECTORY)
@@ -354,6 +354,7 @@ class S3Writer(WritableOrigin):
             await self._markers.make_new(path, made, checks=self.guarantees.put_absent)
         else:
             await self._markers.make(path, made)
+        return None
 
     async def remove_directory(self, path: str) -> None:
         """See `WritableOrigin.remove_directory`. Costs one LIST and one DELETE."""
