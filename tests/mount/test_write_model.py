@@ -9,11 +9,15 @@ import contextlib
 import errno
 import os
 import random
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from cachefs.origin.fsspec.local_identity import acting_as, acting_as_daemon
+from cachefs.types import Caller
 from tests.mount.harness import kill_daemon
 from tests.mount.stores import Store, local_store, s3_store
 from tests.mount.test_unsent import unsent
@@ -179,8 +183,9 @@ class Model:
 
     def kill(self) -> None:
         """Another daemon takes over."""
-        if self.store.site.status()["data_path"]["name"] == "relay":
-            kill_daemon(self.store.site)
+        with acting_as_daemon():
+            if self.store.site.status()["data_path"]["name"] == "relay":
+                kill_daemon(self.store.site)
 
     # -- comparing ------------------------------------------------------------------------------
 
@@ -210,6 +215,106 @@ class Model:
 
     def _data(self) -> bytes:
         return self._random.randbytes(self._random.choice((1, 100, 5_000, 70_000)))
+
+    def own_steps(self) -> list[Callable[[], None]]:
+        """The steps of the only writer."""
+        return [step for step in self.steps() if step.__name__ in _OWN_STEPS]
+
+
+_OWN_STEPS = ("replace", "append", "overwrite", "truncate", "rename", "unlink", "kill")
+USER, HOSTILE = Caller(54_321, 54_321), Caller(54_322, 54_322)
+
+
+class HostileUser(threading.Thread):
+    """Tries all the time to change what belongs to another user."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+        self._stopped = threading.Event()
+        self.tries = 0
+        self.successes: list[str] = []
+
+    def run(self) -> None:
+        rng = random.Random(SEED)
+        with acting_as(HOSTILE):
+            while not self._stopped.wait(0.002):
+                attack = rng.choice(self._attacks(rng.choice(NAMES)))
+                self.tries += 1
+                with contextlib.suppress(OSError):
+                    attack()
+                    self.successes.append(attack.__name__)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+    def _attacks(self, name: str) -> list[Callable[[], None]]:
+        root, file = self._root, self._root / name
+
+        def unlink() -> None:
+            file.unlink()
+
+        def rename() -> None:
+            file.rename(root / "evil")
+
+        def overwrite() -> None:
+            os.close(os.open(file, os.O_WRONLY))
+
+        def truncate() -> None:
+            os.truncate(file, 0)
+
+        def chmod() -> None:
+            file.chmod(0o666)
+
+        def make_directory() -> None:
+            (root / "a/evil").mkdir()
+
+        def create() -> None:
+            os.close(os.open(root / "a/b/evil", os.O_CREAT | os.O_WRONLY))
+
+        def rename_directory() -> None:
+            (root / "a").rename(root / "evil")
+
+        return [
+            *(unlink, rename, overwrite, truncate),
+            *(chmod, make_directory, create, rename_directory),
+        ]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_hostile_user_beside(kind: str, seaweedfs: SeaweedFS) -> None:
+    """All is as if the writer were alone."""
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cachefs-test-")))
+        root.chmod(0o755)
+        if kind == "file":
+            store = stack.enter_context(local_store(root))
+        else:
+            store = stack.enter_context(s3_store(root, seaweedfs, "hostile"))
+        site = store.site
+        site.files.chmod(0o1777)
+        site.expected_trouble += ("was killed by", "stays in the spool", "stay in the spool")
+        site.mount("--rw", *NO_TTL)
+        site.mountpoint.chmod(0o1777)
+        hostile = HostileUser(site.mountpoint)
+        with acting_as(USER):
+            os.umask(0o022)  # of this thread alone
+            rng = random.Random(SEED)
+            model = Model(store, rng)
+            hostile.start()
+            try:
+                for _ in range(STEPS):
+                    rng.choice(model.own_steps())()
+                    model.compare()
+            finally:
+                hostile.stop()
+            model.compare_listings()
+        assert hostile.tries > STEPS
+        assert hostile.successes == []
+        assert unsent(site) == []
+        site.umount()
 
 
 def test_the_mount_and_the_source_agree_after_each_step(store: Store) -> None:
