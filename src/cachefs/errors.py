@@ -5,6 +5,8 @@ what failed, why, and what to do. `fuse/errno_map.py` maps the tree to errno val
 prints it; no other module translates errors. Messages never contain credentials.
 """
 
+from errno import EPERM
+
 
 class CachefsError(Exception):
     """Base of every expected failure."""
@@ -20,6 +22,17 @@ class MountError(CachefsError):
 
 class RelayUnusableError(MountError):
     """The relay can't serve a mount. The text is only the reason."""
+
+
+class UntrustedPathError(CachefsError, OSError):
+    """A path leads through another user's hands, or not to a regular file. `strerror` is the text,
+    so that it fits where any other reason of the system is shown; `errno` is EPERM."""
+
+    def __init__(self, reason: str) -> None:
+        OSError.__init__(self, EPERM, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class CacheDirError(CachefsError):
