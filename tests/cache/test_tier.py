@@ -150,3 +150,56 @@ def test_probe_of_a_memory_file_system(tmp_path: Path) -> None:
     assert probe_read_flags(shm) == 0
     assert not shm.exists()
     assert probe_read_flags(tmp_path / "p") in (os.RWF_NOWAIT, 0, None)
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o777])
+def test_a_directory_that_others_could_write_to_is_closed(
+    mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A umask of 002 makes such a directory, and an emptyDir of Kubernetes is one."""
+    caplog.set_level("INFO")
+    path = tmp_path / "cache"
+    for _ in range(2):
+        path.mkdir(exist_ok=True)
+        path.chmod(mode)
+        for name in ("slabs", "jobs"):
+            (path / name).mkdir(exist_ok=True)
+            (path / name).chmod(mode)
+        CacheDirectory.open(path, 64 * MIB, "s3://a").close()
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert not (path / "slabs").stat().st_mode & 0o022
+        assert not (path / "jobs").stat().st_mode & 0o022
+    assert sum("could write to it" in text for text in caplog.messages) == 2
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["slabs", "index", "namespace/x", "jobs", "manifest", "spool", "lock", "cachefs.json.tmp",
+     "probe.tmp", "index/lock.mdb", "namespace.bad"],
+)  # fmt: skip
+def test_links_in_the_directory_are_refused(name: str, is_new: bool, tmp_path: Path) -> None:
+    path, outside = tmp_path / "cache", tmp_path / "outside"
+    path.mkdir()
+    outside.mkdir()
+    (outside / "file").write_bytes(b"of somebody else")
+    if not is_new:
+        CacheDirectory.open(path, 64 * MIB, "s3://a").close()
+    place = path / name
+    place.parent.mkdir(exist_ok=True)
+    if place.is_dir():
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside / "file" if "." in name or name == "lock" else outside)
+    before = fingerprint(outside)
+    refused(path, f"{name} is a link")
+    assert fingerprint(outside) == before
+
+
+def test_a_slab_with_a_second_name_is_not_opened(tmp_path: Path) -> None:
+    tier = CacheDirectory.open(tmp_path / "cache", 64 * MIB, "s3://a")
+    (tmp_path / "outside").write_bytes(bytes(4096))
+    tier.paths.slab(1).hardlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="has 2 names"):
+        tier.open_slab(1)
+    tier.close()

@@ -18,7 +18,7 @@ from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.probe import probe_read_flags
 from cachefs.cache_dir.slabs import SlabSet
 from cachefs.errors import CacheDirError
-from cachefs.format.paths import OWN_NAMES, TierPaths, slab_id_of
+from cachefs.format.paths import OWN_NAMES, SLABS_NAME, SPOOL_NAME, TierPaths, slab_id_of
 from cachefs.format.slab import (
     HEADER_BYTES,
     HUGE_SLAB_BYTES,
@@ -32,13 +32,21 @@ from cachefs.format.slab import (
     slab_layout,
     table_offset,
 )
-from cachefs.format.tier_identity import TierIdentity, decode_identity, encode_identity
+from cachefs.format.tier_identity import (
+    MOST_BYTES,
+    TierIdentity,
+    decode_identity,
+    encode_identity,
+)
 from cachefs.mounts import mountpoint_of
+from cachefs.trusted_path import check_tree, open_directory, open_own_file, read_own_file
 from cachefs.types import BLOCK_BYTES, Medium
 
 log = logging.getLogger(__name__)
 
 _MANY_SLABS = 1 << 16
+_CHECKED_LATER = frozenset({SLABS_NAME, SPOOL_NAME})
+"""Directories whose files are checked when they are opened: there may be 100,000."""
 _PROBE = bytes(range(256)) * 16
 
 
@@ -140,23 +148,25 @@ class CacheDirectory:
         `slab_bytes` applies to a new directory; its default is `slab_bytes_for(quota_bytes)`.
 
         Raises `CacheDirError`, and leaves the directory unchanged, if it is not writable, belongs
-        to another user or another source, is in use, has a newer format, or contains other files.
+        to another user or another source, lies where other users can replace it, is in use, has a
+        newer format, or contains other files, links, or files of other users. If other users could
+        write to it, they can't any more.
         """
         paths = TierPaths(Path(path))
         try:
             _inspect(paths, source_identity)
-            paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(open_directory(paths.root, make=True))
             lock_fds = _lock(paths)
         except OSError as error:
             raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
         try:
             # Repeat under the lock: another daemon may have created a cache here meanwhile.
             identity = _inspect(paths, source_identity)
+            _close_to_others(paths)
             if identity is None:
                 slab_bytes = slab_bytes or slab_bytes_for(quota_bytes)
                 identity = TierIdentity(uuid.uuid4().bytes, slab_bytes, source_identity)
                 _create(paths, identity)
-            paths.root.chmod(0o700)
             paths.slabs.mkdir(mode=0o700, exist_ok=True)  # a user may have removed it
             ratios = (high, low, free_space_ratio, pin_ratio)
             return cls(paths, identity, lock_fds, quota_bytes, ratios, medium, disk or Disk())
@@ -262,19 +272,21 @@ def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
     """
     root = paths.root
     try:
-        status = root.stat()
+        fd = open_directory(root)
     except FileNotFoundError:
         return None
-    if not stat.S_ISDIR(status.st_mode):
-        raise CacheDirError(f"cache directory {root} is not a directory")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise CacheDirError(f"cache directory {root} belongs to another user (uid {status.st_uid})")
-    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        raise CacheDirError(f"cache directory {root} is not writable")
-    if status.st_mode & stat.S_ISVTX:
-        raise CacheDirError(f"{root} is shared by all users: name a directory below it")
+    except NotADirectoryError:
+        raise CacheDirError(f"cache directory {root} is not a directory") from None
+    try:
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            raise CacheDirError(f"cache directory {root} is not writable")
+        if os.fstat(fd).st_mode & stat.S_ISVTX:
+            raise CacheDirError(f"{root} is shared by all users: name a directory below it")
+        check_tree(fd, str(root), OWN_NAMES, _CHECKED_LATER)
+    finally:
+        os.close(fd)
     if paths.identity.exists():
-        identity = decode_identity(paths.identity.read_bytes(), str(root))
+        identity = decode_identity(read_own_file(paths.identity, MOST_BYTES), str(root))
         if identity.source != source_identity:
             raise CacheDirError(
                 f"cache directory {root} belongs to the mount of {identity.source}: "
@@ -283,6 +295,29 @@ def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
         return identity
     _refuse_foreign_files(paths)
     return None
+
+
+def _close_to_others(paths: TierPaths) -> None:
+    """Give the directory the mode 700, and take the right to write in directories below it away
+    from others. Raises `OSError`, also if one of them has put something there since `_inspect`.
+
+    With a umask of 002 an operator makes directories for a group, and the volumes of Kubernetes are
+    open to all.
+    """
+    fd = open_directory(paths.root)
+    try:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.fchmod(fd, 0o700)
+        below = check_tree(fd, str(paths.root), OWN_NAMES, _CHECKED_LATER, close=True)
+    finally:
+        os.close(fd)
+    if mode & 0o022 or below:
+        log.info(
+            "cache directory %s: others than uid %d could write to it (mode %o), and now can't",
+            paths.root,
+            os.geteuid(),
+            mode,
+        )
 
 
 def _refuse_foreign_files(paths: TierPaths) -> None:
@@ -300,7 +335,7 @@ def _lock(paths: TierPaths) -> tuple[int, ...]:
     The locks last as long as the descriptors, and so never longer than the process. The directory
     is locked too because a user may delete the file.
     """
-    fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_own_file(paths.lock, os.O_RDWR | os.O_CREAT)
     directory_fd = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,7 +365,8 @@ def _close_all(fds: tuple[int, ...]) -> None:
 def _create(paths: TierPaths, identity: TierIdentity) -> None:
     """Create a cache. The rename is the commit point: before it the directory counts as empty."""
     paths.slabs.mkdir(mode=0o700, exist_ok=True)
-    fd = os.open(paths.identity_tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    paths.identity_tmp.unlink(missing_ok=True)
+    fd = open_own_file(paths.identity_tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         os.write(fd, encode_identity(identity))
         os.fsync(fd)

@@ -7,6 +7,8 @@ retries or decides. All methods except `read_nowait` may block: worker threads c
 import os
 from pathlib import Path
 
+from cachefs.trusted_path import open_own_file
+
 
 class Disk:
     """The real disk. All methods raise `OSError`."""
@@ -17,7 +19,7 @@ class Disk:
 
     def open(self, path: Path) -> int:
         """Open an existing file for reading and writing, and return its descriptor."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return open_own_file(path, os.O_RDWR)
 
     def create(self, path: Path, size_bytes: int) -> int:
         """Create a file, allocate all its space, and return its descriptor.

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cachefs.errors import CacheDirError, reason_of
 from cachefs.format.paths import OWN_NAMES, TierPaths
-from cachefs.format.tier_identity import decode_identity
+from cachefs.format.tier_identity import MOST_BYTES, decode_identity
+from cachefs.trusted_path import check_directory, open_own_file, read_own_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ def _children(place: Path) -> list[Path]:
 def inspect_cache(path: Path) -> CacheInfo:
     """Describe a cache directory. Raises `CacheDirError` if it is none, and `OSError`."""
     paths = TierPaths(path)
+    check_directory(path)
     try:
-        source = decode_identity(paths.identity.read_bytes(), str(path)).source
+        source = decode_identity(read_own_file(paths.identity, MOST_BYTES), str(path)).source
     except (FileNotFoundError, NotADirectoryError):
         raise CacheDirError(f"{path} is no cache directory of cachefs") from None
     size_bytes, used_at = 0, 0.0
@@ -122,12 +124,11 @@ def _lock_file(paths: TierPaths) -> Iterator[int | None]:
 
     Yields its descriptor, None if neither exists.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(paths.lock, flags)
+        fd = open_own_file(paths.lock)
     except FileNotFoundError:
         try:
-            fd = os.open(paths.root, flags | os.O_DIRECTORY)
+            fd = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             yield None
             return

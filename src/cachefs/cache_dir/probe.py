@@ -4,6 +4,8 @@ import errno
 import os
 from pathlib import Path
 
+from cachefs.trusted_path import open_own_file
+
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
 
@@ -16,7 +18,8 @@ def probe_read_flags(path: Path) -> int | None:
     disk is full. The type of the file system matters because a network file system refuses too,
     and a plain read would wait there. Raises `OSError`.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    path.unlink(missing_ok=True)
+    fd = open_own_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         os.pwrite(fd, b"x" * 4096, 0)
         os.pread(fd, 4096, 0)

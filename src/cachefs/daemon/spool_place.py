@@ -9,7 +9,8 @@ from cachefs.cache_dir.probe import is_in_memory
 from cachefs.db.database import Database
 from cachefs.errors import SpoolError
 from cachefs.format.paths import SpoolPaths, TierPaths
-from cachefs.format.spool_identity import decode_identity
+from cachefs.format.spool_identity import MOST_BYTES, decode_identity
+from cachefs.trusted_path import read_own_file
 from cachefs.writes.unsent.leftover import read_spool
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def noted_spool(names: Database) -> Path | None:
 def _has_files(root: Path, source: str) -> bool:
     """Return whether there is a spool of this source with files."""
     try:
-        identity = decode_identity(SpoolPaths(root).identity.read_bytes(), str(root))
+        identity = decode_identity(read_own_file(SpoolPaths(root).identity, MOST_BYTES), str(root))
     except (SpoolError, OSError):
         return False
     if identity.source != source:

@@ -13,6 +13,7 @@ from cachefs.db import DamagedDatabaseError, Database
 from cachefs.errors import CacheDirError
 from cachefs.format import inode_record
 from cachefs.format.paths import TierPaths
+from cachefs.trusted_path import open_directory
 from cachefs.types import Medium
 from cachefs.units import format_bytes
 
@@ -107,7 +108,7 @@ def _make_private(home: Path) -> None:
     Raises `CacheDirError` if another user owns it or may write to it.
     """
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        os.close(open_directory(home, make=True))
         found = home.lstat()
     except OSError as error:
         raise CacheDirError(f"can't create {home}: {error.strerror}") from error

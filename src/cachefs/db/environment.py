@@ -9,12 +9,14 @@ from typing import Any
 import lmdb
 
 from cachefs.errors import CacheDirError
+from cachefs.trusted_path import check_own_file
 
 log = logging.getLogger(__name__)
 
 _STEP_BYTES = 4 << 20
 
 DATA_NAME = "data.mdb"
+_LOCK_NAME = "lock.mdb"
 MARK_NAME = "damaged"
 """A file beside LMDB's files. It means that a daemon found damage there, so `open_env` refuses the
 database."""
@@ -48,7 +50,8 @@ class DamagedDatabaseError(CacheDirError):
 
 
 def open_env(path: str, **options: Any) -> lmdb.Environment:
-    """Do the same as `lmdb.open`, but refuse a file that is marked as damaged or was truncated.
+    """Do the same as `lmdb.open`, but refuse a file that is marked as damaged, was truncated, or
+    may be somebody else's.
 
     LMDB reads through a mapping, so an access behind the end of the file would kill the process
     (SIGBUS). Opening accesses only the two meta pages, which LMDB checks first. Raises
@@ -56,6 +59,8 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
     """
     if (Path(path) / MARK_NAME).exists():
         raise DamagedDatabaseError(path, "some of it could not be read")
+    for name in (DATA_NAME, _LOCK_NAME):
+        check_own_file(Path(path) / name)
     # Look-ups are random: the kernel's read-ahead would only evict other useful pages.
     env = lmdb.open(path, readahead=False, **options)
     used_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]

@@ -122,6 +122,9 @@ class SpoolPaths:
         self.bad_journal = root / (JOURNAL_NAME + BAD_ENDING)
         """A copy of a damaged journal."""
 
+        self.twice = frozenset({JOURNAL_NAME, JOURNAL_NAME + BAD_ENDING})
+        """Names that a crash may leave for one file: a copy begins as a second name."""
+
     def all_names(self) -> frozenset[str]:
         """Return all names that cachefs creates in `root`."""
         paths = (self.identity, self.identity_tmp, self.lock, self.files)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from cachefs.errors import SpoolError
 
 SPOOL_FORMAT = 1
+MOST_BYTES = 64 << 10
+"""The most bytes of the file that are read."""
 
 
 @dataclass(frozen=True, slots=True)

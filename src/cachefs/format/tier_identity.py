@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from cachefs.errors import CacheDirError
 
 DIRECTORY_FORMAT = 2
+MOST_BYTES = 64 << 10
+"""The most bytes of the file that are read."""
 
 
 @dataclass(frozen=True, slots=True)

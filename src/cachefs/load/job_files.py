@@ -15,12 +15,14 @@ from pathlib import Path
 
 from cachefs.load.spec import JobReport, read_report
 from cachefs.load.walk import Failure
+from cachefs.trusted_path import read_own_file
 
 log = logging.getLogger(__name__)
 
 JOB_FORMAT = 1
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _ID_LENGTH = 6
+_MOST_REPORT_BYTES = 16 << 20
 _KEPT_JOBS = 100
 """Finished jobs that `prune` leaves."""
 
@@ -110,7 +112,7 @@ class JobFiles:
 
 def _read(path: Path) -> JobReport | None:
     try:
-        fields = json.loads((path / "job.json").read_text(encoding="utf-8"))
+        fields = json.loads(read_own_file(path / "job.json", _MOST_REPORT_BYTES))
         if fields.pop("format") != JOB_FORMAT:
             raise ValueError("it is of another format")
         return read_report(fields)

@@ -8,8 +8,14 @@ from pathlib import Path
 
 from cachefs.errors import SpoolError, reason_of
 from cachefs.format.paths import SpoolPaths
-from cachefs.format.spool_identity import SpoolIdentity, decode_identity, encode_identity
+from cachefs.format.spool_identity import (
+    MOST_BYTES,
+    SpoolIdentity,
+    decode_identity,
+    encode_identity,
+)
 from cachefs.staging.disk import SpoolDisk
+from cachefs.trusted_path import check_tree, open_directory, open_own_file, read_own_file
 
 
 class SpoolDirectory:
@@ -25,21 +31,23 @@ class SpoolDirectory:
         """Open or create the spool of one source, and lock it.
 
         Raises `SpoolError`, and leaves the directory as it is, if it is not writable, belongs to
-        another user or another source, is in use, has a newer format, or contains other files."""
+        another user or another source, lies where other users can replace it, is in use, has a
+        newer format, or contains other files, links, or files of other users. If other users could
+        write to it, they can't any more."""
         paths = SpoolPaths(root)
         lock_fds: list[int] = []
         try:
-            _check_place(root)
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_spool(paths)
+            os.close(open_directory(root, make=True))
             _check_names(paths)
             _lock(paths, lock_fds)
+            _close_to_others(paths)
             if paths.identity.exists():
-                identity = decode_identity(paths.identity.read_bytes(), str(root))
+                identity = decode_identity(read_own_file(paths.identity, MOST_BYTES), str(root))
                 _check_source(root, identity.source, source)
             else:
                 identity = SpoolIdentity(uuid.uuid4().bytes, source)
                 _create(paths, identity, disk)
-            root.chmod(0o700)
             paths.files.mkdir(mode=0o700, exist_ok=True)
             return cls(paths, identity, lock_fds)
         except OSError as error:
@@ -54,19 +62,34 @@ class SpoolDirectory:
         _close_all(self._lock_fds)
 
 
-def _check_place(root: Path) -> None:
+def check_spool(paths: SpoolPaths, is_written: bool = True) -> None:
+    """Check the directory of a spool, which may be missing, and what is in it, and change nothing.
+    Raises `OSError` and `SpoolError`."""
+    root = paths.root
     try:
-        status = root.stat()
+        fd = open_directory(root)
     except FileNotFoundError:
         return
-    if not stat.S_ISDIR(status.st_mode):
-        raise SpoolError(f"spool {root} is not a directory")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise SpoolError(f"spool {root} belongs to another user (uid {status.st_uid})")
-    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        raise SpoolError(f"spool {root} is not writable")
-    if status.st_mode & stat.S_ISVTX:
-        raise SpoolError(f"{root} is shared by all users: name a directory below it")
+    except NotADirectoryError:
+        raise SpoolError(f"spool {root} is not a directory") from None
+    try:
+        if is_written and not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            raise SpoolError(f"spool {root} is not writable")
+        if os.fstat(fd).st_mode & stat.S_ISVTX:
+            raise SpoolError(f"{root} is shared by all users: name a directory below it")
+        check_tree(fd, str(root), paths.all_names(), {paths.files.name}, paths.twice)
+    finally:
+        os.close(fd)
+
+
+def _close_to_others(paths: SpoolPaths) -> None:
+    fd = open_directory(paths.root)
+    try:
+        os.fchmod(fd, 0o700)
+        names, files = paths.all_names(), {paths.files.name}
+        check_tree(fd, str(paths.root), names, files, paths.twice, close=True)
+    finally:
+        os.close(fd)
 
 
 def _check_names(paths: SpoolPaths) -> None:
@@ -90,7 +113,7 @@ def _check_source(root: Path, found: str, wanted: str) -> None:
 def _lock(paths: SpoolPaths, fds: list[int]) -> None:
     """Lock the file `lock` and the directory. A user may delete the file. The locks last as long
     as the descriptors."""
-    fds.append(os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    fds.append(open_own_file(paths.lock, os.O_RDWR | os.O_CREAT))
     fds.append(os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         for fd in fds:

@@ -7,6 +7,7 @@ decides, except that `write` writes all or raises.
 import os
 from pathlib import Path
 
+from cachefs.trusted_path import open_own_file
 from cachefs.types import Buffer
 
 _PIECE_BYTES = 128 << 10
@@ -20,7 +21,7 @@ class SpoolDisk:
 
     def open(self, path: Path) -> int:
         """Open an existing file for reading and writing, and return its descriptor."""
-        return os.open(path, _FLAGS)
+        return open_own_file(path, os.O_RDWR)
 
     def create(self, path: Path) -> int:
         """Create an empty file with mode 0600, and return its descriptor.

@@ -39,7 +39,9 @@ from cachefs.format.index_record import (
 )
 from cachefs.format.paths import TierPaths, slab_id_of, slab_name
 from cachefs.format.slab import SlabLayout, decode_header, slab_layout
-from cachefs.format.tier_identity import TierIdentity, decode_identity
+from cachefs.format.tier_identity import MOST_BYTES, TierIdentity, decode_identity
+from cachefs.trusted_path import check_directory as check_root
+from cachefs.trusted_path import open_own_file, read_own_file
 from cachefs.types import BlockLocation
 
 Progress = Callable[[int, int], None]
@@ -91,7 +93,8 @@ def check_directory(
     """
     paths = TierPaths(path)
     try:
-        data = paths.identity.read_bytes()
+        check_root(path)
+        data = read_own_file(paths.identity, MOST_BYTES)
     except FileNotFoundError as error:
         raise CacheDirError(f"{path} is not a cache directory: no {paths.identity.name}") from error
     except OSError as error:
@@ -204,7 +207,7 @@ class _Check:
             if slab_id is None or stat.S_ISDIR(status.st_mode):
                 self.report.add(Problem.FOREIGN_FILE, name)
                 self.report.left.append(f"slabs/{name}")
-            elif not stat.S_ISREG(status.st_mode):
+            elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 self.report.add(Problem.FOREIGN_FILE, name)
                 self._invalid.add(path)
             else:
@@ -212,7 +215,7 @@ class _Check:
 
     def _look_at_slab(self, slab_id: int, path: Path, size_bytes: int) -> None:
         identity = self._identity
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_own_file(path)
         try:
             header = decode_header(read_header(fd))
         finally:
@@ -308,7 +311,7 @@ class _Check:
     def _check_slab(self, slab_id: int) -> None:
         report, layout = self.report, self._layouts[slab_id]
         path = self._paths.slab(slab_id)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_own_file(path)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             mask, claims = self._masks[slab_id], self._claims[slab_id]

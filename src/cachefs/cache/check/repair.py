@@ -33,6 +33,7 @@ from cachefs.format.index_record import (
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import SlabLayout
 from cachefs.format.tier_identity import TierIdentity
+from cachefs.trusted_path import open_own_file
 
 
 class Repair:
@@ -118,7 +119,7 @@ def _resize(path: Path, size_bytes: int) -> None:
 
     Missing bytes at the end become zeros; the check has already found their blocks bad.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_own_file(path, os.O_RDWR)
     try:
         os.ftruncate(fd, size_bytes)
         with contextlib.suppress(OSError):  # a full disk: the first write allocates the space

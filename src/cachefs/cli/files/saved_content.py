@@ -3,11 +3,12 @@
 import base64
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cachefs.errors import CachefsError, UsageError, reason_of
+from cachefs.trusted_path import open_own_file, open_place
 
 _CHUNK_BYTES = 1 << 20
 
@@ -41,7 +42,7 @@ def save_content(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_own_file(path)
     try:
         yield fd
     finally:
@@ -51,19 +52,23 @@ def _opened(path: Path) -> Iterator[int]:
 @contextmanager
 def _made(target: Path) -> Iterator[int]:
     """Yield a descriptor of the new file; remove the file if the body fails."""
-    try:
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise CachefsError(f"can't create {target}: {error.strerror}") from error
-    try:
-        yield fd
-    except BaseException as error:
-        target.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise CachefsError(f"can't save to {target}: {reason_of(error)}") from error
-        raise
-    finally:
-        os.close(fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with ExitStack() as stack:
+        try:
+            place_fd = open_place(target.parent)
+            stack.callback(os.close, place_fd)
+            fd = os.open(target.name, flags, 0o600, dir_fd=place_fd)
+            stack.callback(os.close, fd)
+        except OSError as error:
+            raise CachefsError(f"can't create {target}: {error.strerror}") from error
+        try:
+            yield fd
+        except BaseException as error:
+            with suppress(FileNotFoundError):
+                os.unlink(target.name, dir_fd=place_fd)
+            if isinstance(error, OSError):
+                raise CachefsError(f"can't save to {target}: {reason_of(error)}") from error
+            raise
 
 
 def _copy(source: int, into: int, begin: int, end: int) -> None:

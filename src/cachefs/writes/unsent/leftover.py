@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from cachefs.errors import SpoolError, reason_of
 from cachefs.format.paths import SpoolPaths
-from cachefs.format.spool_identity import decode_identity
+from cachefs.format.spool_identity import MOST_BYTES, decode_identity
+from cachefs.staging.directory import check_spool
 from cachefs.staging.file_state import FileState, is_only_begun
 from cachefs.staging.recovery import FoundFile, look
+from cachefs.trusted_path import open_own_file, read_own_file
 
 _NOT_CLOSED = "it was never closed"
 
@@ -47,7 +49,8 @@ def read_spool(root: Path) -> LeftSpool:
     it, or if it can't be read."""
     paths = SpoolPaths(root)
     try:
-        identity = decode_identity(paths.identity.read_bytes(), str(root))
+        check_spool(paths, is_written=False)
+        identity = decode_identity(read_own_file(paths.identity, MOST_BYTES), str(root))
         _check_unused(paths)
         found = look(paths, identity.uuid).found
     except FileNotFoundError:
@@ -83,7 +86,7 @@ def _left(paths: SpoolPaths, found: FoundFile) -> LeftFile:
 def _check_unused(paths: SpoolPaths) -> None:
     """Raise `SpoolError` if a daemon uses the spool. The lock is not kept, because it would stop a
     daemon that starts meanwhile; that daemon replaces the journal in one step."""
-    fd = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_own_file(paths.lock)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
