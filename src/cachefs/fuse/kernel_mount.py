@@ -12,12 +12,14 @@ import shutil
 import socket
 import stat
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from cachefs.errors import MountError
-from cachefs.mounts import FSTYPE, find_mount, unmount
+from cachefs.mounts import FSTYPE, MountEntry, all_mounts, find_mount, unmount, unmount_from
+from cachefs.trusted_path import open_place
 
 _DEVICE = Path("/dev/fuse")
 _FUSE_CONF = Path("/etc/fuse.conf")
@@ -69,15 +71,52 @@ def kernel_mount(
     The caller owns the descriptor in the result and must close it. Raises `MountError`.
     """
     refuse_early(allow_other)
+    try:
+        place_fd = open_place(mountpoint)
+    except OSError as error:
+        raise MountError(f"can't mount on {mountpoint}: {error.strerror}") from error
+    try:
+        return _mount_on(place_fd, mountpoint, source, allow_other, writable)
+    finally:
+        os.close(place_fd)
+
+
+def _mount_on(
+    place_fd: int, mountpoint: Path, source: str, allow_other: bool, writable: bool
+) -> KernelMount:
+    """Mount on the place of an O_PATH descriptor, and check that `mountpoint` still names it.
+
+    Another user may own a directory above, and could put a link to any directory into its place.
+    """
     is_root = os.geteuid() == 0
-    fd = _by_kernel(mountpoint, source, allow_other, writable) if is_root else None
+    fd = _by_kernel(place_fd, mountpoint, source, allow_other, writable) if is_root else None
+    by_kernel = fd is not None
     if fd is None:
         fd = _by_helper(mountpoint, source, allow_other, writable)
-    mount = find_mount(mountpoint)
-    if mount is None or mount.fstype != FSTYPE:
+    try:
+        return KernelMount(mountpoint, fd, _mount_at(place_fd, mountpoint).device)
+    except MountError:
+        with suppress(OSError):
+            unmount_from(place_fd) if by_kernel else unmount(mountpoint, lazy=True)
         os.close(fd)
-        raise MountError(f"{mountpoint} was mounted and is not any more; somebody unmounts there")
-    return KernelMount(mountpoint, fd, mount.device)
+        raise
+
+
+def _mount_at(place_fd: int, mountpoint: Path) -> MountEntry:
+    """Return the new mount on the place of `place_fd`. Raises `MountError` if it is not there, or
+    is not at `mountpoint`."""
+    now = Path(f"/proc/self/fd/{place_fd}").readlink()
+    if now != mountpoint:
+        raise MountError(
+            f"{mountpoint} was moved to {now} while it was mounted, so it is unmounted again; name "
+            "a mountpoint that other users can't move"
+        )
+    info = Path(f"/proc/self/fdinfo/{place_fd}").read_text(encoding="ascii").split()
+    above = info[info.index("mnt_id:") + 1]
+    for mount in reversed(all_mounts()):
+        if (mount.mountpoint, mount.parent_id, mount.fstype) == (mountpoint, above, FSTYPE):
+            return mount
+    raise MountError(f"{mountpoint} was mounted and is not any more; somebody unmounts there")
 
 
 def shown_source(source: str) -> str:
@@ -129,8 +168,11 @@ def _users_may_allow_others() -> bool:
     return "user_allow_other" in (line.strip() for line in lines)
 
 
-def _by_kernel(mountpoint: Path, source: str, allow_other: bool, writable: bool) -> int | None:
-    """Mount by mount(2), and return the descriptor. Raises `MountError`.
+def _by_kernel(
+    place_fd: int, mountpoint: Path, source: str, allow_other: bool, writable: bool
+) -> int | None:
+    """Mount by mount(2) on the place of an O_PATH descriptor, which errors call `mountpoint`, and
+    return the descriptor. Raises `MountError`.
 
     Return None if root lacks the right to mount here (EPERM) but fusermount3, which may have it, is
     installed.
@@ -142,12 +184,12 @@ def _by_kernel(mountpoint: Path, source: str, allow_other: bool, writable: bool)
             f"can't open {_DEVICE}: {error.strerror}; in a container, allow it the device"
         ) from error
     try:
-        mode = stat.S_IFMT(mountpoint.stat().st_mode)
+        mode = stat.S_IFMT(os.fstat(place_fd).st_mode)
         words = [f"fd={fd},rootmode={mode:o},user_id={os.getuid()},group_id={os.getgid()}"]
         words += ["default_permissions", f"max_read={_MAX_READ_BYTES}"]
         if allow_other:
             words.append("allow_other")
-        _mount2(shown_source(source), mountpoint, ",".join(words), writable)
+        _mount2(shown_source(source), place_fd, ",".join(words), writable)
     except OSError as error:
         os.close(fd)
         if error.errno == errno.EPERM and shutil.which(_HELPER) is not None:
@@ -157,14 +199,14 @@ def _by_kernel(mountpoint: Path, source: str, allow_other: bool, writable: bool)
     return fd
 
 
-def _mount2(source: str, mountpoint: Path, options: str, writable: bool) -> None:
+def _mount2(source: str, place_fd: int, options: str, writable: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_NOSUID | _MS_NODEV | (0 if writable else _MS_RDONLY)
-    place = os.fsencode(mountpoint)
+    place = f"/proc/self/fd/{place_fd}".encode()
     name = source.encode("utf-8", "surrogateescape")
     if libc.mount(name, place, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(mountpoint))
+        raise OSError(number, os.strerror(number))
 
 
 def _by_helper(mountpoint: Path, source: str, allow_other: bool, writable: bool) -> int:

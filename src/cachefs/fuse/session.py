@@ -16,10 +16,9 @@ import trio
 
 from cachefs.errors import MountError, RelayUnusableError
 from cachefs.fuse import loop
-from cachefs.fuse.kernel_mount import refuse_early, shown_source
+from cachefs.fuse.kernel_mount import KernelMount, kernel_mount
 from cachefs.fuse.notices import NameNotices
 from cachefs.fuse.operations import Operations
-from cachefs.mounts import find_mount
 
 try:
     from cachefs.fuse.relay import _relay
@@ -34,6 +33,9 @@ _notices_fd: int | None = None
 """The socket of the supervisor that takes notices, if it does. libfuse's session owns it."""
 _device_fd: int | None = None
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
+
+_own_mount: KernelMount | None = None
+"""The mount that this process has made; None otherwise. libfuse's session owns its descriptor."""
 
 _OPTIONS = ("subtype=cachefs", "default_permissions")
 _IDLE_TASKS = 16
@@ -66,24 +68,23 @@ def mount(
 ) -> str:
     """Mount. The kernel enforces permissions. Without `writable`, it refuses writes with EROFS.
 
-    Returns the mount's device ("MAJOR:MINOR") in the mount table, or "" if the mount is not there.
-    Raises `MountError` when the kernel or fusermount3 refuses.
+    Returns the mount's device ("MAJOR:MINOR") in the mount table. Raises `MountError` when the
+    kernel or fusermount3 refuses.
     """
-    refuse_early(allow_other)
+    global _own_mount
     if _relay is not None:
         _relay.reads_ready_fd()
-    options = {*_OPTIONS, "rw" if writable else "ro", f"fsname={shown_source(source)}"}
-    if allow_other:
-        options.add("allow_other")
+    made = kernel_mount(mountpoint, source, allow_other, writable)
     try:
-        pyfuse3.init(operations, str(mountpoint), options)
+        pyfuse3.init(operations, f"/dev/fd/{made.fd}", {*_OPTIONS, "rw" if writable else "ro"})
     except RuntimeError as error:
-        raise MountError(
-            f"can't mount on {mountpoint}: {error}; is fuse3 installed, and may this user mount?"
-        ) from error
+        with suppress(OSError):
+            made.detach()
+        os.close(made.fd)
+        raise MountError(f"can't mount on {mountpoint}: libfuse refuses it: {error}") from error
+    _own_mount = made
     _begin_notices()
-    found = find_mount(mountpoint)
-    return "" if found is None else found.device
+    return made.device
 
 
 def connect(operations: Operations, requests_fd: int, device_fd: int, takes_notices: bool) -> None:
@@ -176,12 +177,18 @@ def unmount() -> None:
 
     A mount that the supervisor has made stays mounted. Blocks until the last notices are sent.
     """
-    global _device_fd, _notices, _notices_fd
+    global _device_fd, _notices, _notices_fd, _own_mount
     if _notices is not None:
         _notices.finish()  # they use the session
         _notices = None
     _notices_fd = None
-    pyfuse3.close(unmount=_device_fd is None)
+    if _own_mount is not None:
+        try:
+            _own_mount.detach()
+        except OSError as error:
+            log.error("can't unmount %s: %s", _own_mount.mountpoint, error.strerror)
+        _own_mount = None
+    pyfuse3.close(unmount=False)
     if _device_fd is not None:
         os.close(_device_fd)
         _device_fd = None

@@ -27,12 +27,13 @@ from cachefs.mounts.table import (
     FSTYPE,
     MountEntry,
     MountHealth,
+    all_mounts,
     cachefs_mounts,
     canonical,
     check_answers,
     find_mount,
 )
-from cachefs.mounts.unmount import holders, unmount
+from cachefs.mounts.unmount import holders, unmount, unmount_from
 
 __all__ = [
     "FSTYPE",
@@ -40,6 +41,7 @@ __all__ = [
     "MountHealth",
     "RuntimeEntry",
     "RuntimeFile",
+    "all_mounts",
     "cachefs_mounts",
     "canonical",
     "check_answers",
@@ -62,5 +64,6 @@ __all__ = [
     "socket_path",
     "spare_path",
     "unmount",
+    "unmount_from",
     "why_out_of_reach",
 ]

@@ -98,6 +98,7 @@ def runtime_dir() -> Path:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != uid or _is_public(info):
         raise CachefsError(
             f"{path} must be a directory of uid {uid} with mode 700, and is not; remove it"
+            + (", or set XDG_RUNTIME_DIR to a directory of your own" if uid else "")
         )
     return path
 

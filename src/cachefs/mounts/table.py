@@ -13,6 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from cachefs.trusted_path import resolve
+
 FSTYPE = "fuse.cachefs"
 """File system type of our mounts: fuse with `subtype=cachefs`."""
 
@@ -28,7 +30,7 @@ class MountEntry(NamedTuple):
     `device` is "MAJOR:MINOR", the same for all mounts of one file system. `root` is the visible
     directory of that file system: "/", or a directory below it for a bind mount. `options` are
     those of this mount alone, such as "rw,nosuid". `file_system_options` are those of the file
-    system, such as "ro,user_id=0".
+    system, such as "ro,user_id=0". `parent_id` is the `mount_id` of the mount that it is on.
     """
 
     mountpoint: Path
@@ -38,6 +40,8 @@ class MountEntry(NamedTuple):
     root: str = "/"
     options: str = ""
     file_system_options: str = ""
+    mount_id: str = ""
+    parent_id: str = ""
 
     @property
     def read_only(self) -> bool:
@@ -85,7 +89,9 @@ def parse_mountinfo(lines: Iterable[str]) -> list[MountEntry]:
             place, source = Path(_unescape(fields[4])), _unescape(rest[1])
             root = _unescape(fields[3])
             options = fields[5], rest[2] if len(rest) > 2 else ""
-            mounts.append(MountEntry(place, rest[0], source, fields[2], root, *options))
+            mounts.append(
+                MountEntry(place, rest[0], source, fields[2], root, *options, *fields[:2])
+            )
     return mounts
 
 
@@ -122,10 +128,11 @@ def mount_above(path: Path) -> MountEntry | None:
 def canonical(path: Path) -> Path:
     """Return the path as the mount table has it: absolute, with links resolved.
 
-    If the path is a mountpoint, the function does not access it.
+    If the path is a mountpoint, the function does not access it. Raises `UntrustedPathError` for a
+    link of another user.
     """
     path = Path(os.path.abspath(path))
-    return path if find_mount(path) else Path(os.path.realpath(path))
+    return path if find_mount(path) else resolve(path)
 
 
 def check_answers(mountpoint: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> MountHealth:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.mounts.table import find_mount
+from cachefs.trusted_path import opened_parent
 
 _MNT_FORCE = 1
 _MNT_DETACH = 2
@@ -36,12 +37,22 @@ def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> Non
     if os.geteuid() != 0:
         _fusermount(mountpoint, lazy=lazy or force)
         return
-    with _freed_in_another_process(mountpoint):
-        if force:
-            _umount2(mountpoint, _UMOUNT_NOFOLLOW | _MNT_FORCE, ignore_errors=True)
-            if find_mount(mountpoint) is None:
-                return
-        _umount2(mountpoint, _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy or force else 0))
+    with opened_parent(mountpoint) as (parent_fd, name):
+        place = Path(f"/proc/self/fd/{parent_fd}", name)  # no link can lead this elsewhere
+        with _freed_in_another_process(place):
+            if force:
+                _umount2(place, _UMOUNT_NOFOLLOW | _MNT_FORCE, ignore_errors=True)
+                if find_mount(mountpoint) is None:
+                    return
+            _umount2(place, _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy or force else 0))
+
+
+def unmount_from(place_fd: int) -> None:
+    """Remove lazily what root has mounted on a directory, of which `place_fd` is an O_PATH
+    descriptor from before. The directory may have been moved. Raises `OSError`."""
+    name = Path(f"/proc/self/fd/{place_fd}").readlink().name
+    # The kernel does not let a mountpoint be renamed, only what is above it.
+    _umount2(Path(f"/proc/self/fd/{place_fd}", "..", name), _UMOUNT_NOFOLLOW | _MNT_DETACH)
 
 
 @contextmanager
