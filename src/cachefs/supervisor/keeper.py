@@ -17,7 +17,6 @@ import selectors
 import signal
 import socket
 import stat
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,9 +26,10 @@ from pathlib import Path
 
 from cachefs.errors import CachefsError, UsageError, reason_of
 from cachefs.mounts import cachefs_mounts, unmount
-from cachefs.supervisor.channel import Channel, Message
+from cachefs.supervisor.channel import Channel, Message, uid_of
 from cachefs.supervisor.keeper_link import decoded_init
 from cachefs.supervisor.signals import read_signals, signals_on_a_socket
+from cachefs.trusted_path import opened_parent
 
 _MOST_CLIENTS = 256
 _LONGEST_TEXT = 4096
@@ -145,7 +145,7 @@ class Keeper:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        if len(self._clients) >= _MOST_CLIENTS or _uid_of(connection) not in {0, os.geteuid()}:
+        if len(self._clients) >= _MOST_CLIENTS or uid_of(connection) not in {0, os.geteuid()}:
             connection.close()
             return
         connection.setblocking(False)
@@ -279,6 +279,11 @@ def _listen(path: Path) -> socket.socket:
         raise UsageError(
             f"--socket {path} has more than {_LONGEST_SOCKET_PATH} bytes; choose a shorter path"
         )
+    try:
+        with opened_parent(path, strict=True):
+            pass  # where others may replace the socket, they could answer for the keeper
+    except OSError as error:
+        raise CachefsError(f"can't listen at {path}: {reason_of(error)}") from error
     if _answers(path):
         raise CachefsError(f"another keeper listens at {path}; one is enough for a node")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -309,12 +314,6 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _uid_of(connection: socket.socket) -> int:
-    """Return the uid of the process at the other end, see SO_PEERCRED in unix(7)."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("iII", credentials)[1])
 
 
 def _is_fuse(fd: int) -> bool:

@@ -36,8 +36,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cachefs.errors import MountError
-from cachefs.supervisor.channel import Channel, Message
+from cachefs.errors import MountError, UntrustedPathError
+from cachefs.supervisor.channel import Channel, Message, uid_of
 
 LONGEST_INIT = 4096
 """Most bytes of a kernel's INIT that both sides accept. Linux 6.18 sends 104."""
@@ -77,6 +77,7 @@ class KeeperLink:
         try:
             self._socket.settimeout(_ANSWER_S)
             self._socket.connect(str(path))
+            _refuse_stranger(self._socket)
         except OSError:
             self._socket.close()
             raise
@@ -165,6 +166,16 @@ class KeeperLink:
         if received is None:
             raise ConnectionError("it has closed the connection")
         return received
+
+
+def _refuse_stranger(connection: socket.socket) -> None:
+    """Raise `OSError` unless root or this user listens: that process gets /dev/fuse of the mount,
+    and could answer its requests."""
+    uid = uid_of(connection)
+    if uid not in {0, os.geteuid()}:
+        raise UntrustedPathError(
+            f"uid {uid} listens there, and a keeper is a process of root or of the mount's user"
+        )
 
 
 def decoded_init(text: str) -> bytes:
