@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from cachefs.errors import UsageError
+from cachefs.trusted_path import open_file
 
 ROOT_LOGGER = "cachefs"
 MAX_WARN_KEYS = 4096
@@ -130,7 +131,7 @@ class _LogFile(RotatingFileHandler):
         return stream
 
     def _create(self, path: str, flags: int) -> int:
-        return os.open(path, flags, self._permissions)
+        return open_file(path, flags, self._permissions)
 
 
 def _identity_of(file: str | int) -> tuple[int, int] | None:
@@ -202,8 +203,8 @@ def open_log_file(path: Path) -> Path:
     Raises `UsageError`.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _PERMISSIONS))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        os.close(open_file(path, flags, _PERMISSIONS, make=True))
     except OSError as error:
         raise UsageError(
             f"can't write the log file {path}: {error.strerror}; choose another with --log-file"

@@ -9,7 +9,6 @@ for requests that the kernel answers from its own caches.
 """
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import trio
 
 from cachefs.errors import CachefsError
 from cachefs.fuse.observers import Answered, PathOf, RequestObservers
+from cachefs.trusted_path import open_file
 
 _FLUSH_S = 0.25
 _MOST_LINES = 100_000
@@ -137,12 +137,8 @@ def _append(file: Path, text: str) -> None:
 
     The file has mode 600, because file names may be confidential.
     """
-    with open(file, "a", encoding="utf-8", opener=_private) as stream:
+    with open(file, "a", encoding="utf-8", opener=open_file) as stream:
         stream.write(text)
         size_bytes = stream.tell()
     if size_bytes > _MOST_BYTES and file.is_file():
         file.replace(f"{file}.1")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

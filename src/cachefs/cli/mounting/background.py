@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.log import collected_warnings
 from cachefs.mounts import FSTYPE, MountHealth, check_answers, find_mount, remove_leftovers, unmount
+from cachefs.trusted_path import open_file
 
 START_TIMEOUT_S = 90.0
 """The limit for the daemon's start; its own limits on the origin are far shorter."""
@@ -109,7 +110,7 @@ def _be_daemon(serve: Serve, sender: int, log_file: Path) -> NoReturn:
 def _detach(log_file: Path) -> None:
     os.setsid()
     os.chdir("/")
-    output = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    output = open_file(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)
