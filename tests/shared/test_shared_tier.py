@@ -291,7 +291,7 @@ async def test_one_bad_name_does_not_hide_the_other_members(
         assert [each.address for each in cache.shared.members] == [member[0].address]
 
 
-@pytest.mark.expect_log("is no regular file")
+@pytest.mark.expect_log("is a FIFO, not a regular file")
 async def test_a_fifo_in_the_place_of_the_file(origin: MemoryOrigin, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     shared = SharedTier(origin.identity)

@@ -15,6 +15,7 @@ from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, UsageError
 from cachefs.mounts import locate, socket_path
+from cachefs.trusted_path import open_file
 
 _PIECE_BYTES = 256 << 10
 _FIELDS = ("include", "exclude", "pin", "jobs")
@@ -170,7 +171,7 @@ def _submit(socket: Path, fields: dict[str, Any], list_file: str | None) -> dict
 def _opened(list_file: str) -> IO[bytes]:
     if list_file == "-":
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    return Path(list_file).open("rb")
+    return os.fdopen(open_file(list_file), "rb")
 
 
 def _pieces(lines: IO[bytes]) -> Iterator[list[str]]:

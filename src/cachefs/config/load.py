@@ -21,6 +21,7 @@ from cachefs.config.model import MountConfig, flags, refuse_below_mountpoint
 from cachefs.config.record import FieldError
 from cachefs.config.tiers import TierConfig
 from cachefs.errors import UsageError
+from cachefs.trusted_path import read_file
 
 SECRET = re.compile(
     r"secret|passw|token|credential|(access|private|api|account|encryption)_?key|key_?id"
@@ -32,6 +33,17 @@ _OTHER_TABLES = ("load",)
 """Tables of an instance's file that other commands read."""
 _PATH_CHECKS = {PATH: "", OPTIONAL_PATH: "", FILE_OR_URL: "", PATHS: ":"}
 """The checks of options whose values are paths, with the separators between several paths."""
+_MOST_BYTES = 1 << 20
+"""The most bytes of a configuration file."""
+_TEXTS = re.compile(
+    r'''"""(?:[^\\]|\\.)*?(?:"""|\Z)|"(?:[^"\\\n]|\\.)*"?'''
+    r"""|'''.*?(?:'''|\Z)|'[^'\n]*'?|#[^\n]*""",
+    re.DOTALL,
+)
+"""Texts and comments of TOML. A text without an end matches, too: else each of its quotes would
+be tried."""
+_DEEP_KEY = re.compile(r"(?:\.[^.=,\[\]{}\n]*){32}")
+"""A key of more than 32 parts. No option has more than three."""
 _TIER_TABLES = "tier"
 _TIER_TABLES_ELSEWHERE = ("tieredstore", "level", "levels", "tiers")
 
@@ -85,8 +97,7 @@ def load_table_in(file: Path) -> dict[str, Any]:
     """Return the `[load]` table of the instance that `file` describes, {} if it has none. Raises
     `UsageError`."""
     _read_toml(file)  # raises for errors in the rest of the file
-    with file.open("rb") as stream:
-        table = tomllib.load(stream).get("load", {})
+    table = _parsed(file).get("load", {})
     if not isinstance(table, dict):
         raise UsageError(f"{file}: load: a table is wanted: [load]")
     return table
@@ -137,13 +148,7 @@ def _fields_by_key() -> dict[str, str]:
 def _read_toml(file: Path) -> dict[str, Any]:
     """Return the file's values by field name. Raises `UsageError` for an unreadable file or a key
     that is no option."""
-    try:
-        with file.open("rb") as stream:
-            values = tomllib.load(stream)
-    except OSError as error:
-        raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # wrong bytes, TOML or numbers; deep nesting
-        raise UsageError(f"{file} is not valid TOML: {error}") from error
+    values = _parsed(file)
     fields = _fields_by_key()
     for key in _OTHER_TABLES:
         values.pop(key, None)
@@ -164,6 +169,18 @@ def _read_toml(file: Path) -> dict[str, Any]:
                 if check in _PATH_CHECKS:
                     values[key] = _anchored(values[key], file, _PATH_CHECKS[check])
     return {fields[key]: value for key, value in values.items()}
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        text = read_file(file, _MOST_BYTES).decode()
+        if _DEEP_KEY.search(_TEXTS.sub("", text)):
+            raise ValueError("a key has too many parts")  # the parser's time grows with the square
+        return tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"can't read the configuration file {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # wrong bytes, TOML or numbers; deep nesting
+        raise UsageError(f"{file} is not valid TOML: {error}") from error
 
 
 def _anchored(value: object, file: Path, separators: str) -> object:

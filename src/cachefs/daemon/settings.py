@@ -4,6 +4,7 @@ from cachefs.config import MountConfig
 from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience
+from cachefs.trusted_path import read_secret
 
 _MOST_THREADS = 4096
 """Maximum number of threads for requests to the origin. `ResilientOrigin` limits the concurrent
@@ -57,8 +58,7 @@ def shared_secret(config: MountConfig) -> bytes:
     if path is None:
         return b""
     try:
-        with path.open("rb") as file:
-            secret = file.read(_MOST_SECRET_BYTES + 1).strip()
+        secret = read_secret(path, 2 * _MOST_SECRET_BYTES).strip()
     except OSError as error:
         # Without the name: it may be the secret itself, given by mistake.
         raise UsageError(f"the --shared-secret-file can't be read: {error.strerror}") from None

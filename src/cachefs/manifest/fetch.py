@@ -16,9 +16,13 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.trusted_path import open_file
 from cachefs.types import ObjectMeta
+from cachefs.units import format_bytes
 
 _PIECE_BYTES = 8 << 20
+MOST_FETCHED_BYTES = 8 << 30
+"""The largest manifest that is copied from a URL, into the directory for temporary files."""
 
 
 @asynccontextmanager
@@ -55,6 +59,11 @@ async def _download(origin: Origin, name: str, manifest: str, descriptor: int) -
         found = await origin.stat(name)
         if not isinstance(found, ObjectMeta):
             raise NotFoundError(f"{manifest} is a directory")
+        if found.size_bytes > MOST_FETCHED_BYTES:
+            raise UsageError(
+                f"{manifest} has {format_bytes(found.size_bytes)}, and a manifest from a URL may "
+                f"have {format_bytes(MOST_FETCHED_BYTES)}; split it, or name a local copy"
+            )
         for offset in range(0, found.size_bytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, found.size_bytes - offset)
             data = await origin.read(name, found, offset, length)
@@ -77,7 +86,7 @@ def digest_of(file: Path, name: str, *others: str) -> str:
     Blocks. Raises `CachefsError`."""
     digest = xxhash.xxh3_128("\0".join((str(MANIFEST_FORMAT), *others)).encode(errors="replace"))
     try:
-        with file.open("rb") as stream:
+        with os.fdopen(open_file(file), "rb") as stream:
             while piece := stream.read(_PIECE_BYTES):
                 digest.update(piece)
     except OSError as error:

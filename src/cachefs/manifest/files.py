@@ -4,13 +4,15 @@ Parquet is recognized by the first bytes of the file, not by its name. All funct
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from cachefs.errors import CachefsError, UsageError
 from cachefs.origin.names import is_encodable
+from cachefs.trusted_path import open_file
 from cachefs.types import MOST_MODE, NO_POSIX, UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta, Posix
 
 FIELDS = ("path", "size", "mtime_ns", "version", "uid", "gid", "mode")
@@ -43,15 +45,16 @@ def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Itera
     """
     unit, number = "line", 0
     try:
-        with file.open("rb") as stream:
+        with os.fdopen(open_file(file), "rb") as stream:
             is_parquet = stream.read(len(_MAGIC)) == _MAGIC
-        rows: Iterator[tuple[int, bytes | Fields]] = _lines(file)
-        if is_parquet:
-            unit, rows = "row", _parquet_rows(file)
-        for number, row in rows:  # noqa: B007 - used when the next fails
-            fields = _fields_of_line(row) if isinstance(row, bytes) else row
-            if fields:
-                yield _listed(fields, path_of)
+            stream.seek(0)
+            rows: Iterator[tuple[int, bytes | Fields]] = _lines(stream)
+            if is_parquet:
+                unit, rows = "row", _parquet_rows(Path(f"/proc/self/fd/{stream.fileno()}"))
+            for number, row in rows:  # noqa: B007 - used when the next fails
+                fields = _fields_of_line(row) if isinstance(row, bytes) else row
+                if fields:
+                    yield _listed(fields, path_of)
     except UsageError as error:
         text = str(error)
         text = text if len(text) <= _ERROR_CHARACTERS else f"{text[:_ERROR_CHARACTERS]}..."
@@ -62,9 +65,8 @@ def read_manifest(file: Path, name: str, path_of: Callable[[str], str]) -> Itera
         raise CachefsError(f"can't read the manifest {name}: {reason}") from error
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    with file.open("rb") as stream:
-        yield from enumerate(iter(partial(stream.readline, _LINE_BYTES), b""), 1)
+def _lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    return enumerate(iter(partial(stream.readline, _LINE_BYTES), b""), 1)
 
 
 def _fields_of_line(line: bytes) -> Fields:

@@ -1,18 +1,18 @@
 """Write manifest files, with few rows in memory at a time. See docs/formats/manifest.md."""
 
-import contextlib
 import json
 import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from cachefs.errors import CachefsError, UsageError
 from cachefs.format.manifest_record import MANIFEST_FORMAT
 from cachefs.manifest.files import FIELDS
+from cachefs.trusted_path import open_place
 from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE, ObjectMeta
 
 _BATCH_ROWS = 10_000
@@ -115,7 +115,7 @@ def manifest_writer(file: str, source: str) -> Iterator[ManifestWriter]:
             if not file.endswith(PARQUET_SUFFIX):
                 yield _Lines(stream)
                 return
-            with contextlib.closing(_Parquet(stream, source)) as writer:
+            with closing(_Parquet(stream, source)) as writer:
                 yield writer
     except BrokenPipeError:
         raise
@@ -130,15 +130,19 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     `OSError`.
 
     Other users may be able to write into the directory. So the name of the temporary file is
-    random, and a file that exists already is never opened.
+    random, a file that exists already is never opened, and both names are in the one directory that
+    `path` led to at the beginning.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
-    stream = temporary.open("xb")
+    temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
+    place_fd = open_place(path.parent)
     try:
-        with stream:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=place_fd), "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(path)
+        os.replace(temporary, path.name, src_dir_fd=place_fd, dst_dir_fd=place_fd)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(temporary, dir_fd=place_fd)
+        os.close(place_fd)

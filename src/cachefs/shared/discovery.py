@@ -1,9 +1,7 @@
 """Finds the members of the shared tier: from a list, a file, or a DNS name, read again from time to
 time."""
 
-import os
 import socket
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +10,7 @@ import trio
 from cachefs.config.fields import show
 from cachefs.config.shared_option import parse_members, split_dns
 from cachefs.errors import reason_of
-from cachefs.units import format_bytes
+from cachefs.trusted_path import read_file
 
 _MOST_FILE_BYTES = 1 << 20
 _AT_A_TIME = 16
@@ -58,15 +56,8 @@ async def find_members(option: str) -> Found:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file. Raises `OSError` and `ValueError`."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is no regular file")
-        data = file.read(_MOST_FILE_BYTES + 1)
-    if len(data) > _MOST_FILE_BYTES:
-        raise ValueError(f"{path} has more than {format_bytes(_MOST_FILE_BYTES)}")
-    return data.decode("utf-8", "replace")
+    """Return the text of a file. Raises `OSError`."""
+    return read_file(path, _MOST_FILE_BYTES).decode("utf-8", "replace")
 
 
 async def _of_name(name: str, port: int) -> Found:

@@ -10,8 +10,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cachefs.errors import CachefsError, UsageError
+from cachefs.errors import CachefsError, UntrustedPathError, UsageError
 from cachefs.manifest.writer import replacing
+from cachefs.trusted_path import open_file
 from cachefs.types import UNKNOWN_ID, UNKNOWN_MODE
 
 METADATA_FORMAT = 1
@@ -141,8 +142,12 @@ class MetadataReader:
         from pyarrow import parquet
 
         try:
-            with parquet.ParquetFile(file, memory_map=False) as source:
-                yield cls(file, source)
+            with os.fdopen(open_file(file), "rb") as stream:
+                opened = f"/proc/self/fd/{stream.fileno()}"
+                with parquet.ParquetFile(opened, memory_map=False) as source:
+                    yield cls(file, source)
+        except UntrustedPathError as error:
+            raise CachefsError(f"can't read {file}: {error}") from error
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
             raise CachefsError(f"can't read {file}: {reason}") from error

@@ -7,7 +7,9 @@ import stat
 from pathlib import Path
 
 from cachefs.errors import UsageError
+from cachefs.trusted_path import open_file, warn_if_public
 
+_MOST_CHARACTERS = 1 << 20
 _LINE = re.compile(
     r"""\s*([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|"((?:[^"\\]|\\.)*)"|([^'"\\\s][^\\]*?)?)\s*""",
     re.ASCII,
@@ -26,18 +28,21 @@ def read_variables(config_file: Path) -> dict[str, str]:
     if config_file.suffix != ".toml":
         return {}
     try:
-        with file.open(encoding="utf-8") as stream:
+        with os.fdopen(open_file(file), encoding="utf-8") as stream:
             _check_owner(file, os.fstat(stream.fileno()))
-            lines = stream.read().split("\n")
+            warn_if_public(stream.fileno(), file)
+            text = stream.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UsageError(f"can't read {file}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8") from None  # the error has bytes of the file
+    if len(text) > _MOST_CHARACTERS:
+        raise UsageError(f"{file} has more than {_MOST_CHARACTERS} characters")
     return dict(
         _variable(file, number, line)
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(text.split("\n"), 1)
         if line.strip() and line.strip()[0] not in "#;"
     )
 

@@ -14,6 +14,7 @@ from cachefs.cli.thin_runtime.mounts import MountProcess, remove_dead
 from cachefs.cli.thin_runtime.wanted import Wanted
 from cachefs.errors import CachefsError, UsageError
 from cachefs.mounts import cachefs_mounts
+from cachefs.trusted_path import open_file
 
 LOOK_S = 1.0
 """How often the file is read. The kubelet replaces the link `..data` above it about a minute after
@@ -57,7 +58,7 @@ class Reconciler:
     def _read(self) -> bytes:
         """Return the content, at most one byte more than is allowed. Raises `UsageError`."""
         try:
-            with self._file.open("rb") as stream:
+            with os.fdopen(open_file(self._file), "rb") as stream:
                 self._content = stream.read(MOST_BYTES + 1)
         except OSError as error:
             raise UsageError(f"it can't be read: {error.strerror}") from None

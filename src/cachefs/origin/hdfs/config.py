@@ -8,11 +8,13 @@ from xml.etree import ElementTree
 
 from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
+from cachefs.trusted_path import read_file
 
 DEFAULT_PORT = 8020
 """The RPC port of a NameNode, for a URL with a host but no port."""
 
 _AUTHORITY = re.compile(r"[A-Za-z0-9_.-]+(:\d{1,5})?|\[[0-9A-Fa-f:]+\]:\d{1,5}")
+_MOST_SITE_BYTES = 16 << 20
 _PLAIN_FAILOVER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
 
 
@@ -88,14 +90,14 @@ def read_site() -> dict[str, str]:
     for name in ("core-site.xml", "hdfs-site.xml"):
         file = Path(directory, name)
         try:
-            tree = ElementTree.parse(file)
+            root = ElementTree.fromstring(read_file(file, _MOST_SITE_BYTES))
         except FileNotFoundError:
             continue
         except OSError as error:
             raise UsageError(f"can't read {file}: {error.strerror}") from None
         except ElementTree.ParseError as error:
             raise UsageError(f"{file} is no valid XML: {error}") from None
-        for found in tree.getroot().findall("property"):
+        for found in root.findall("property"):
             key, value = found.findtext("name"), found.findtext("value")
             if key and value:
                 properties[key.strip()] = value.strip()

@@ -8,7 +8,6 @@ import os
 import re
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -18,8 +17,10 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 from cachefs.errors import UsageError, reason_of
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
+from cachefs.trusted_path import read_file
 
 _DEFAULT_REGION = "us-east-1"
+_MOST_CA_BYTES = 16 << 20
 _VIRTUAL_ONLY = (".aliyuncs.com",)
 """Hosts that refuse path-style requests."""
 
@@ -112,7 +113,7 @@ def read_ca_file(target: S3Target) -> bytes | None:
     if not target.ca_file:
         return None
     try:
-        pem = Path(target.ca_file).read_bytes()
+        pem = read_file(target.ca_file, _MOST_CA_BYTES)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
     except (ValueError, ssl.SSLError):
         raise UsageError(

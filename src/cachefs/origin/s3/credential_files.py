@@ -22,6 +22,7 @@ from cachefs.errors import AccessDeniedError, UsageError
 from cachefs.log import warn_once
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.credentials import Credentials, CredentialSource
+from cachefs.trusted_path import read_secret
 
 _LOOK_AGAIN_S = 1.0
 _MAX_BYTES = 64 << 10
@@ -158,8 +159,7 @@ def _fingerprint(files: dict[str, Path]) -> _Print:
 def _value(file: Path) -> str:
     """Return the value in a file. Raises `AccessDeniedError`, without the content in its message,
     if that is not ASCII."""
-    with file.open("rb") as stream:
-        data = stream.read(_MAX_BYTES)
+    data = read_secret(file, _MAX_BYTES)
     try:
         return data.decode("ascii").strip()
     except UnicodeDecodeError:
