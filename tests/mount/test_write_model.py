@@ -300,13 +300,14 @@ def test_a_hostile_user_beside(kind: str, seaweedfs: SeaweedFS) -> None:
         site.mountpoint.chmod(0o1777)
         hostile = HostileUser(site.mountpoint)
         with acting_as(USER):
-            os.umask(0o022)  # of this thread alone
+            os.umask(0o022)  # of this thread alone, until it acts as root again
             rng = random.Random(SEED)
             model = Model(store, rng)
             hostile.start()
             try:
                 for _ in range(STEPS):
                     rng.choice(model.own_steps())()
+                    os.umask(0o022)
                     model.compare()
             finally:
                 hostile.stop()
