@@ -115,6 +115,11 @@ METRICS = (
     ),
     _counter("tier_bad_slabs", "Slabs that were missing or did not belong to the tier.", *_TIER),
     _counter("tier_bad_indexes", "Indexes that could not be used. They were rebuilt.", *_TIER),
+    _counter(
+        "tier_bad_rows",
+        "Rows of the index whose checksum was wrong. Their blocks were fetched again.",
+        *_TIER,
+    ),
     _counter("tier_reassigned_slabs", "Slabs that were given to another size class.", *_TIER),
     _counter("tier_read_errors", "Reads of the disk that failed.", *_TIER),
     _counter("tier_write_errors", "Writes to the disk that failed.", *_TIER),
@@ -184,6 +189,10 @@ METRICS = (
     _gauge(
         "origin_request_limit",
         "Requests to the origin that may be in flight now. It is lower after busy answers.",
+    ),
+    _counter(
+        "namespace_bad_rows",
+        "Rows of the namespace that were damaged or lost. The origin was asked again.",
     ),
     _gauge(
         "stale",

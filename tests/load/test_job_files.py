@@ -1,6 +1,8 @@
 """The files of load jobs: format 1, to the byte; and what is done with those that are none."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from cachefs.load.walk import Failure
 
 GOLDEN = """{
  "format": 1,
- "id": "%s",
+ "id": "abcdef",
  "spec": {
   "paths": [
    "train"
@@ -47,7 +49,8 @@ GOLDEN = """{
   "verified_bytes": 0,
   "waiting_for": null,
   "tiers": []
- }
+ },
+ "checksum": "002c3a1682b0c775"
 }
 """
 
@@ -59,11 +62,25 @@ def report_of(files: JobFiles, created_at: float = 1750000000.5) -> JobReport:
 
 def test_golden_bytes(tmp_path: Path) -> None:
     files = JobFiles(tmp_path / "jobs")
-    report = report_of(files)
+    report = replace(report_of(files), id="abcdef")
+    (tmp_path / "jobs" / report.id).mkdir()
     files.write(report)
-    assert (tmp_path / "jobs" / report.id / "job.json").read_text() == GOLDEN % report.id
+    assert (tmp_path / "jobs" / report.id / "job.json").read_text() == GOLDEN
     assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
     assert files.read_all() == [report]
+
+
+def test_a_job_with_other_bytes_is_left_alone(
+    tmp_path: Path, expect_log: Callable[[str], None]
+) -> None:
+    expect_log("its checksum is wrong.*left alone")
+    files = JobFiles(tmp_path / "jobs")
+    report = report_of(files)
+    files.write(report)
+    path = tmp_path / "jobs" / report.id / "job.json"
+    path.write_bytes(path.read_bytes().replace(b"train", b"traim"))
+    assert files.read_all() == []
+    assert path.exists()
 
 
 def test_a_job_without_a_number_of_requests_has_no_field_for_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -177,3 +178,49 @@ def test_without_the_disk_of_the_spool_all_changes_are_refused(tmp_path: Path) -
         site.umount()
     finally:
         site.tear_down()
+
+
+def kill_who_maps(data: Path) -> None:
+    """Let all rows of a database lie far behind the end of its file."""
+    pages = bytearray(data.read_bytes())
+    for start in range(2 * 4096, len(pages), 4096):
+        if pages[start + 10] & 2:  # a page with rows
+            pages[start + 16 : start + 80] = b"\xf0\xff" * 32
+    data.write_bytes(pages)
+
+
+@pytest.mark.parametrize("name", ["index", "namespace"])
+def test_a_database_that_kills_the_first_daemon_is_made_anew(site: Site, name: str) -> None:
+    """The mount begins all the same, and the next one finds nothing to mend."""
+    site.expected_trouble += ("it is tried once more", "is damaged")
+    site.expected_trouble += ("can't be used", "Fatal Python error", "was killed by")
+    site.umount()
+    kill_who_maps(site.cache / name / "data.mdb")
+    site.mount("--data-path", "relay")
+    assert (site.cache / f"{name}.bad").is_dir()
+    read_all(site)
+    new_files_are_shown(site)
+    site.umount()
+    shutil.rmtree(site.cache / f"{name}.bad")
+    site.mount("--data-path", "relay")
+    read_all(site)
+    assert not (site.cache / f"{name}.bad").exists()
+
+
+def test_a_flipped_bit_in_the_namespace_shows_no_other_file(site: Site) -> None:
+    """In the record of each file, and in that of each name."""
+    site.expected_trouble += ("has a wrong checksum or is lost",)
+    numbers = {number: (site.mountpoint / f"{number}").stat().st_ino for number in range(FILES)}
+    site.umount()
+    data = site.cache / "namespace" / "data.mdb"
+    pages = data.read_bytes()
+    for number, ino in numbers.items():
+        name = f"{number}".encode()
+        inode = ino.to_bytes(8, "little")
+        assert name + inode in pages
+        pages = pages.replace(name + inode, name + (ino ^ 1).to_bytes(8, "little"))
+    pages = pages.replace((20_000).to_bytes(8, "little"), (20_000 ^ 128).to_bytes(8, "little"))
+    data.write_bytes(pages)
+    site.mount("--data-path", "relay")
+    assert sorted(os.listdir(site.mountpoint)) == sorted([*map(str, range(FILES)), "dir"])
+    read_all(site)

@@ -38,6 +38,8 @@ STILL = {
     "cachefs_tier_bad_blocks_total",
     "cachefs_tier_bad_slabs_total",
     "cachefs_tier_bad_indexes_total",
+    "cachefs_tier_bad_rows_total",
+    "cachefs_namespace_bad_rows_total",
     "cachefs_tier_read_errors_total",
     "cachefs_tier_write_errors_total",
 }

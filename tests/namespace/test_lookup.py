@@ -374,12 +374,12 @@ async def test_a_database_of_another_source_or_another_format_is_refused(
         await tree.restart()
     assert tree.db.pending_count == 0
     tree.origin.identity = "fake://test"
-    for other in (1, 3):
+    for other in (1, 2, 4):
         tree.db.put("meta", b"format", b"%d" % other)
-        with pytest.raises(CacheDirError, match=f"has format {other}, this cachefs knows 2"):
+        with pytest.raises(CacheDirError, match=f"has format {other}, this cachefs knows 3"):
             await tree.restart()
         assert tree.db.pending_count == 0
-    tree.db.put("meta", b"format", b"2")
+    tree.db.put("meta", b"format", b"3")
     await tree.restart()
     assert (await tree.find("a")).size_bytes == 1
 

@@ -8,6 +8,7 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -23,13 +24,14 @@ from cachefs.db import (
     Database,
     DatabaseBuilder,
     DatabaseReader,
+    copy_suspect,
     database_exists,
-    mark_unreadable,
     replace_database,
     residency,
 )
 from cachefs.db.mapping import cold_share, unmap_pages
 from cachefs.db.read_through import refuse_unreadable
+from cachefs.db.row_sums import sealed, seed_of, stored_name, unsealed
 from cachefs.errors import CacheDirError
 from tests.full_database import FullDatabase
 
@@ -513,13 +515,97 @@ async def test_a_cold_file_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_database_that_the_disk_can_not_read_is_marked(tmp_path: Path) -> None:
     """Before anybody maps it: that would kill the process."""
     path = tmp_path / "db"
-    Database.open(str(path), ("a",), 1 << 24).close()
-    seen: list[None] = []
-    assert not mark_unreadable(path, lambda: seen.append(None))
-    assert seen
-    assert not mark_unreadable(tmp_path / "missing")
-    (path / "data.mdb").unlink()
+    path.mkdir()
     (path / "data.mdb").symlink_to("/proc/self/mem")  # address 0 can't be read
-    assert mark_unreadable(path)
+    copy_suspect(path, TABLES, has_crashed=True)
     with pytest.raises(DamagedDatabaseError, match="could not be read"):
-        Database.open(str(path), ("a",), 1 << 24)
+        opened(path)
+
+
+def test_after_a_crash_the_rows_are_copied(tmp_path: Path) -> None:
+    rows = filled(tmp_path)
+    before = (tmp_path / "data.mdb").stat()
+    copy_suspect(tmp_path, TABLES, has_crashed=False)
+    assert (tmp_path / "data.mdb").stat().st_ino == before.st_ino  # a usual start reads nothing
+    copy_suspect(tmp_path, TABLES, has_crashed=True)
+    assert (tmp_path / "data.mdb").stat().st_ino != before.st_ino
+    assert sorted(os.listdir(tmp_path)) == ["data.mdb", "lock.mdb"]
+    database = opened(tmp_path)
+    assert dict(database.scan("one", b"")) == rows
+    database.close()
+
+
+def test_nothing_to_check_is_no_trouble(tmp_path: Path) -> None:
+    copy_suspect(tmp_path / "missing", TABLES, has_crashed=True)
+    filled(tmp_path)
+    os.truncate(tmp_path / "data.mdb", 0)
+    copy_suspect(tmp_path, TABLES, has_crashed=True)
+    opened(tmp_path).close()
+
+
+@pytest.mark.expect_log("is damaged: its pages contradict each other")
+def test_a_database_that_kills_its_reader_is_marked(tmp_path: Path) -> None:
+    filled(tmp_path)
+    file = tmp_path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    for page in range(2, len(data) // 4096):  # nodes that begin far behind the end of their page
+        if data[page * 4096 + 10] & 2:
+            data[page * 4096 + 16 : page * 4096 + 100] = b"\xf0\xff" * 42
+    file.write_bytes(data)
+    copy_suspect(tmp_path, TABLES, has_crashed=True)
+    with pytest.raises(DamagedDatabaseError, match="could not be read"):
+        opened(tmp_path)
+
+
+def flip(file: Path, old: bytes, *, count: int = 1) -> None:
+    """Flip one bit in the last byte of each place with these bytes."""
+    data = file.read_bytes()
+    assert data.count(old) >= count
+    file.write_bytes(data.replace(old, old[:-1] + bytes([old[-1] ^ 1])))
+
+
+@pytest.mark.parametrize("what", ["key", "value"])
+@pytest.mark.expect_log("a row of one has a wrong checksum")
+async def test_a_row_with_a_flipped_bit_counts_as_missing(tmp_path: Path, what: str) -> None:
+    database = opened(tmp_path)
+    for number in range(100):
+        database.put("one", b"key%03d" % number, b"value%03d" % number)
+    database.close()
+    flip(tmp_path / "data.mdb", b"%s050" % what.encode())
+    database = opened(tmp_path)
+    lost: list[tuple[str, bytes]] = []
+    database.on_bad_row = lambda table, key: lost.append((table, key))
+    rows = dict(database.scan("one", b""))
+    assert rows == {b"key%03d" % n: b"value%03d" % n for n in range(100) if n != 50}
+    assert lost == [("one", b"key051" if what == "key" else b"key050")]
+    assert dict(database.scan("one", b"")) == rows
+    assert database.get("one", b"key050") is None
+    assert database.bad_rows == 1
+    database.close()
+    # The next start reads all of it first, and the copy has no such row.
+    assert (tmp_path / "suspect").exists()
+    copy_suspect(tmp_path, TABLES, has_crashed=False)
+    assert not (tmp_path / "suspect").exists()
+    reader = DatabaseReader(tmp_path, TABLES)
+    assert dict(reader.scan("one")) == rows
+    assert reader.bad_rows == 0
+    reader.close()
+
+
+def test_the_checksum_of_a_row() -> None:
+    """Golden bytes: docs/formats/database.md."""
+    seed = seed_of("inodes")
+    assert stored_name("inodes") == b"inodes+"
+    assert sealed(seed, b"key", b"value").hex() == "76616c7565a2d7823b"
+    assert unsealed(seed, b"key", sealed(seed, b"key", b"value")) == b"value"
+    assert unsealed(seed_of("times"), b"key", sealed(seed, b"key", b"value")) is None
+    assert unsealed(seed, b"key", b"abc") is None
+
+
+def test_a_database_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    """Its rows have no checksums."""
+    with lmdb.open(str(tmp_path), max_dbs=3) as env, env.begin(write=True) as txn:
+        txn.put(b"a", b"1", db=env.open_db(b"two", txn=txn))
+    for open_it in (opened, partial(DatabaseReader, tables=TABLES)):
+        with pytest.raises(DamagedDatabaseError, match="an older version"):
+            open_it(tmp_path)

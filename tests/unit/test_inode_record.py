@@ -1,5 +1,7 @@
 """docs/formats/namespace.md and object_id.md, held to the byte."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,14 +26,14 @@ FILE_BYTES = bytes.fromhex(
     "c3a42e6a7067"  # name
     "22653122"  # version
 )
-DIRECTORY = Inode(2, record.KIND_DIR, 1, b"d", 0, -1, "")
+DIRECTORY = Inode(2, record.KIND_DIR, 1, b"d", 0, -1, "", name_count=7)
 DIRECTORY_BYTES = bytes.fromhex(
-    "01 01 ffff 0100000000000000 0000000000000000 ffffffffffffffff ffffffff ffffffff 64"
+    "01 01 ffff 0100000000000000 0700000000000000 ffffffffffffffff ffffffff ffffffff 64"
 )
 
 
 def test_format_version_and_tables_are_those_of_the_document() -> None:
-    assert record.FORMAT_VERSION == 2
+    assert record.FORMAT_VERSION == 3
     assert record.TABLES == ("inodes", "dirents", "listings", "orphans", "meta", "times")
 
 
@@ -39,6 +41,11 @@ def test_format_version_and_tables_are_those_of_the_document() -> None:
 def test_inode_golden_bytes(inode: Inode, golden: bytes) -> None:
     assert record.pack_inode(inode) == golden
     assert record.unpack_inode(inode.ino, golden) == inode
+    assert record.unpack_inode(inode.ino, golden).name_count == inode.name_count
+    assert record.unpack_stat(golden, (inode.parent, inode.name)) == record.unpack_stat(golden)
+    for other in ((inode.parent + 1, inode.name), (inode.parent, inode.name + b"x")):
+        with pytest.raises(record.BadRecordError):
+            record.unpack_stat(golden, other)
     assert record.unpack_stat(golden) == (
         inode.kind,
         inode.size_bytes,
@@ -90,6 +97,9 @@ def test_times_golden_bytes() -> None:
     )
 )
 def test_inodes_come_back_as_they_were(inode: Inode) -> None:
+    if inode.is_dir:
+        inode = replace(inode, size_bytes=0, name_count=inode.size_bytes)
+    assert record.unpack_inode(inode.ino, record.pack_inode(inode)).name_count == inode.name_count
     assert record.unpack_inode(inode.ino, record.pack_inode(inode)) == inode
 
 

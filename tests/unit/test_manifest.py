@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 from pyarrow import parquet
 
 from cachefs.config import load_mount_config
-from cachefs.daemon.crash_check import check_files
+from cachefs.daemon.crash_check import check_databases
 from cachefs.db import Database
-from cachefs.errors import CachefsError, UsageError
+from cachefs.errors import CacheDirError, CachefsError, UsageError
 from cachefs.format.manifest_record import Directory, pack_row, row_key, unpack_row
-from cachefs.format.paths import ManifestPaths
+from cachefs.format.paths import ManifestPaths, TierPaths
 from cachefs.load.paths import PathReader
 from cachefs.manifest.fetch import digest_of
 from cachefs.manifest.files import Listed, read_manifest
@@ -343,17 +344,59 @@ def test_a_damaged_table_is_made_anew(
             damage(data)
 
 
+@pytest.mark.parametrize("is_met", [True, False])
+def test_a_damaged_row_is_an_error_and_no_absent_file(
+    tmp_path: Path, is_met: bool, expect_log: Callable[[str], None]
+) -> None:
+    """No other place has it. The next mount makes the table anew."""
+    line = '{"path": "f%d", "size": %d, "mtime_ns": 1, "version": "v"}\n'
+    file = write(tmp_path / "m.jsonl", "".join(line % (n, n) for n in range(9)))
+    paths = TierPaths(tmp_path / "cache")
+    paths.root.mkdir()
+    options = {"manifest": str(file), "cache_dirs": (paths.root,)}
+    config = load_mount_config("file:///data", "/mnt/m", options)
+
+    def viewed() -> ManifestView:
+        view = ManifestView(file, config)
+        view.build(paths.manifests, needs_owners=False)
+        return view
+
+    viewed().close()
+    (data,) = paths.manifests.glob("*/table/data.mdb")
+    pages = data.read_bytes()
+    row = struct.pack("<BQq", 2, 5, 1)
+    assert row in pages
+    data.write_bytes(pages.replace(row, struct.pack("<BQq", 2, 6, 1)))
+    if is_met:
+        expect_log("a row of rows has a wrong checksum")
+        view = viewed()
+        table = view._table
+        assert table is not None
+        assert table.find("f4") == ObjectMeta(4, 1, "v")
+        for name in ("f5", "none"):
+            with pytest.raises(CacheDirError, match="mount again"):
+                table.find(name)
+        with pytest.raises(CacheDirError, match="mount again"):
+            table.children(0, None, 100)
+        view.close()
+    expect_log("it lacks rows")
+    expect_log("table can't be used .* it is rebuilt from the manifest")
+    check_databases([paths], has_crashed=not is_met)
+    view = viewed()
+    assert view._table is not None
+    assert view._table.find("f5") == ObjectMeta(5, 1, "v")
+    view.close()
+
+
 def test_after_a_crash_the_tables_of_manifests_are_read_first(
     tmp_path: Path, expect_log: Callable[[str], None]
 ) -> None:
-    expect_log("data.mdb can't be read")
-    options = {"cache_dirs": (tmp_path / "cache",)}
-    config = load_mount_config("file:///data", "/mnt/m", options)
+    expect_log("data.mdb is damaged: it can't be read")
     view = tmp_path / "cache" / "manifest" / "d1"
     for name in ("table", "namespace"):
         (view / name).mkdir(parents=True)
         (view / name / "data.mdb").symlink_to("/proc/self/mem")  # its beginning can't be read
-    check_files(config, lambda: None)
+    check_databases([TierPaths(tmp_path / "cache")], has_crashed=True)
     assert (view / "table" / "damaged").exists()
     assert (view / "namespace" / "damaged").exists()
 

@@ -57,6 +57,7 @@ class FakeNamespace:
         self.ttls = Ttls(1.0, 1.0, 1.0, 1.0, stale_if_error_s)
         state = StaleState(is_stale=True, since_ns=None, answer_count=3)
         self.outage = SimpleNamespace(state=state)
+        self.table = SimpleNamespace(bad_rows=0)
 
 
 class FakeUnsent:

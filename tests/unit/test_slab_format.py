@@ -141,9 +141,20 @@ def test_golden_identity() -> None:
     data = encode_identity(identity)
     assert data == (
         b'{\n  "format": 2,\n  "uuid": "000102030405060708090a0b0c0d0e0f",\n'
-        b'  "slab_bytes": 2097152,\n  "source": "s3://host/b\\u00fccket"\n}\n'
+        b'  "slab_bytes": 2097152,\n  "source": "s3://host/b\\u00fccket",\n'
+        b'  "checksum": "db45ff41be6a7cf8"\n}\n'
     )
     assert decode_identity(data, "/c") == identity
+
+
+def test_an_identity_with_other_bytes_is_refused() -> None:
+    data = encode_identity(TierIdentity(UUID, MIN_SLAB_BYTES, "s3://bucket"))
+    for old, new in ((b"0102", b"0103"), (b"2097152", b"4194304"), (b"bucket", b"bucked")):
+        with pytest.raises(CacheDirError, match="its checksum is wrong"):
+            decode_identity(data.replace(old, new), "/c")
+    document = json.loads(data)
+    del document["checksum"]  # earlier versions wrote none
+    assert decode_identity(json.dumps(document).encode(), "/c").source == "s3://bucket"
 
 
 def test_an_older_identity_is_refused() -> None:

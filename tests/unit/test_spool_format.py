@@ -235,9 +235,19 @@ def test_the_identity() -> None:
         "format": 1,
         "uuid": "000102030405060708090a0b0c0d0e0f",
         "source": "s3://bucket/prefix",
+        "checksum": "2a2ea75392242efd",
     }
     assert decode_identity(data, "d") == identity
-    for bad in (b"", b"[]", b"{}", b'{"format": 2}', b"[" * 9999, data.replace(b"00", b"x")):
+    for bad in (
+        data.replace(b"0e0f", b"0e0e"),
+        data.replace(b"prefix", b"prefiy"),
+        b"",
+        b"[]",
+        b"{}",
+        b'{"format": 2}',
+        b"[" * 9999,
+        data.replace(b"00", b"x"),
+    ):
         with pytest.raises(SpoolError):
             decode_identity(bad, "d")
 

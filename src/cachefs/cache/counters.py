@@ -45,6 +45,8 @@ class TierCounters:
     """Slab files that were missing or had a header of another slab."""
     bad_index: int = 0
     """Unusable indexes that were rebuilt from the slabs."""
+    bad_rows: int = 0
+    """Rows of the index whose checksum was wrong; they counted as missing."""
     adopted: int = 0
     """Blocks found in a slot table that the index lacked, and added to it."""
     reassigned: int = 0

@@ -55,6 +55,7 @@ _TIER_VALUES: dict[str, Callable[[TierStatus], float]] = {
     "cachefs_tier_bad_blocks_total": lambda tier: tier.counters.bad_blocks,
     "cachefs_tier_bad_slabs_total": lambda tier: tier.counters.bad_slabs,
     "cachefs_tier_bad_indexes_total": lambda tier: tier.counters.bad_index,
+    "cachefs_tier_bad_rows_total": lambda tier: tier.counters.bad_rows,
     "cachefs_tier_reassigned_slabs_total": lambda tier: tier.counters.reassigned,
     "cachefs_tier_read_errors_total": lambda tier: tier.counters.read_errors,
     "cachefs_tier_write_errors_total": lambda tier: tier.counters.write_errors,
@@ -233,6 +234,7 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     yield "cachefs_origin_requests_queued", health["queued"]
     yield "cachefs_origin_request_limit", health["limit"]
     stale = state.namespace.outage.state
+    yield "cachefs_namespace_bad_rows_total", state.namespace.table.bad_rows
     yield "cachefs_stale", stale.is_stale
     yield "cachefs_stale_answers_total", stale.answer_count
     usage = resource.getrusage(resource.RUSAGE_SELF)

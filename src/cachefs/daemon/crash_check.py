@@ -1,34 +1,35 @@
-"""After a crash: reads the files that the previous daemon had mapped, before they are mapped again.
+"""Before a start: checks the databases that may be damaged, before they are mapped.
 
-If the disk can't read a page any more, an access through a mapping kills the process (SIGBUS), but
-a read of the file only returns an error.
+LMDB is not safe with a damaged file: it may read or write where nothing is mapped, which kills the
+process, at each start anew. If the disk can't read a page any more, an access through a mapping
+kills it, too (SIGBUS). So another process reads such files first (`db/read_through.py`).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
 
-from cachefs.config import MountConfig
-from cachefs.db import mark_unreadable
+from cachefs.db import copy_suspect
+from cachefs.format import index_record, inode_record, manifest_record
 from cachefs.format.paths import ManifestPaths, TierPaths
 
 log = logging.getLogger(__name__)
 
 
-def check_files(config: MountConfig, on_progress: Callable[[], None]) -> None:
-    """Read the index, the namespace and the views of manifests of every tier, and mark unreadable
-    databases as damaged.
+def check_databases(directories: Iterable[TierPaths], has_crashed: bool) -> None:
+    """Check the index, the namespace and the views of manifests of each cache directory, if the
+    last daemon of the mount `has_crashed`; otherwise only those in which a daemon has found a
+    damaged row. In most starts there are none, and nothing is read.
 
-    A new database replaces a marked one when it is opened. Blocks until all files are read; calls
-    `on_progress` from time to time.
+    Rows without damage are kept. If a database can't be read, a new one replaces it when it is
+    opened. So does a table of a manifest from which a row is missing, because the origin can't be
+    asked for it. The directories must be locked. Blocks until all is read.
     """
-    for tier in config.tiers:
-        for path in tier.paths:
-            paths = TierPaths(path)
-            mark_unreadable(paths.index, on_progress)
-            mark_unreadable(paths.namespace, on_progress)
-            for view in _views(paths):
-                mark_unreadable(view.table, on_progress)
-                mark_unreadable(view.namespace, on_progress)
+    for paths in directories:
+        copy_suspect(paths.index, index_record.TABLES, has_crashed)
+        copy_suspect(paths.namespace, inode_record.TABLES, has_crashed)
+        for view in _views(paths):
+            copy_suspect(view.table, manifest_record.TABLES, has_crashed, needs_all=True)
+            copy_suspect(view.namespace, inode_record.TABLES, has_crashed)
 
 
 def _views(paths: TierPaths) -> list[ManifestPaths]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import trio
 
 from cachefs.config import MountConfig
+from cachefs.daemon.crash_check import check_databases
 from cachefs.daemon.mount import RunningMount
 from cachefs.daemon.parts import Opened
 from cachefs.daemon.process import bound_malloc_arenas, calm_garbage_collector, single_error
@@ -41,18 +42,20 @@ def run(
     manager: ServiceManager = NOBODY,
     data_path: DataPath = _PYTHON,
     link: Link | None = None,
+    has_crashed: bool = False,
 ) -> None:
     """Mount and serve until unmounted, SIGTERM or SIGINT. Blocks.
 
     `on_ready` is called on the loop when the kernel's first request has been answered. `manager`
-    receives watchdog signals and the end. With a `link`, the supervisor mounts and unmounts.
+    receives watchdog signals and the end. With a `link`, the supervisor mounts and unmounts. With
+    `has_crashed`, the databases are checked first (see `crash_check`).
     Raises `CachefsError` for every error that a user can fix.
     """
     raise_file_limit()
     calm_garbage_collector()
     bound_malloc_arenas()
     with single_error():
-        trio.run(_run, config, on_ready, manager, data_path, link)
+        trio.run(_run, config, on_ready, manager, data_path, link, has_crashed)
 
 
 async def _run(
@@ -61,15 +64,16 @@ async def _run(
     manager: ServiceManager,
     data_path: DataPath,
     link: Link | None,
+    has_crashed: bool,
 ) -> None:
     trio.socket.set_custom_hostname_resolver(HostNames())
     if link is None:
         await trio.to_thread.run_sync(prepare_mountpoint, config.mountpoint, config.nonempty)
-        await _serve(config, on_ready, manager, data_path, None)
+        await _serve(config, on_ready, manager, data_path, None, has_crashed)
         return
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_give_signs_of_life, link)
-        await _serve(config, on_ready, manager, data_path, link)
+        await _serve(config, on_ready, manager, data_path, link, has_crashed)
         nursery.cancel_scope.cancel()
 
 
@@ -85,6 +89,7 @@ async def _serve(
     manager: ServiceManager,
     data_path: DataPath,
     link: Link | None,
+    has_crashed: bool,
 ) -> None:
     options = origin_options(config)
     async with open_view(config, options) as view:
@@ -98,6 +103,8 @@ async def _serve(
             tolerant = bool(data_path.restarts)
             tiers = open_tiers(origin.identity, *config.tiers, tolerant=tolerant)
             try:
+                directories = [tier.paths for tier in tiers]
+                await trio.to_thread.run_sync(check_databases, directories, has_crashed)
                 home = home_of(config, tiers, spare_path(config.mountpoint))
                 if not data_path.restarts:
                     await trio.to_thread.run_sync(warn_of_sizes, config)

@@ -59,7 +59,6 @@ def _serve(link: Link) -> None:
     from cachefs.fuse.relay import _relay  # must load before pyfuse3 loads libfuse
 
     from cachefs.daemon.live_changes import with_changes  # isort: skip
-    from cachefs.daemon.crash_check import check_files
     from cachefs.daemon.run import run
 
     start = link.hello(__version__, _relay.FORMAT)
@@ -71,9 +70,13 @@ def _serve(link: Link) -> None:
         except UsageError as error:
             _logger.warning("changes that were made while mounted are lost: %s", error)
         set_debugging(config.debug)
-        if start.suspect:
-            check_files(config, link.alive)
-        run(config, lambda: link.ready(warnings), data_path=start.data_path(), link=link)
+        run(
+            config,
+            lambda: link.ready(warnings),
+            data_path=start.data_path(),
+            link=link,
+            has_crashed=start.suspect,
+        )
 
 
 if __name__ == "__main__":

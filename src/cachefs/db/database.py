@@ -12,14 +12,25 @@ awaits a caller sees no changes but its own.
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import lmdb
 import trio
+from xxhash import xxh32_digest
 
-from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, open_env
+from cachefs.db.environment import (
+    DAMAGE,
+    DATA_NAME,
+    MARK_NAME,
+    SUSPECT_NAME,
+    explained,
+    open_env,
+    refuse_older,
+)
 from cachefs.db.pending_changes import ChangedRows, PendingChanges, merged
 from cachefs.db.residency import Residency
+from cachefs.db.row_sums import SUM_BYTES, sealed, seed_of, stored_name, unsealed
 from cachefs.db.snapshot import DatabaseSnapshot
 from cachefs.db.write_ahead_log import (
     LoggedChange,
@@ -31,20 +42,23 @@ from cachefs.db.write_ahead_log import (
 log = logging.getLogger(__name__)
 
 _MUCH_PENDING = 100_000
-"""Number of changes."""
+_MOST_READ_BACK = 5_000
+"""Numbers of changes."""
 
 
 class Database:
     """A set of named tables in one directory. See the module docstring for its guarantees.
 
     `get`, `scan`, `logged` and `last_key` never raise LMDB's errors: an unreadable row counts as
-    missing, and from then on the database commits nothing (see `_meet_damage`).
+    missing, and from then on so do all rows on disk (see `_meet_damage`). A row with a wrong
+    checksum counts as missing (see `_meet_bad_row`).
     """
 
     def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
         self._env = env
         self._data_path = Path(env.path()) / DATA_NAME
-        self._handles = {name: env.open_db(name.encode()) for name in tables}
+        self._handles = {name: env.open_db(stored_name(name)) for name in tables}
+        self._seeds = {name: seed_of(name) for name in tables}
         self._pending = {name: PendingChanges() for name in tables}
         self._reader = env.begin()
         self._commit_lock = trio.Lock()
@@ -52,8 +66,16 @@ class Database:
         self._commit_thread = trio.CapacityLimiter(1)
         self.residency = Residency(env, self._handles, self._data_path)
         self._failing = False
-        self._damage: lmdb.Error | None = None
+        self._damage: lmdb.Error | MemoryError | None = None
         """The first LMDB error for a row that could not be read."""
+        self.bad_rows = 0
+        """The number of rows that counted as missing because of damage."""
+        self._bad_tables: set[str] = set()
+        self._bad_keys: set[tuple[str, bytes]] = set()
+        """The tables of these rows, and those and the keys of rows with a wrong checksum."""
+        self.on_bad_row: Callable[[str, bytes], None] = lambda table, key: None
+        """Called on the loop with the table and the key of each row whose checksum was wrong, once.
+        The key may be wrong, too."""
         self.before_commit: Callable[[], None] = lambda: None
         """Called on the loop just before a batch is frozen, with no await between: the rows that
         it puts are part of the batch. For rows that would cost too much to put at every change."""
@@ -76,6 +98,7 @@ class Database:
             Path(path).mkdir(parents=True, exist_ok=True, mode=0o700)
             env = open_env(path, max_dbs=len(tables), map_size=map_size_bytes, mode=0o600)
             try:
+                refuse_older(env, tables)
                 return cls(env, tables)
             except BaseException:
                 env.close()
@@ -88,10 +111,16 @@ class Database:
             return changes.pending[key]
         if key in changes.flushing:
             return changes.flushing[key]
-        try:  # the code of `_committed`, repeated for speed
-            value: bytes | None = self._reader.get(key, db=self._handles[table])
-        except lmdb.Error as error:
+        try:  # the code of `_committed` and `unsealed`, repeated for speed
+            stored: bytes | None = self._reader.get(key, db=self._handles[table])
+        except (lmdb.Error, MemoryError) as error:
             self._meet_damage(error)
+            return None
+        if stored is None:
+            return None
+        value = stored[:-SUM_BYTES]
+        if stored[-SUM_BYTES:] != xxh32_digest(key + value, self._seeds[table]):
+            self._meet_bad_row(table, key)
             return None
         return value
 
@@ -127,24 +156,64 @@ class Database:
         return merged(self._stored(table, first, prefix), changes)
 
     def _stored(self, table: str, first: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        seed, last_key = self._seeds[table], b""
         try:
             with self._reader.cursor(db=self._handles[table]) as cursor:
                 if first and not cursor.set_range(first):
                     return
-                for key, value in cursor.iternext():
+                for key, stored in cursor.iternext():
+                    value = unsealed(seed, key, stored)
+                    if value is None:  # its key may be wrong, too, and says nothing about the end
+                        self._meet_bad_row(table, key)
+                        continue
                     if not key.startswith(prefix):
+                        if key < prefix:
+                            raise lmdb.CorruptedError("its keys are in the wrong order")
                         return
+                    if key <= last_key:
+                        raise lmdb.CorruptedError("its keys are in the wrong order")
+                    last_key = key
                     yield key, value
-        except lmdb.Error as error:
+        except (lmdb.Error, MemoryError) as error:
             self._meet_damage(error)
 
-    def _meet_damage(self, error: lmdb.Error) -> None:
-        """Note an unreadable row, which counts as missing. From now on nothing is committed: each
-        commit fails and leaves a mark, and the next `open` raises `DamagedDatabaseError`."""
+    def _meet_bad_row(self, table: str, key: bytes) -> None:
+        """Note a row whose checksum is wrong, once. It counts as missing until it is put again. It
+        isn't deleted, as its key may be wrong, too, and another row's: the next start copies the
+        database without it."""
+        if (table, key) in self._bad_keys:
+            return
+        self._bad_keys.add((table, key))
+        self.note_lost_row(table)
+        self.on_bad_row(table, key)
+
+    def note_lost_rows(self) -> None:
+        """Note that rows are out of reach, although LMDB finds no fault: the same as an unreadable
+        row."""
+        self._meet_damage(lmdb.CorruptedError("rows are out of reach"))
+
+    def note_lost_row(self, table: str) -> None:
+        """Note that a row of the table is damaged or gone. Before the next daemon opens the
+        database, all of it is read (see `copy_suspect`)."""
+        self.bad_rows += 1
+        if table not in self._bad_tables:
+            self._bad_tables.add(table)
+            log.warning(
+                "%s: a row of %s has a wrong checksum or is lost: it counts as missing (no more "
+                "such lines for this table)",
+                self._data_path,
+                table,
+            )
+
+    def _meet_damage(self, error: lmdb.Error | MemoryError) -> None:
+        """Note that a row can't be read. From now on all rows on disk count as missing, and
+        nothing is committed: each commit fails and leaves a mark, and the next `open` raises
+        `DamagedDatabaseError`."""
         if self._damage is None:
             self._damage = error
+            self._reader.abort()
             log.warning(
-                "the database %s is damaged (%s): some of it counts as missing, and changes are "
+                "the database %s is damaged (%s): what is in it counts as missing, and changes are "
                 "lost with this daemon; restart it to have a new one",
                 self._env.path(),
                 error,
@@ -173,6 +242,12 @@ class Database:
         return sum(len(p.pending) + len(p.flushing) for p in self._pending.values())
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether nothing is committed any more, because a row could not be read. The next `open`
+        raises `DamagedDatabaseError`."""
+        return self._damage is not None
+
+    @property
     def is_behind(self) -> bool:
         """Whether so much is pending (some 30 MB) that background work must wait for a commit.
         False while commits fail, as that may last for a long time."""
@@ -197,7 +272,9 @@ class Database:
                 self._failing = False
                 if self._wal is not None:
                     self._wal.end_commit(number)
-            except (lmdb.Error, OSError) as error:
+            except (lmdb.Error, MemoryError, OSError) as error:
+                if isinstance(error, DAMAGE):
+                    self._meet_damage(error)
                 if not self._failing and self._damage is None:
                     log.warning("can't write the database %s: %s", self._env.path(), error)
                 self._failing = True
@@ -265,10 +342,15 @@ class Database:
 
     def _committed(self, table: str, key: bytes) -> bytes | None:
         try:
-            value: bytes | None = self._reader.get(key, db=self._handles[table])
-        except lmdb.Error as error:
+            stored: bytes | None = self._reader.get(key, db=self._handles[table])
+        except (lmdb.Error, MemoryError) as error:  # a damaged length may be gigabytes
             self._meet_damage(error)
             return None
+        if stored is None:
+            return None
+        value = unsealed(self._seeds[table], key, stored)
+        if value is None:
+            self._meet_bad_row(table, key)
         return value
 
     def last_key(self, table: str) -> bytes | None:
@@ -278,9 +360,12 @@ class Database:
         keys = [max(rows) for rows in (pending.pending, pending.flushing) if rows]
         try:
             with self._reader.cursor(db=self._handles[table]) as cursor:
-                if cursor.last():
-                    keys.append(cursor.key())
-        except lmdb.Error as error:
+                for key, stored in cursor.iterprev():
+                    if unsealed(self._seeds[table], key, stored) is not None:
+                        keys.append(key)
+                        break
+                    self._meet_bad_row(table, key)
+        except (lmdb.Error, MemoryError) as error:
             self._meet_damage(error)
         return max(keys, default=None)
 
@@ -311,7 +396,8 @@ class Database:
         # First renew the read transaction, then drop the pending changes, with no await between:
         # no read can miss a change that moves from these to LMDB.
         self._reader.abort()
-        self._reader = self._env.begin()
+        if self._damage is None:
+            self._reader = self._env.begin()
         for pending in self._pending.values():
             pending.end_commit(committed)
 
@@ -319,15 +405,33 @@ class Database:
         if self._damage is not None:
             self._data_path.with_name(MARK_NAME).touch()
             raise self._damage
+        if self._bad_tables:
+            self._data_path.with_name(SUSPECT_NAME).touch()
         with self._env.begin(write=True) as txn:
             for name, changes in batch.items():
-                handle = self._handles[name]
+                handle, seed = self._handles[name], self._seeds[name]
                 for key in sorted(changes):
                     value = changes[key]
                     if value is None:
                         txn.delete(key, db=handle)
                     else:
-                        txn.put(key, value, db=handle)
+                        txn.put(key, sealed(seed, key, value), db=handle)
+        self._read_back(batch)
+
+    def _read_back(self, batch: dict[str, ChangedRows]) -> None:
+        """Raise `lmdb.CorruptedError` if LMDB doesn't find what it has just written: in damaged
+        pages it may put a row where no look-up finds it. Of large batches, a sample is read."""
+        with self._env.begin() as txn:
+            for name, changes in batch.items():
+                handle = self._handles[name]
+                step = 1 + len(changes) // _MOST_READ_BACK
+                for key, value in islice(changes.items(), 0, None, step):
+                    stored = txn.get(key, db=handle)
+                    if stored is None or value is None:
+                        if stored is not value:
+                            raise lmdb.CorruptedError("a row is not found after its commit")
+                    elif not stored.startswith(value):
+                        raise lmdb.CorruptedError("a row has changed in its commit")
 
     async def commit_loop(self, interval_s: float = 1.0) -> None:
         """Commit every `interval_s` until cancelled. Cancel it before `close`."""
@@ -342,7 +446,7 @@ class Database:
         try:
             self._write({name: pending.all() for name, pending in self._pending.items()})
             committed = True
-        except (lmdb.Error, OSError) as error:
+        except (lmdb.Error, MemoryError, OSError) as error:
             if self._damage is None:
                 log.warning("can't write the database %s: %s", self._env.path(), error)
         if self._wal is not None:

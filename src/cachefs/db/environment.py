@@ -1,8 +1,7 @@
 """Open LMDB's files safely, and translate its errors."""
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,16 @@ import lmdb
 from cachefs.errors import CacheDirError
 from cachefs.trusted_path import check_own_file
 
-log = logging.getLogger(__name__)
-
-_STEP_BYTES = 4 << 20
-
 DATA_NAME = "data.mdb"
 _LOCK_NAME = "lock.mdb"
 MARK_NAME = "damaged"
 """A file beside LMDB's files. It means that a daemon found damage there, so `open_env` refuses the
 database."""
+SUSPECT_NAME = "suspect"
+"""A file beside LMDB's files. It means that a row had a wrong checksum, so pages may be damaged,
+too: `copy_suspect` reads all rows before the next daemon opens the database."""
 
-_DAMAGE = (
+DAMAGE = (
     lmdb.BadDbiError,
     lmdb.BadTxnError,
     lmdb.BadValsizeError,
@@ -34,8 +32,10 @@ _DAMAGE = (
     lmdb.PanicError,
     lmdb.ProblemError,
     lmdb.VersionMismatchError,
+    MemoryError,
 )
-"""LMDB's errors for files with content that LMDB didn't write. A failing disk raises others."""
+"""Errors for files with content that LMDB didn't write: a damaged length may be gigabytes. A
+failing disk raises others."""
 
 
 class DamagedDatabaseError(CacheDirError):
@@ -71,25 +71,12 @@ def open_env(path: str, **options: Any) -> lmdb.Environment:
     return env
 
 
-def mark_unreadable(path: Path, on_progress: Callable[[], None] = lambda: None) -> bool:
-    """Read the whole file of the database in the directory `path`, without mapping it.
-
-    If that fails, leave the mark that makes `open_env` refuse the database, so that a new one
-    replaces it, and return True. Blocks; calls `on_progress` every 4 MiB.
-    """
-    buffer = bytearray(_STEP_BYTES)
-    try:
-        with open(path / DATA_NAME, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                on_progress()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        log.warning("%s can't be read: %s", path / DATA_NAME, error.strerror)
-        with suppress(OSError):  # a disk that can't be written either is not used at all
-            (path / MARK_NAME).touch()
-        return True
-    return False
+def refuse_older(env: lmdb.Environment, tables: Sequence[str]) -> None:
+    """Raise `DamagedDatabaseError` if an older version of cachefs has written the database: its
+    rows have no checksums."""
+    with env.begin() as txn:
+        if any(txn.get(table.encode()) is not None for table in tables):
+            raise DamagedDatabaseError(env.path(), "its rows have no checksums: an older version")
 
 
 @contextmanager
@@ -97,15 +84,15 @@ def explained(path: str) -> Iterator[None]:
     """Convert `lmdb.Error` and `OSError` to `CacheDirError`."""
     try:
         yield
-    except lmdb.Error as error:
+    except (lmdb.Error, MemoryError) as error:
         raise explanation(path, error) from error
     except OSError as error:
         raise CacheDirError(f"can't open the database {path}: {error}") from error
 
 
-def explanation(path: str, error: lmdb.Error) -> CacheDirError:
+def explanation(path: str, error: lmdb.Error | MemoryError) -> CacheDirError:
     """Return the exception to raise for an LMDB error: `DamagedDatabaseError` if the files are
     damaged."""
-    if isinstance(error, _DAMAGE):
+    if isinstance(error, DAMAGE):
         return DamagedDatabaseError(path, str(error))
     return CacheDirError(f"can't open the database {path}: {error}")

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import lmdb
 
-from cachefs.db.environment import DATA_NAME, MARK_NAME, explained, explanation, open_env
+from cachefs.db.environment import (
+    DATA_NAME,
+    MARK_NAME,
+    SUSPECT_NAME,
+    explained,
+    explanation,
+    open_env,
+)
+from cachefs.db.row_sums import sealed, seed_of, stored_name, unsealed
 
 _BUILD_ROWS = 100_000
 """Rows in each transaction of `DatabaseBuilder`. Its only purpose is to bound the memory."""
@@ -30,17 +38,17 @@ class DatabaseBuilder:
                 sync=False,
                 lock=False,
             )
-            self._handles = {name: self._env.open_db(name.encode()) for name in tables}
+            self._handles = {name: self._env.open_db(stored_name(name)) for name in tables}
             self._txn = self._env.begin(write=True)
         self._open = True
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value; None if there is no such row."""
         try:
-            value: bytes | None = self._txn.get(key, db=self._handles[table])
+            stored: bytes | None = self._txn.get(key, db=self._handles[table])
         except lmdb.Error as error:
             raise explanation(self._path, error) from error
-        return value
+        return None if stored is None else unsealed(seed_of(table), key, stored)
 
     def put(self, table: str, key: bytes, value: bytes, overwrite: bool = False) -> bool:
         """Insert a row. If the key exists already, replace its value only with `overwrite`; else
@@ -51,7 +59,8 @@ class DatabaseBuilder:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
             handle = self._handles[table]
-            return bool(self._txn.put(key, value, db=handle, overwrite=overwrite))
+            stored = sealed(seed_of(table), key, value)
+            return bool(self._txn.put(key, stored, db=handle, overwrite=overwrite))
         except lmdb.Error as error:
             raise explanation(self._path, error) from error
 
@@ -79,7 +88,8 @@ def replace_database(new: Path, path: Path) -> None:
     """
     path.mkdir(mode=0o700, exist_ok=True)
     (new / DATA_NAME).replace(path / DATA_NAME)
-    (path / MARK_NAME).unlink(missing_ok=True)  # was for the old one
+    for mark in (MARK_NAME, SUSPECT_NAME):  # they were for the old one
+        (path / mark).unlink(missing_ok=True)
     for directory in (path, path.parent):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

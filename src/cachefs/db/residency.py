@@ -16,6 +16,8 @@ import lmdb
 import trio
 
 from cachefs.db.mapping import cold_share, mapped_bytes, unmap_pages
+from cachefs.db.snapshot import DatabaseSnapshot
+from cachefs.errors import CacheDirError
 
 _WARM_LIMIT_BYTES = 1 << 30
 _WARM_STEP_BYTES = 4 << 20
@@ -36,8 +38,8 @@ Ts = TypeVarTuple("Ts")
 
 class Residency:
     """Which part of a database's file is in memory; its `Database` owns it. Methods run on the loop
-    thread, except `warm` and `_bring`, which run in worker threads: `warm` doesn't use LMDB, and
-    `_bring` uses only its own read transaction."""
+    thread, except `warm` and `_look`, which run in worker threads: `warm` doesn't use LMDB, and
+    `_look` uses only its own read transaction."""
 
     def __init__(self, env: lmdb.Environment, handles: dict[str, Any], path: Path) -> None:
         """`path` is LMDB's data file, and `handles` are its tables."""
@@ -87,19 +89,32 @@ class Residency:
     async def bring(self, look_up: Callable[[Get], object]) -> None:
         """Call `look_up(get)` in a thread, so that the rows that it gets are in memory afterwards.
 
-        `get(table, key)` sees committed rows only. LMDB errors are ignored here: the look-up on
-        the loop meets them again.
+        `get(table, key)` sees committed rows only. Errors for damaged rows are ignored here: the
+        look-up on the loop meets them again.
         """
-        await self._in_thread(self._bring, look_up)
 
-    def _bring(self, look_up: Callable[[Get], object]) -> None:
+        def bring(rows: DatabaseSnapshot) -> None:
+            with contextlib.suppress(CacheDirError):
+                look_up(rows.get)
+
+        await self._in_thread(self._look, bring, None)
+
+    async def read(self, read: Callable[[DatabaseSnapshot], T], otherwise: T) -> T:
+        """Return `read(rows)`, called in a thread, where `rows` are the committed rows; if the
+        database has been closed, return `otherwise`. Raises `DamagedDatabaseError`."""
+        return await self._in_thread(self._look, read, otherwise)
+
+    def _look(self, read: Callable[[DatabaseSnapshot], T], otherwise: T) -> T:
         with self._bringing:
             if self._is_closed:
-                return
+                return otherwise
             self._bringers += 1
         try:
-            with contextlib.suppress(lmdb.Error), self._env.begin() as txn:
-                look_up(lambda table, key: txn.get(key, db=self._handles[table]))
+            rows = DatabaseSnapshot(self._env, self._handles)
+            try:
+                return read(rows)
+            finally:
+                rows.close()
         finally:
             with self._bringing:
                 self._bringers -= 1

@@ -6,23 +6,27 @@ from typing import Any
 
 import lmdb
 
-from cachefs.db.environment import explained, explanation, open_env
+from cachefs.db.environment import explained, explanation, open_env, refuse_older
+from cachefs.db.row_sums import seed_of, stored_name, unsealed
 
 
 class DatabaseSnapshot:
     """A view of the committed rows that doesn't change. Any thread may use it, but only one at a
     time. Methods block for the disk. They raise `DamagedDatabaseError` for rows that can't be
-    read."""
+    read. A row with a wrong checksum counts as missing."""
 
     def __init__(self, env: lmdb.Environment, handles: dict[str, Any]) -> None:
         """`handles` are the tables by name; a table without a handle counts as empty."""
         self._path = env.path()
         self._handles = handles
         self._txn = env.begin()
+        self.bad_rows = 0
+        """The number of rows that counted as missing because their checksum was wrong."""
 
     def count(self, table: str) -> int:
         """Return the number of rows."""
-        rows: int = self._txn.stat(self._handles[table])["entries"]
+        handle = self._handles[table]
+        rows: int = 0 if handle is None else self._txn.stat(handle)["entries"]
         return rows
 
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -31,9 +35,13 @@ class DatabaseSnapshot:
         if handle is None:
             return None
         try:
-            value: bytes | None = self._txn.get(key, db=handle)
-        except lmdb.Error as error:
+            stored: bytes | None = self._txn.get(key, db=handle)
+        except (lmdb.Error, MemoryError) as error:
             raise explanation(self._path, error) from error
+        if stored is None:
+            return None
+        value = unsealed(seed_of(table), key, stored)
+        self.bad_rows += value is None
         return value
 
     def scan(self, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -41,12 +49,22 @@ class DatabaseSnapshot:
         handle = self._handles[table]
         if handle is None:
             return
+        seed, last_key = seed_of(table), b""
         with explained(self._path), self._txn.cursor(db=handle) as cursor:
             if prefix and not cursor.set_range(prefix):
                 return
-            for key, value in cursor.iternext():
+            for key, stored in cursor.iternext():
+                value = unsealed(seed, key, stored)
+                if value is None:  # its key may be wrong, too, and says nothing about the end
+                    self.bad_rows += 1
+                    continue
                 if not key.startswith(prefix):
+                    if key < prefix:
+                        raise lmdb.CorruptedError("its keys are in the wrong order")
                     return
+                if key <= last_key:
+                    raise lmdb.CorruptedError("its keys are in the wrong order")
+                last_key = key
                 yield key, value
 
     def close(self) -> None:
@@ -63,6 +81,7 @@ class DatabaseReader(DatabaseSnapshot):
         with explained(str(path)):
             self._env = open_env(str(path), max_dbs=len(tables), readonly=True, lock=False)
             try:
+                refuse_older(self._env, tables)
                 super().__init__(self._env, {name: self._table(name) for name in tables})
             except BaseException:
                 self._env.close()
@@ -70,7 +89,7 @@ class DatabaseReader(DatabaseSnapshot):
 
     def _table(self, name: str) -> Any:
         try:
-            return self._env.open_db(name.encode(), create=False)
+            return self._env.open_db(stored_name(name), create=False)
         except lmdb.NotFoundError:
             return None
 

@@ -1,4 +1,4 @@
-"""Encode and decode rows of the namespace database, format 2 (docs/formats/namespace.md).
+"""Encode and decode rows of the namespace database, format 3 (docs/formats/namespace.md).
 
 Integers are little-endian in values and big-endian in keys, so that keys sort by number. Times
 are nanoseconds since 1970 (wall clock). Names and versions are bytes of UTF-8; bytes that are not
@@ -8,7 +8,8 @@ valid UTF-8 are kept as surrogate escapes in `str`.
 |----------|--------------------------|----------------------------------------------------|
 | inodes   | ino u64                  | kind u8, name length u8, mode u16, parent u64,     |
 |          |                          | size u64, mtime_ns i64, uid u32, gid u32, name,    |
-|          |                          | version (UTF-8)                                    |
+|          |                          | version (UTF-8); the size of a directory is the    |
+|          |                          | number of its rows in `dirents`                    |
 | dirents  | parent u64, name         | ino u64, checked_at_ns i64                         |
 | listings | directory ino u64        | listed_at_ns i64, entry count u64                  |
 | orphans  | ino u64                  | empty                                              |
@@ -17,7 +18,7 @@ valid UTF-8 are kept as surrogate escapes in `str`.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ BadRecordError = struct.error
 """All `unpack_*` functions and `ino_of_key` raise this for a record that they can't decode. The
 `pack_*` functions raise it for a number that doesn't fit its field."""
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TABLES = ("inodes", "dirents", "listings", "orphans", "meta", "times")
 KIND_DIR = 1
 KIND_FILE = 2
@@ -49,8 +50,9 @@ class Inode:
 
     Only `posix` of a file inode ever changes; another version of the object has another inode. For
     a directory, `mtime_ns` is when its listing last changed (see
-    `namespace/directories/directory_validators.py`), `size_bytes` is 0, and `version` is its place
-    (`types.Directory`). The root is its own `parent`."""
+    `namespace/directories/directory_validators.py`), `size_bytes` is 0, `version` is its place
+    (`types.Directory`), and `name_count` is how many names it has in the table `dirents`. The root
+    is its own `parent`."""
 
     ino: Final[int]
     kind: Final[int]
@@ -60,6 +62,7 @@ class Inode:
     mtime_ns: Final[int]
     version: Final[str]
     posix: Final[Posix] = NO_POSIX
+    name_count: Final[int] = field(default=0, compare=False)
 
     @property
     def is_dir(self) -> bool:
@@ -119,7 +122,7 @@ def pack_inode(inode: Inode) -> bytes:
         inode.kind,
         inode.parent,
         inode.name,
-        inode.size_bytes,
+        inode.name_count if inode.kind == KIND_DIR else inode.size_bytes,
         inode.mtime_ns,
         inode.version,
         inode.posix,
@@ -137,7 +140,7 @@ def pack_inode_of(
 ) -> bytes:
     """Do the same as `pack_inode`, without an `Inode` object: faster for millions of rows.
 
-    `posix` is (uid, gid, mode).
+    `posix` is (uid, gid, mode). For a directory, `size_bytes` is the number of its names.
     """
     uid, gid, mode = posix
     head = _INODE.pack(kind, len(name), mode, parent, size_bytes, mtime_ns, uid, gid)
@@ -150,39 +153,48 @@ def unpack_inode(ino: int, record: bytes) -> Inode:
     name_end = _INODE.size + name_length
     if size_bytes > MOST_SIZE_BYTES or kind not in _KINDS or name_end > len(record):
         raise BadRecordError("an inode's")
+    is_dir = kind == KIND_DIR
     return Inode(
         ino,
         kind,
         parent,
         record[_INODE.size : name_end],
-        size_bytes,
+        0 if is_dir else size_bytes,
         mtime_ns,
         record[name_end:].decode("utf-8", "surrogateescape"),
         Posix(uid, gid, mode),
+        size_bytes if is_dir else 0,
     )
 
 
-def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, int, int]:
-    """Return (kind, name, size in bytes, mtime_ns, version, uid, gid, mode).
+def unpack_inode_fields(record: bytes) -> tuple[int, bytes, int, int, str, int, int, int, int]:
+    """Return (kind, name, size in bytes, mtime_ns, version, uid, gid, mode, parent). For a
+    directory, the size is the number of its names.
 
     Faster than `unpack_inode`, and without its checks of kind, size and name length. Raises
     `BadRecordError` for a record that is too short.
     """
-    kind, name_length, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
+    kind, name_length, mode, parent, size, mtime_ns, uid, gid = _INODE.unpack_from(record)
     name_end = _INODE.size + name_length
     version = record[name_end:].decode("utf-8", "surrogateescape")
-    return kind, record[_INODE.size : name_end], size_bytes, mtime_ns, version, uid, gid, mode
+    name = record[_INODE.size : name_end]
+    return kind, name, size, mtime_ns, version, uid, gid, mode, parent
 
 
-def unpack_stat(record: bytes) -> tuple[int, int, int, int, int, int]:
+def unpack_stat(
+    record: bytes, named: tuple[int, bytes] | None = None
+) -> tuple[int, int, int, int, int, int]:
     """Return (kind, size in bytes, mtime_ns, uid, gid, mode): all that a directory entry needs.
 
-    Faster than `unpack_inode`. Raises `BadRecordError`.
+    Faster than `unpack_inode`. Raises `BadRecordError`, also if the inode is not the one that
+    `named`, a directory's number and a name in it, refers to.
     """
-    kind, _, mode, _, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
+    kind, name_length, mode, parent, size_bytes, mtime_ns, uid, gid = _INODE.unpack_from(record)
     if size_bytes > MOST_SIZE_BYTES:
         raise BadRecordError("an inode's")
-    return kind, size_bytes, mtime_ns, uid, gid, mode
+    if named is not None and named != (parent, record[_INODE.size : _INODE.size + name_length]):
+        raise BadRecordError("another name's")
+    return kind, 0 if kind == KIND_DIR else size_bytes, mtime_ns, uid, gid, mode
 
 
 def pack_dirent(dirent: Dirent) -> bytes:

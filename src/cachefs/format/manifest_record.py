@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cachefs.types import ObjectMeta, Posix
 
 MANIFEST_FORMAT = 1
+TABLES = ("rows", "meta")
 ROOT_NUMBER = 0
 
 _DIRECTORY, _FILE, _PATH = 1, 2, 3

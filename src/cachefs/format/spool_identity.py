@@ -3,10 +3,10 @@
 The `format` number covers the whole directory: this file, the journal and the spool files.
 """
 
-import json
 from dataclasses import dataclass
 
 from cachefs.errors import SpoolError
+from cachefs.format.json_sum import decode_json, encode_json
 
 SPOOL_FORMAT = 1
 MOST_BYTES = 64 << 10
@@ -25,14 +25,14 @@ class SpoolIdentity:
 def encode_identity(identity: SpoolIdentity) -> bytes:
     """Return the content of `spool.json`."""
     document = {"format": SPOOL_FORMAT, "uuid": identity.uuid.hex(), "source": identity.source}
-    return json.dumps(document, indent=2).encode() + b"\n"
+    return encode_json(document, indent=2)
 
 
 def decode_identity(data: bytes, directory: str) -> SpoolIdentity:
     """Decode the content of `spool.json`. Raises `SpoolError`, with the name `directory` in its
     text, if the format is newer, or the file is damaged."""
     try:
-        document = json.loads(data)
+        document = decode_json(data)
         version = document["format"]
         if isinstance(version, int) and version > SPOOL_FORMAT:
             raise SpoolError(

@@ -4,10 +4,10 @@
 The `format` number covers the whole directory: this file, the slabs and the index.
 """
 
-import json
 from dataclasses import dataclass
 
 from cachefs.errors import CacheDirError
+from cachefs.format.json_sum import decode_json, encode_json
 
 DIRECTORY_FORMAT = 2
 MOST_BYTES = 64 << 10
@@ -34,7 +34,7 @@ def encode_identity(identity: TierIdentity) -> bytes:
         "slab_bytes": identity.slab_bytes,
         "source": identity.source,
     }
-    return json.dumps(document, indent=2).encode() + b"\n"
+    return encode_json(document, indent=2)
 
 
 def decode_identity(data: bytes, directory: str) -> TierIdentity:
@@ -44,7 +44,7 @@ def decode_identity(data: bytes, directory: str) -> TierIdentity:
     longer supported, or if the file is damaged.
     """
     try:
-        document = json.loads(data)
+        document = decode_json(data)
         version = document["format"]
         if isinstance(version, int) and version > DIRECTORY_FORMAT:
             raise CacheDirError(

@@ -106,6 +106,15 @@ def _read_failure(error: Exception) -> pyfuse3.FUSEError:
     return pyfuse3.FUSEError(errno.EIO)
 
 
+class _LostInodeError(Exception):
+    """The inode of an entry was lost through damage."""
+
+    def __init__(self, name: bytes, position: int) -> None:
+        super().__init__(name)
+        self.name = name
+        self.position = position
+
+
 class Operations(pyfuse3.Operations):
     """The handlers that pyfuse3 calls, all on the trio loop.
 
@@ -301,19 +310,29 @@ class Operations(pyfuse3.Operations):
             self._namespace.write_ahead()
             if not is_there:
                 return
-            next_position = self._reply_entries(fh, snapshot, next_position, token)
+            try:
+                next_position = self._reply_entries(fh, snapshot, next_position, token)
+            except _LostInodeError as lost:
+                await self._namespace.find_lost(fh, lost.name)
+                next_position = self._reply_entries(fh, snapshot, lost.position, token, lost.name)
 
     async def _wait_for_entry(self, snapshot: DirectorySnapshot, position: int) -> bool:
         """Wait until the entry at `position` is listed (True) or the directory ends (False)."""
         return position < _DOTS or await snapshot.has(position - _DOTS)
 
     def _reply_entries(
-        self, ino: int, snapshot: DirectorySnapshot, position: int, token: pyfuse3.ReaddirToken
+        self,
+        ino: int,
+        snapshot: DirectorySnapshot,
+        position: int,
+        token: pyfuse3.ReaddirToken,
+        gone: bytes | None = None,
     ) -> int | None:
         """Send the listed entries from `position` on.
 
         Return None if any entry was sent or the reply is full. Otherwise all listed entries have
-        vanished, and the result is the next position.
+        vanished, and the result is the next position. Raises `_LostInodeError` if the first
+        entry's inode is lost, unless that is `gone`.
         """
         sent = False
         set_own_times = self._set_own_times
@@ -326,8 +345,13 @@ class Operations(pyfuse3.Operations):
             position += 1
             if child is None:
                 continue
-            stat = self._namespace.table.stat(child)
+            named = (ino, name) if position > _DOTS else None
+            stat = self._namespace.table.stat(child, named)
             if stat is None:
+                if sent:
+                    return None  # the kernel asks for the rest
+                if named is not None and name != gone:
+                    raise _LostInodeError(name, position - 1)
                 continue
             entry.attr_timeout = attr_timeout_s
             self._attrs.fill(entry, child, *stat)

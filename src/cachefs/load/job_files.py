@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cachefs.format.json_sum import decode_json, encode_json
 from cachefs.load.spec import JobReport, read_report
 from cachefs.load.walk import Failure
 from cachefs.trusted_path import read_own_file
@@ -50,9 +51,8 @@ class JobFiles:
         fields = {"format": JOB_FORMAT, **report.values()}
         if fields["spec"]["jobs"] is None:  # earlier versions read no null here
             del fields["spec"]["jobs"]
-        text = json.dumps(fields, indent=1)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with temporary.open("wb") as file:
+            file.write(encode_json(fields, indent=1))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -112,7 +112,7 @@ class JobFiles:
 
 def _read(path: Path) -> JobReport | None:
     try:
-        fields = json.loads(read_own_file(path / "job.json", _MOST_REPORT_BYTES))
+        fields = decode_json(read_own_file(path / "job.json", _MOST_REPORT_BYTES))
         if fields.pop("format") != JOB_FORMAT:
             raise ValueError("it is of another format")
         return read_report(fields)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs.db import DamagedDatabaseError, Database, DatabaseBuilder
-from cachefs.errors import UsageError
+from cachefs.errors import CacheDirError, UsageError
 from cachefs.format.manifest_record import (
     PATH_ROW,
     ROOT_NUMBER,
+    TABLES,
     Directory,
     ManifestRow,
     name_of_row,
@@ -28,7 +29,6 @@ from cachefs.manifest.files import Listed
 from cachefs.origin.names import is_name
 from cachefs.types import NO_POSIX, ObjectMeta
 
-_TABLES = ("rows", "meta")
 _MAP_BYTES = 1 << 37
 _KNOWN_DIRECTORIES = 20_000
 _PATH_CHARACTERS = 8_000
@@ -105,7 +105,7 @@ class _Builder:
 
     def __init__(self, path: Path, needs_owners: bool) -> None:
         self._needs_owners = needs_owners
-        self._db = DatabaseBuilder(path, _TABLES, _MAP_BYTES)
+        self._db = DatabaseBuilder(path, TABLES, _MAP_BYTES)
         self._directories: OrderedDict[str, int | None] = OrderedDict()
         self._next_number = ROOT_NUMBER + 1
         self._files = self._unknown = self._skipped = 0
@@ -185,7 +185,7 @@ class ManifestTable:
     def open(cls, path: Path) -> "ManifestTable":
         """Open a table that `build` has made. Raises `DamagedDatabaseError` and
         `CacheDirError`."""
-        db = Database.open(str(path), _TABLES, _MAP_BYTES)
+        db = Database.open(str(path), TABLES, _MAP_BYTES)
         try:
             return cls(db)
         except (ValueError, TypeError):
@@ -203,8 +203,17 @@ class ManifestTable:
             return Directory(ROOT_NUMBER)
         value = self._db.get("rows", self._key(path))
         if value is None:
+            self._refuse_damage()
             raise KeyError(path)
         return unpack_row(value)
+
+    def _refuse_damage(self) -> None:
+        """Call this before a row counts as absent. Raises `CacheDirError` if rows are damaged: no
+        other place has them."""
+        if self._db.bad_rows or self._db.is_damaged:
+            raise CacheDirError(
+                "the table of the manifest is damaged; unmount and mount again to rebuild it"
+            )
 
     def _key(self, path: str) -> bytes:
         above, _, name = path.rpartition("/")
@@ -215,6 +224,8 @@ class ManifestTable:
 
     def _child(self, parent: int, name: str) -> int:
         value = self._db.get("rows", row_key(parent, name.encode("utf-8", "surrogateescape")))
+        if value is None:
+            self._refuse_damage()
         row = None if value is None else unpack_row(value)
         if not isinstance(row, Directory):
             raise KeyError(name)
@@ -231,6 +242,7 @@ class ManifestTable:
             found.append((name_of_row(key), unpack_row(value)))
             if len(found) == most:
                 break
+        self._refuse_damage()
         return found
 
     def freeze_file(self, path: str, meta: ObjectMeta) -> ObjectMeta:

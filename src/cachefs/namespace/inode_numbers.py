@@ -53,9 +53,10 @@ class InodeNumbers:
 
     def allocate(self) -> int:
         """Return a new inode number. While none can be reserved, raises `CacheDirError` and
-        changes nothing."""
+        changes nothing. A damaged database needs no reservation: the next process has a new one, in
+        which it begins at the number of its time."""
         ino = self.next_ino
-        if ino >= self._logged_to:
+        if ino >= self._logged_to and not self._db.is_damaged:
             self._logged_to = _number_in(self._db.logged("meta", b"next_ino"))
             if ino >= self._logged_to:
                 raise CacheDirError(
@@ -71,6 +72,10 @@ class InodeNumbers:
         # Each later reservation is made half a reserve before it is needed, and the regular commits
         # store it. `allocate` checks that this has succeeded.
         self._reserved_to += _RESERVE
+        self.store_again()
+
+    def store_again(self) -> None:
+        """Put the row with the reservation, which may be lost."""
         self._db.put("meta", b"next_ino", self._reserved_to.to_bytes(8, "big"))
 
 

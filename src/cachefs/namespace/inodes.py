@@ -12,17 +12,22 @@ Invariants:
   look-up or the complete listing that last saw the name (or its absence). So an answer is never
   older than `checked_at_ns`, or the listing's row, says. Timestamps from the future (the clock
   was set back) are ignored.
+- A name and its inode name each other. An inode with another name or parent counts as missing.
+- A directory's record has the number of its names. Where there are fewer, rows were damaged: its
+  listing is forgotten, so that no name seems to be absent.
 - A record outlives its name, so that an open file can still read its version. Records without a
   name are *unnamed inodes*, in the table `orphans`. They are deleted at the next start, when no
   kernel refers to them.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from cachefs.db import Database, Get
+from cachefs.db import Database, DatabaseSnapshot, Get
 from cachefs.errors import CacheDirError, ObjectChangedError
 from cachefs.format.inode_record import (
     FORMAT_VERSION,
@@ -53,12 +58,15 @@ from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
 from cachefs.namespace.own_names import OwnNames
 from cachefs.types import NO_POSIX, Directory, Found, ObjectMeta, Posix
 
+log = logging.getLogger(__name__)
+
 ROOT_INO = 1
 
 FirstName = tuple[bytes, bool, int, int, str, tuple[int, int, int], int]
 """Name, whether it is a directory, size in bytes, mtime_ns, version, (uid, gid, mode), and when it
 was observed (wall clock, ns)."""
 
+_INO_BYTES = 8
 _PURGED_PER_START = 100_000
 
 
@@ -103,6 +111,14 @@ class InodeTable:
         """The number of times that a look-up gave a name a new inode."""
         self.unbound_count = 0
         """The number of times that a name lost its inode."""
+        self.change_count = 0
+        """The number of times that a name was added to a directory or removed from it."""
+        self._new_names: dict[int, int] = {}
+        """By directory: how many more names it has than its record says."""
+        self._checked: set[int] = set()
+        """Directories of earlier processes whose names are all there: see `has_all_names`."""
+        self._miscounted: set[int] = set()
+        """Directories whose records may have a wrong number of names."""
         self.on_unnamed: list[Callable[[int], None]] = []
         """Called with every inode that loses its name. The name may still be in the table then.
         They must not call back into the table."""
@@ -116,9 +132,20 @@ class InodeTable:
             last_ino = MOST_INO
         self._numbers = InodeNumbers(db, last_ino, clock.now_ns(), is_successor)
         self._dir_paths: dict[int, str] = {ROOT_INO: ""}
-        root = self.get(ROOT_INO)
-        if root is None or not root.is_dir:
-            self.put(Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, clock.now_ns(), ""))
+        self.get(ROOT_INO)  # makes it, if the database is new
+        self._first_ino = self._numbers.next_ino
+        """Inodes from this number on were made by this process."""
+        db.before_commit = self.put_name_counts
+        db.on_bad_row = self._on_bad_row
+
+    def _put_root(self) -> Inode:
+        """Make the root, in a new database or after damage, and return it."""
+        root = Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, self._clock.now_ns(), "")
+        self.put(root)
+        if self.listing(ROOT_INO) is not None or self._db.is_damaged:
+            self._miscounted.add(ROOT_INO)
+            self.forget_listing(ROOT_INO)
+        return root
 
     def _check_meta(self, identity: str) -> None:
         for name, wanted, complaint in (
@@ -138,17 +165,30 @@ class InodeTable:
         """Return the inode; None if there is no such row."""
         record = self._db.get("inodes", ino_key(ino))
         try:
-            return None if record is None else unpack_inode(ino, record)
+            if record is not None:
+                return unpack_inode(ino, record)
+        except BadRecordError:
+            pass
+        return self._put_root() if ino == ROOT_INO else None
+
+    def stat(
+        self, ino: int, named: tuple[int, bytes] | None = None
+    ) -> tuple[int, int, int, int, int, int] | None:
+        """Return (kind, size in bytes, mtime_ns, uid, gid, mode). This is cheaper than `get`. If
+        `named`, a directory and a name in it, is another inode's name, return None."""
+        record = self._db.get("inodes", ino_key(ino))
+        try:
+            return None if record is None else unpack_stat(record, named)
         except BadRecordError:
             return None
 
-    def stat(self, ino: int) -> tuple[int, int, int, int, int, int] | None:
-        """Return (kind, size in bytes, mtime_ns, uid, gid, mode). This is cheaper than `get`."""
-        record = self._db.get("inodes", ino_key(ino))
-        try:
-            return None if record is None else unpack_stat(record)
-        except BadRecordError:
+    def child(self, parent: int, name: bytes, ino: int) -> Inode | None:
+        """Return the inode `ino`, to which this name refers; None if there is no such row, or if it
+        is another name's."""
+        inode = self.get(ino)
+        if inode is None or inode.parent != parent or inode.name != name:
             return None
+        return inode
 
     def _has(self, ino: int) -> bool:
         return self._db.get("inodes", ino_key(ino)) is not None
@@ -279,6 +319,7 @@ class InodeTable:
             dirents[dirent_key(parent, name)] = pack_dirent(Dirent(ino, observed_ns))
         self._db.put_all("inodes", inodes)
         self._db.put_all("dirents", dirents)
+        self._count_names(parent, len(dirents))
         return inos
 
     def bind_seen(
@@ -297,7 +338,7 @@ class InodeTable:
         if current is not None:
             if self._is_newer(current.checked_at_ns, observed_ns):
                 return current.ino, False
-            inode = self.get(current.ino)
+            inode = self.child(parent, name, current.ino)
             if inode is not None and _is_same(inode, meta):
                 self._note_attributes(inode, meta)
                 if note_check:
@@ -306,6 +347,8 @@ class InodeTable:
         ino = self._numbers.allocate()
         if current is not None:
             self._unbound(parent, name, current.ino)
+        else:
+            self._count_names(parent, 1)
         if isinstance(meta, ObjectMeta):
             record = pack_inode_of(
                 KIND_FILE, parent, name, meta.size_bytes, meta.mtime_ns, meta.version, meta.posix
@@ -354,6 +397,7 @@ class InodeTable:
         if self.own and self.own.outranks(parent, name, observed_ns):
             return False
         self._db.delete("dirents", dirent_key(parent, name))
+        self._count_names(parent, -1)
         self._unbound(parent, name, current.ino)
         return True
 
@@ -367,6 +411,7 @@ class InodeTable:
         self.unbind_own(parent, name)
         self.put(inode)
         self._put_dirent(parent, name, Dirent(inode.ino, now_ns))
+        self._count_names(parent, 1)
         self.found_count += 1
         return inode
 
@@ -375,6 +420,7 @@ class InodeTable:
         self.put(inode)
         self._db.delete("orphans", ino_key(inode.ino))
         self._put_dirent(inode.parent, inode.name, Dirent(inode.ino, now_ns))
+        self._count_names(inode.parent, 1)
         self.found_count += 1
         if inode.is_dir:
             self._dir_paths = {ROOT_INO: ""}
@@ -387,11 +433,10 @@ class InodeTable:
         if current is None:
             return None
         self._db.delete("dirents", dirent_key(parent, name))
+        self._count_names(parent, -1)
         self.unbound_count += 1
         if not is_moved:
-            self._note_unnamed(current.ino)
-            for tell in self.on_unnamed:
-                tell(current.ino)
+            self._lose_name(parent, name, current.ino)
         return current.ino
 
     def note_posix(self, ino: int, posix: Posix) -> None:
@@ -421,6 +466,13 @@ class InodeTable:
         """Note that every name which is still bound in the directory was checked at
         `listed_at_ns`."""
         self._db.put("listings", ino_key(ino), pack_listing(listing))
+        self._checked.add(ino)
+        if ino in self._miscounted:
+            self._miscounted.discard(ino)
+            found = sum(1 for _ in self.dirents(ino))
+            if found < listing.entry_count:  # a look-up finds them, and a scan does not
+                self._db.note_lost_rows()
+            self._count_names(ino, found - self._name_count(ino))
 
     def forget_listing(self, ino: int) -> None:
         """Note that it is not known which names the directory has."""
@@ -433,8 +485,73 @@ class InodeTable:
         if inode is not None:
             self.put(replace(inode, mtime_ns=max(now_ns, inode.mtime_ns + 1)))
 
+    # -- names that were lost ----------------------------------------------------------------------
+
+    def _count_names(self, parent: int, more: int) -> None:
+        self.change_count += 1
+        self._new_names[parent] = self._new_names.get(parent, 0) + more
+
+    def put_name_counts(self) -> None:
+        """Write the numbers of names that have changed. They must be stored together with the
+        names, so call this before a `write_ahead`."""
+        if not self._new_names:
+            return
+        for ino, more in self._new_names.items():
+            inode = self.get(ino) if more else None
+            if inode is not None:
+                self.put(replace(inode, name_count=max(0, inode.name_count + more)))
+        self._new_names.clear()
+
+    def must_have(self, ino: int, count: int) -> bool:
+        """Return whether `count` is the number of names that the directory must have."""
+        return count == self._name_count(ino) and ino not in self._miscounted
+
+    def _name_count(self, ino: int) -> int:
+        inode = self.get(ino)
+        return 0 if inode is None else inode.name_count + self._new_names.get(ino, 0)
+
+    def may_lack_names(self, ino: int) -> bool:
+        """Return whether `has_all_names` has to read the directory's names."""
+        return ino < self._first_ino and ino not in self._checked
+
+    async def has_all_names(self, ino: int) -> bool:
+        """Return whether the names of a listed directory are all there. If not, forget its listing.
+
+        Only damage can lose names. So a directory that this process has made or listed has all of
+        them, and others are read once (in a thread).
+        """
+        if not self.may_lack_names(ino) or self.listing(ino) is None:
+            return True
+        try:
+            is_whole = await self._db.residency.read(partial(_has_all_names, ino), True)
+        except CacheDirError:
+            is_whole = False
+        if not is_whole and ino not in self._checked:
+            self.note_lost_names(ino)
+        self._checked.add(ino)
+        return self.listing(ino) is not None
+
+    def note_lost_names(self, ino: int) -> None:
+        """Note that some of the directory's names are lost: it must be listed again."""
+        self._db.note_lost_row("dirents")
+        self._miscounted.add(ino)
+        self.forget_listing(ino)
+
+    def _on_bad_row(self, table: str, key: bytes) -> None:
+        if table == "dirents" and len(key) >= _INO_BYTES:
+            parent = ino_of_key(key[:_INO_BYTES])
+            self._miscounted.add(parent)
+            self.forget_listing(parent)
+        elif table == "meta":
+            self._numbers.store_again()
+
     def _put_dirent(self, parent: int, name: bytes, dirent: Dirent) -> None:
         self._db.put("dirents", dirent_key(parent, name), pack_dirent(dirent))
+
+    @property
+    def bad_rows(self) -> int:
+        """The number of rows that counted as missing because of damage."""
+        return self._db.bad_rows
 
     @property
     def is_behind(self) -> bool:
@@ -448,10 +565,15 @@ class InodeTable:
 
     def _unbound(self, parent: int, name: bytes, ino: int) -> None:
         self.unbound_count += 1
-        self._note_unnamed(ino)
-        for tell in self.on_unnamed:
-            tell(ino)
+        self._lose_name(parent, name, ino)
         self._on_unbound(parent, name)
+
+    def _lose_name(self, parent: int, name: bytes, ino: int) -> None:
+        """Note that the inode has no name any more, unless another name is its own."""
+        if self.get(ino) is None or self.child(parent, name, ino) is not None:
+            self._note_unnamed(ino)
+            for tell in self.on_unnamed:
+                tell(ino)
 
     def _note_unnamed(self, ino: int) -> None:
         self._db.put("orphans", ino_key(ino), b"")
@@ -480,6 +602,18 @@ class InodeTable:
         for ino in doomed:
             self._note_unnamed(ino)
         return purged
+
+
+def _has_all_names(ino: int, rows: DatabaseSnapshot) -> bool:
+    """Return whether the directory has as many names as its record says, and a look-up finds each
+    of them. Raises `DamagedDatabaseError`."""
+    record = rows.get("inodes", ino_key(ino))
+    try:
+        wanted = 0 if record is None else unpack_inode(ino, record).name_count
+    except BadRecordError:
+        return False
+    names = rows.scan("dirents", ino_key(ino))
+    return sum(rows.get("dirents", key) == value for key, value in names) == wanted
 
 
 def _is_same(inode: Inode, meta: Found) -> bool:

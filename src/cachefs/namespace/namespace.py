@@ -170,6 +170,7 @@ class Namespace:
 
     def write_ahead(self) -> None:
         """Call this before the kernel receives names and attributes: see `Database.write_ahead`."""
+        self.table.put_name_counts()
         self._db.write_ahead()
 
     def inode(self, ino: int) -> Inode:
@@ -214,6 +215,8 @@ class Namespace:
         """
         if self.table.is_cold:
             await self.table.bring(parent, name)
+        if self.table.may_lack_names(parent) and self.table.dirent(parent, name) is None:
+            await self.table.has_all_names(parent)
         known = self._known(parent, name)
         if known is None and self.outage.is_on:
             known = self._stale(parent, name)
@@ -245,6 +248,12 @@ class Namespace:
         wait = self._listings.wait_for_first_page
         return await wait(parent, _FIRST_PAGE_WAIT_S, only_prefetched)
 
+    async def find_lost(self, parent: int, name: bytes) -> None:
+        """Ask the origin for a name whose inode was lost, so that it gets another one. Does nothing
+        if the name does not exist. Raises the origin's error."""
+        with suppress(NotFoundError):
+            await self._look_ups.ask(parent, name)
+
     async def lookup_since(self, parent: int, name: bytes, since_ns: int) -> Inode:
         """Return the inode of a name, from an answer of the origin at `since_ns` or later.
 
@@ -256,7 +265,9 @@ class Namespace:
             listing = self.table.listing(parent)
             listed_at_ns = 0 if listing is None else listing.listed_at_ns
             if max(dirent.checked_at_ns, listed_at_ns) >= since_ns:
-                return self.inode(dirent.ino)
+                inode = self.table.child(parent, name, dirent.ino)
+                if inode is not None:
+                    return inode
         return await self._look_ups.ask(parent, name)
 
     def _known(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
@@ -269,7 +280,7 @@ class Namespace:
                 remaining_ns = self._ttls.entry_s * NS
             if remaining_ns <= 0:
                 return None
-            inode = self.table.get(dirent.ino)
+            inode = self.table.child(parent, name, dirent.ino)
             return None if inode is None else (inode, remaining_ns / NS)
         listed_ns = self._listings.remaining_ns(parent)
         if (self.absent.remaining_ns(parent, name, listed_ns) or 0) > 0:
@@ -284,7 +295,7 @@ class Namespace:
         """
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
-            inode = self.table.get(dirent.ino)
+            inode = self.table.child(parent, name, dirent.ino)
             if inode is None or not self.outage.may_show(self._dirent_remaining_ns(parent, dirent)):
                 return None
             self.outage.note_shown()

@@ -106,9 +106,13 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
                 dirent = unpack_dirent(record)
                 stored = snapshot.get("inodes", ino_key(dirent.ino))
                 if stored is None or not _is_text(name):
+                    listed_at_ns = None
                     continue
                 entry = _entry(snapshot, dirent.ino, stored, dirent.checked_at_ns)
+                if unpack_inode_fields(stored)[-1] != ino or entry.name.encode() != name:
+                    raise BadRecordError("another name's")
             except BadRecordError:
+                listed_at_ns = None
                 continue
             if entry.is_dir and dirent.ino in seen:
                 continue
@@ -127,18 +131,21 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
 
 
 def _entry(snapshot: DatabaseSnapshot, ino: int, record: bytes, checked_at_ns: int) -> KnownEntry:
-    kind, name, *fields = unpack_inode_fields(record)
+    kind, name, size, *fields, _ = unpack_inode_fields(record)
     listed_at_ns = entry_count = None
     if kind == KIND_DIR:
-        listed_at_ns, entry_count = _listing_of(snapshot, ino)
+        listed_at_ns, entry_count = _listing_of(snapshot, ino, size)
+        size = 0
     text = name.decode("utf-8", "surrogateescape")
-    known = (text, kind == KIND_DIR, *fields, checked_at_ns, listed_at_ns, entry_count)
+    known = (text, kind == KIND_DIR, size, *fields, checked_at_ns, listed_at_ns, entry_count)
     entry = KnownEntry._make(known)
     # The place of a directory is one of this machine.
     return entry._replace(version="") if entry.is_dir else entry
 
 
-def _listing_of(snapshot: DatabaseSnapshot, ino: int) -> tuple[int | None, int | None]:
+def _listing_of(
+    snapshot: DatabaseSnapshot, ino: int, name_count: int
+) -> tuple[int | None, int | None]:
     record = snapshot.get("listings", ino_key(ino))
     if record is None:
         return None, None
@@ -147,6 +154,8 @@ def _listing_of(snapshot: DatabaseSnapshot, ino: int) -> tuple[int | None, int |
         if not _is_text(name_of_key(key)):
             return None, None
         count += 1
+    if count != name_count:
+        return None, None  # some were lost
     return unpack_listing(record).listed_at_ns, count
 
 

@@ -191,6 +191,8 @@ class _Check:
             self.report.add(Problem.BAD_INDEX, "there is none")
         self._note_claims()
         self._look_at_rows()
+        for number in range(0 if self._reader is None else self._reader.bad_rows):
+            self.report.add(Problem.BAD_ROW, f"number {number + 1}")
         self.report.slabs = len(self._layouts)
         for number, slab_id in enumerate(sorted(self._layouts)):
             progress(number, len(self._layouts))

@@ -26,6 +26,7 @@ class Problem(Enum):
     FOREIGN_FILE = "files in slabs/ that are no slabs"
     BAD_HEADER = "slabs whose header is damaged or another's"
     WRONG_SIZE = "slabs of the wrong size"
+    BAD_ROW = "rows of the index whose checksum is wrong"
     NO_ROW = "slabs that the index doesn't know"
     NO_FILE = "slabs that the index knows and whose file is gone"
     WRONG_ROW = "slabs that the index has another class or number of slots for"

@@ -178,6 +178,15 @@ class Index:
         value = self._database.get(RECENCY_TABLE, encode_slab_key(slab_id))
         return None if value is None else decode_recency(value, class_index, slot_count)
 
+    @property
+    def bad_rows(self) -> int:
+        """The number of rows that counted as missing because their checksum was wrong."""
+        return self._database.bad_rows
+
+    def on_bad_row(self, note: Callable[[], None]) -> None:
+        """Register `note`, which is called for each such row."""
+        self._database.on_bad_row = lambda table, key: note()
+
     def before_commit(self, put_rows: Callable[[], None]) -> None:
         """Register `put_rows`: each commit calls it in the loop step that takes its changes."""
         self._database.before_commit = put_rows

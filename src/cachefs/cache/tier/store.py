@@ -57,7 +57,8 @@ class TierStore:
         self.admission_filter = common.admission_filter
         self.slabs = directory.slabs
         self.index = index
-        self.counters = TierCounters(bad_index=int(index.replaced_bad))
+        self.counters = TierCounters(bad_index=int(index.replaced_bad), bad_rows=index.bad_rows)
+        index.on_bad_row(self._count_bad_row)
         self.io = DiskThreads(directory)
         self.policy = make_policy(common.options.policy, common.history)
         self.history = common.history
@@ -90,6 +91,9 @@ class TierStore:
         self.policy.resume(max((slab.tick for slab in self._by_id.values()), default=0))
 
     # -- reading ---------------------------------------------------------------------------
+
+    def _count_bad_row(self) -> None:
+        self.counters.bad_rows += 1
 
     def read_slot_now(
         self, key: BlockKey, offset: int, length: int, buffer: memoryview

@@ -63,6 +63,8 @@ class ListingProgress:
     """The number of successive pages without a new name."""
     page: list[Entry] | None = None
     """The next page, if it has been received but not bound."""
+    shown: frozenset[bytes] = frozenset()
+    """Names that the snapshot had before the listing began."""
     changed: bool = False
     """Whether names of the directory have changed."""
 
@@ -165,10 +167,11 @@ class Lister:
                 raise BadDataError("a listing has shown nothing but the same names for long")
             snapshot.wake()
 
-    async def fill(self, ino: int, snapshot: DirectorySnapshot) -> None:
+    async def fill(self, ino: int, snapshot: DirectorySnapshot) -> bool:
         """Append the table's names in order, except those that the snapshot already has. Each
         chunk continues after the last name, so changes between two chunks neither repeat nor skip
-        an entry."""
+        an entry. Return False if the table has lost names of the directory."""
+        changes_before, found = self._table.change_count, 0
         snapshot.mtime_ns = None if len(snapshot) else self._mtime_ns(ino)
         had = {snapshot.entry(position)[0] for position in range(len(snapshot))}
         after: bytes | None = None
@@ -181,8 +184,10 @@ class Lister:
                 count += 1
                 if count == FILL_CHUNK:
                     break
+            found += count
             if count < FILL_CHUNK:
-                return
+                has_changed = self._table.change_count != changes_before
+                return has_changed or self._table.must_have(ino, found)
             snapshot.wake()
             await trio.lowlevel.checkpoint()
 
@@ -227,7 +232,7 @@ class Lister:
             if is_new:
                 self._on_new(ino, name)
             listing.seen.add(name)
-            if child is not None:
+            if child is not None and name not in listing.shown:
                 snapshot.append(name, child)
 
     async def _sweep(self, ino: int, snapshot: DirectorySnapshot, seen: set[bytes]) -> bool:

@@ -263,9 +263,9 @@ class Listings:
         ends or pauses, it removes the snapshot from `under_way`."""
         has_paused = False
         try:
-            if progress is None:
-                await self._lister.fill(ino, snapshot)
-            else:
+            if progress is None and not await self._lister.fill(ino, snapshot):
+                progress = self._find_lost_names(ino, snapshot)
+            if progress is not None:
                 has_paused = not await self._list_or_show_stale(ino, progress)
             if not has_paused:
                 snapshot.end()
@@ -290,6 +290,19 @@ class Listings:
             elif not snapshot.ended:
                 snapshot.end(OriginError("the mount is shutting down"))
 
+    def _find_lost_names(self, ino: int, snapshot: DirectorySnapshot) -> ListingProgress:
+        """Return a listing that appends the names which the table has lost. Raises
+        `ObjectChangedError` if the directory is lost, too."""
+        directory = self._table.get(ino)
+        if directory is None:
+            raise ObjectChangedError(f"inode {ino} no longer exists")
+        self._table.note_lost_names(ino)
+        snapshot.as_of_ns, snapshot.mtime_ns = self._clock.now_ns(), None
+        progress = self._lister.begin(directory, snapshot)
+        entries = (snapshot.entry(position) for position in range(len(snapshot)))
+        progress.shown = frozenset(name for name, _ in entries)
+        return progress
+
     async def _list_or_show_stale(self, ino: int, progress: ListingProgress) -> bool:
         """Run the listing. Return False if it has paused. If it fails in an outage, append the
         known names that it has not shown."""
@@ -304,5 +317,7 @@ class Listings:
                 raise
             self._validators.not_to_be_kept(ino)
             snapshot.as_of_ns = listing.listed_at_ns
-            await self._lister.fill(ino, snapshot)
+            if not await self._lister.fill(ino, snapshot):
+                self._table.note_lost_names(ino)
+                raise
             return True
