@@ -1,5 +1,6 @@
 """The mask of the entries in a slot table, and slabs of format 2, which have none."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from cachefs.format.paths import TierPaths
 from cachefs.format.slab import (
     HEADER_BYTES,
+    NO_MASK,
     SlabHeader,
     SlotEntry,
     checksum_of,
@@ -17,6 +19,7 @@ from cachefs.format.slab import (
     slab_layout,
     table_offset,
 )
+from cachefs.types import BLOCK_BYTES
 from tests.cache.harness import (
     assert_right,
     key_of,
@@ -44,7 +47,7 @@ def rewrite_as_format_2(path: Path) -> None:
     for slot in range(slab_layout(header.class_index, header.slab_bytes).slot_count):
         entry = entry_at(table, slot, header.mask)
         if entry is not None:
-            row = encode_entry(entry, 0)
+            row = encode_entry(entry, NO_MASK)
             data[table_offset(slot) : table_offset(slot) + len(row)] = row
     data[:HEADER_BYTES] = encode_header(header._replace(format=2))
     path.write_bytes(data)
@@ -67,7 +70,9 @@ async def test_the_content_of_a_file_is_never_taken_for_an_entry(
     slot = layout.slot_count - 1
     with slab.open("r+b") as file:
         file.seek(table_offset(slot))
-        file.write(encode_entry(SlotEntry(key_of(other), len(forged), checksum_of(forged)), 0))
+        file.write(
+            encode_entry(SlotEntry(key_of(other), len(forged), checksum_of(forged)), NO_MASK)
+        )
         file.seek(layout.slot_offset(slot))
         file.write(forged)
     async with serving(origin, open_tier(tmp_path)) as cache:
@@ -97,3 +102,27 @@ async def test_slabs_of_format_2_stay_in_use(tmp_path: Path, origin: MemoryOrigi
         await assert_right(cache, origin, old + new)
         recount(cache)
     assert origin.counters.gets == 40
+
+
+@pytest.mark.expect_log("a block is not what was stored")
+async def test_blocks_whose_entries_have_another_key_are_dropped(
+    tmp_path: Path, origin: MemoryOrigin
+) -> None:
+    """The entries are all that is left of an index that was lost."""
+    ref = put(origin, "mine", 2 * BLOCK_BYTES)
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        await assert_right(cache, origin, [ref])
+        await cache.drain()
+    shutil.rmtree(TierPaths(tmp_path).index)
+    (slab,) = TierPaths(tmp_path).slabs.iterdir()
+    with slab.open("r+b") as file:
+        for slot in range(2):  # each block counts as the other one
+            file.seek(table_offset(slot) + 16)
+            index = file.read(4)
+            file.seek(table_offset(slot) + 16)
+            file.write(bytes([index[0] ^ 1]) + index[1:])
+    async with serving(origin, open_tier(tmp_path)) as cache:
+        (store,) = stores(cache)
+        await until(lambda: store.counters.adopted == 2)
+        await assert_right(cache, origin, [ref])
+        assert store.counters.bad_blocks == 2

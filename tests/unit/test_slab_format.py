@@ -10,7 +10,9 @@ from cachefs.format.paths import slab_id_of, slab_name
 from cachefs.format.slab import (
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
+    NO_MASK,
     SLOT_CLASSES,
+    EntryMask,
     SlabHeader,
     SlotEntry,
     checksum_of,
@@ -58,7 +60,7 @@ def test_golden_header() -> None:
     assert len(data) == 4096
     assert data[:52].hex() == (
         "6361636865667353"
-        "0300"
+        "0400"
         "1600"
         "00420000"
         "7c0f0000"
@@ -66,7 +68,7 @@ def test_golden_header() -> None:
         "00000004"
         "000102030405060708090a0b0c0d0e0f" + xxhash.xxh3_64_digest(data[:44])[::-1].hex()
     )
-    assert data[44:52].hex() == "9d7e664304f882cb"
+    assert data[44:52].hex() == "9211b4a180ad93dc"
     assert data[52:] == bytes(4044)
     assert decode_header(data) == SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
 
@@ -85,10 +87,10 @@ def test_short_or_empty_header() -> None:
 
 def test_golden_slot_entry() -> None:
     entry = SlotEntry(BlockKey(ID, 3), 100_000, 0x0123456789ABCDEF)
-    assert encode_entry(entry, 0).hex() == (
+    assert encode_entry(entry, NO_MASK).hex() == (
         "404142434445464748494a4b4c4d4e4f03000000a0860100efcdab8967452301"
     )
-    mask = 0xFF000000000000FF
+    mask = EntryMask(0xFF000000000000FF)
     data = encode_entry(entry, mask)
     assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a086010010cdab89674523fe"
     table = bytes(32) + data
@@ -100,7 +102,7 @@ def test_golden_slot_entry() -> None:
 
 def test_golden_mask() -> None:
     header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)
-    assert f"{header.mask:016x}" == "f997d1faddfc7814"
+    assert header.mask == EntryMask(0xF997D1FADDFC7814, covers_fields=True)
     others = (
         header._replace(slab_id=8),
         header._replace(class_index=23),
@@ -115,10 +117,33 @@ def test_a_slab_of_format_2_is_read_and_has_no_mask() -> None:
     assert data[8:10] == b"\2\0"
     assert data[44:52].hex() == "7ce19b24ca8dd35c"
     assert decode_header(data) == header
-    assert header.mask == 0
+    assert header.mask == NO_MASK
 
 
-@pytest.mark.parametrize("version", [1, 4])
+def test_a_slab_of_format_3_is_read_and_has_one_mask_for_all_entries() -> None:
+    header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID, format=3)
+    data = encode_header(header)
+    assert data[8:10] == b"\3\0"
+    assert decode_header(data) == header
+    assert header.mask == EntryMask(0xF997D1FADDFC7814)
+
+
+def test_an_entry_with_a_flipped_bit_has_another_checksum() -> None:
+    """Golden bytes, and any bit of them."""
+    entry = SlotEntry(BlockKey(ID, 3), 100_000, 0x0123456789ABCDEF)
+    mask = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID).mask
+    data = encode_entry(entry, mask)
+    assert data.hex() == "404142434445464748494a4b4c4d4e4f03000000a08601007a37ba3bf1fcac84"
+    assert entry_at(data, 0, mask) == entry
+    assert entry_at(memoryview(data), 0, mask) == entry
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        found = entry_at(changed, 0, mask)
+        assert found is None or found.checksum != entry.checksum
+
+
+@pytest.mark.parametrize("version", [1, 5])
 def test_slabs_of_other_formats_are_not_read(version: int) -> None:
     header = SlabHeader(7, 22, MAX_SLAB_BYTES, UUID, format=version)
     assert decode_header(encode_header(header)) is None
@@ -127,7 +152,7 @@ def test_slabs_of_other_formats_are_not_read(version: int) -> None:
 def test_an_entry_without_a_checksum_is_none() -> None:
     """It is never written. What looks like it are the bytes of an old block."""
     entry = SlotEntry(BlockKey(b"0123456789abcdef", 7), 22, 0)
-    assert entry_at(encode_entry(entry, 5), 0, 5) is None
+    assert entry_at(encode_entry(entry, EntryMask(5)), 0, EntryMask(5)) is None
 
 
 def test_checksum_is_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ from cachefs.format.slab import (
     HUGE_SLAB_BYTES,
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
+    NO_MASK,
     SLOT_ENTRY,
+    EntryMask,
     SlabHeader,
     SlabLayout,
     decode_header,
@@ -69,9 +71,9 @@ class OpenedSlab(NamedTuple):
     is_blank: bool = False
 
     @property
-    def mask(self) -> int:
-        """See `SlabHeader.mask`; 0 without a header."""
-        return 0 if self.header is None else self.header.mask
+    def mask(self) -> EntryMask:
+        """See `SlabHeader.mask`; `NO_MASK` without a header."""
+        return NO_MASK if self.header is None else self.header.mask
 
 
 def slab_bytes_for(quota_bytes: int) -> int:

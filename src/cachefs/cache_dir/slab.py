@@ -21,7 +21,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
-from cachefs.format.slab import SlabLayout
+from cachefs.format.slab import NO_MASK, SlabLayout
 
 FREE, USED, WRITING, ZOMBIE, PINNED = 0, 1, 2, 3, 4
 _PINNED_AS_USED = bytes(USED if state == PINNED else state for state in range(256))
@@ -79,7 +79,7 @@ class Slab:
         self.slab_bytes = slab_bytes
         self.fd = -1
         """Descriptor of the file; -1 while it is not open. `open_slabs.close_slab` closes it."""
-        self.mask = 0
+        self.mask = NO_MASK
         """`SlabHeader.mask`, valid while the file is open."""
         self.was_opened = False
         """The file was opened since the daemon started, so its header has been read."""

@@ -1,4 +1,4 @@
-"""Encode and decode slab files, format 3 (docs/formats/slab.md).
+"""Encode and decode slab files, format 4 (docs/formats/slab.md).
 
     0      header, padded with zeros to 4096 bytes
     4096   slot table: 32 bytes for each slot
@@ -7,7 +7,8 @@
 
 All numbers are little-endian. A table entry is only a hint, as it may be older than the data in
 its slot. A block is served only if the xxh3_64 of its bytes equals the checksum stored with its
-key. In format 2, the entries have no mask.
+key. An entry whose other fields were damaged gives another checksum than its block has. In format
+3, the mask depends on the slab only; in format 2, the entries have no mask.
 """
 
 import hashlib
@@ -21,9 +22,10 @@ import xxhash
 from cachefs.types import BLOCK_BYTES, BlockKey, Buffer
 
 SLAB_MAGIC = b"cachefsS"
-SLAB_FORMAT = 3
+SLAB_FORMAT = 4
+_SAME_MASK = 3
 _WITHOUT_MASK = 2
-"""The format before. Such slabs are still read and written, until they get another class."""
+"""Earlier formats. Such slabs are still read and written, until they get another class."""
 HEADER_BYTES = 4096
 SLOT_ALIGN_BYTES = 512
 FRONT_BYTES = 2 * HEADER_BYTES
@@ -39,7 +41,9 @@ _HEADER = struct.Struct("<8sHHIIII16s")
 _HEADER_CHECKSUM = struct.Struct("<Q")
 """The xxh3_64 of the fields of `_HEADER`. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
-"""Object id, block index, length in bytes (0: never used), checksum XOR mask."""
+"""Object id, block index, length in bytes (0: never used), checksum XOR mask of the entry."""
+_ENTRY_FIELDS_BYTES = 24
+"""The fields before the checksum."""
 _MASK_INPUT = struct.Struct("<II")
 """What a mask is computed from: slab id, class."""
 
@@ -98,6 +102,24 @@ def slab_layout(class_index: int, slab_bytes: int) -> SlabLayout:
         count -= 1
 
 
+class EntryMask(NamedTuple):
+    """What the checksums in the slot table of one slab are combined with (XOR)."""
+
+    number: int
+    covers_fields: bool = False
+    """Whether the mask of each entry is computed from its other fields, with `number` as the seed.
+    Otherwise it is `number`."""
+
+    def of(self, fields: bytes | memoryview) -> int:
+        """Return the mask of the entry that begins with `fields`."""
+        if self.covers_fields:
+            return xxhash.xxh3_64_intdigest(bytes(fields[:_ENTRY_FIELDS_BYTES]), self.number)
+        return self.number
+
+
+NO_MASK = EntryMask(0)
+
+
 def table_offset(slot: int) -> int:
     """Return the offset of the slot's table entry in the file."""
     return HEADER_BYTES + slot * SLOT_ENTRY.size
@@ -113,8 +135,8 @@ class SlabHeader(NamedTuple):
     format: int = SLAB_FORMAT
 
     @property
-    def mask(self) -> int:
-        """The number with which the checksums in this slab's table are combined (XOR).
+    def mask(self) -> EntryMask:
+        """What the checksums in this slab's table are combined with.
 
         Nobody without access to the cache directory knows it. A power cut may leave the bytes of
         an old block in the place of a table entry. These bytes then never have the checksum that
@@ -122,10 +144,10 @@ class SlabHeader(NamedTuple):
         a new class.
         """
         if self.format == _WITHOUT_MASK:
-            return 0
+            return NO_MASK
         what = _MASK_INPUT.pack(self.slab_id, self.class_index)
         digest = hashlib.blake2b(what, digest_size=8, key=self.tier_uuid).digest()
-        return int.from_bytes(digest, "little")
+        return EntryMask(int.from_bytes(digest, "little"), self.format != _SAME_MASK)
 
 
 def encode_header(header: SlabHeader) -> bytes:
@@ -156,7 +178,7 @@ def decode_header(data: bytes) -> SlabHeader | None:
     magic, version, class_index, slot_bytes, slot_count, slab_id, slab_bytes, uuid = (
         _HEADER.unpack_from(data)
     )
-    if magic != SLAB_MAGIC or version not in (_WITHOUT_MASK, SLAB_FORMAT):
+    if magic != SLAB_MAGIC or version not in (_WITHOUT_MASK, _SAME_MASK, SLAB_FORMAT):
         return None
     if class_index >= len(SLOT_CLASSES):
         return None
@@ -175,20 +197,23 @@ class SlotEntry(NamedTuple):
     checksum: int
 
 
-def encode_entry(entry: SlotEntry, mask: int) -> bytes:
+def encode_entry(entry: SlotEntry, mask: EntryMask) -> bytes:
     """Return the 32 bytes of a row of the slot table. `mask` is that of the slab."""
     key, length, checksum = entry
-    return SLOT_ENTRY.pack(key.object_id, key.block_index, length, checksum ^ mask)
+    row = SLOT_ENTRY.pack(key.object_id, key.block_index, length, 0)
+    return SLOT_ENTRY.pack(key.object_id, key.block_index, length, checksum ^ mask.of(row))
 
 
-def entry_at(table: bytes | memoryview, slot: int, mask: int) -> SlotEntry | None:
+def entry_at(table: bytes | memoryview, slot: int, mask: EntryMask) -> SlotEntry | None:
     """Return the entry of `slot`; None if the slot was never used, if `table` ends before it, or if
     it has a checksum of 0, which is never written. `mask` is that of the slab."""
     position = slot * SLOT_ENTRY.size
     if position + SLOT_ENTRY.size > len(table):
         return None
     object_id, block_index, length, masked = SLOT_ENTRY.unpack_from(table, position)
-    checksum = masked ^ mask
-    if length == 0 or checksum == 0:
+    if length == 0:
+        return None
+    checksum = masked ^ mask.of(table[position : position + SLOT_ENTRY.size])
+    if checksum == 0:
         return None
     return SlotEntry(BlockKey(object_id, block_index), length, checksum)

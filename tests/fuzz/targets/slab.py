@@ -12,7 +12,7 @@ import xxhash
 from cachefs.db import Database
 from cachefs.format.index_record import CLEAN_KEY, STATE_TABLE, TABLES, TIER_KEY
 from cachefs.format.paths import TierPaths
-from cachefs.format.slab import decode_header, entry_at, slab_layout
+from cachefs.format.slab import EntryMask, decode_header, entry_at, slab_layout
 from tests.fuzz.targets._cache import damage
 
 _PATCH = Struct("<BIB")
@@ -25,7 +25,7 @@ def fuzz(data: bytes) -> None:
         return
     flags, patches = data[0], data[1:]
     decode_header(patches)
-    entry_at(patches, 0, mask=7)
+    entry_at(patches, 0, mask=EntryMask(7, covers_fields=True))
 
     def change(path: Path) -> None:
         _patch(TierPaths(path), patches, bool(flags & _RIGHT_CHECKSUM))

@@ -38,7 +38,7 @@ from cachefs.format.index_record import (
     pack_bitmap,
 )
 from cachefs.format.paths import TierPaths, slab_id_of, slab_name
-from cachefs.format.slab import SlabLayout, decode_header, slab_layout
+from cachefs.format.slab import EntryMask, SlabLayout, decode_header, slab_layout
 from cachefs.format.tier_identity import MOST_BYTES, TierIdentity, decode_identity
 from cachefs.trusted_path import check_directory as check_root
 from cachefs.trusted_path import open_own_file, read_own_file
@@ -168,7 +168,7 @@ class _Check:
         self._repair = repair
         self._layouts: dict[int, SlabLayout] = {}
         """Slab id -> layout, of the slabs that belong to this directory."""
-        self._masks: dict[int, int] = {}
+        self._masks: dict[int, EntryMask] = {}
         """Slab id -> entry mask, of the same slabs."""
         self._claims: dict[int, bytearray] = {}
         """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""

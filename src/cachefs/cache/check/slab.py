@@ -10,6 +10,7 @@ from cachefs.format.index_record import BLOCK_KEY_BYTES, BLOCK_RECORD, decode_bl
 from cachefs.format.slab import (
     HEADER_BYTES,
     SLOT_ENTRY,
+    EntryMask,
     SlabLayout,
     checksum_of,
     table_offset,
@@ -64,7 +65,7 @@ def check_slots(
     fd: int,
     slab_id: int,
     layout: SlabLayout,
-    mask: int,
+    mask: EntryMask,
     claims: bytearray,
     find: Callable[[bytes], BlockLocation | None],
 ) -> SlabFindings:
@@ -90,7 +91,8 @@ def check_slots(
             if not claims[slot] and not length:
                 continue
             key = object_id + block_index.to_bytes(4, "big")
-            entry = BlockLocation(slab_id, slot, length, masked ^ mask)
+            fields = part[(slot - first) * SLOT_ENTRY.size :]
+            entry = BlockLocation(slab_id, slot, length, masked ^ mask.of(fields))
             start = (slot - first) * layout.slot_bytes
             slot_data = data[start : start + layout.slot_bytes]
             _check_slot(key, entry, find(key), bool(claims[slot]), slot_data, found)
