@@ -45,14 +45,13 @@ def read_all(site: Site) -> None:
     for number in range(FILES):
         path = site.mountpoint / f"{number}"
         # Inodes are gone with a namespace: the kernel asks for names again when a TTL ends.
-        eventually(partial(is_readable, path))
-        assert path.read_bytes() == content(number)
+        eventually(partial(is_readable, path, content(number)))
 
 
-def is_readable(path: Path) -> bool:
+def is_readable(path: Path, wanted: bytes) -> bool:
     """False while it is stale."""
     try:
-        path.read_bytes()
+        assert path.read_bytes() == wanted
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
@@ -158,7 +157,7 @@ def test_without_the_disk_of_the_spool_all_changes_are_refused(tmp_path: Path) -
         os.write(written, b"before")
         with read_only(site.cache):
             replace_daemon(site)
-            eventually(partial(is_readable, site.mountpoint / "old"))
+            eventually(partial(is_readable, site.mountpoint / "old", b"old"))
             for change in (
                 partial(os.write, written, b"lost"),
                 partial((site.mountpoint / "another").touch),

@@ -510,17 +510,13 @@ class InodeTable:
         inode = self.get(ino)
         return 0 if inode is None else inode.name_count + self._new_names.get(ino, 0)
 
-    def may_lack_names(self, ino: int) -> bool:
-        """Return whether `has_all_names` has to read the directory's names."""
-        return ino < self._first_ino and ino not in self._checked
-
     async def has_all_names(self, ino: int) -> bool:
         """Return whether the names of a listed directory are all there. If not, forget its listing.
 
         Only damage can lose names. So a directory that this process has made or listed has all of
         them, and others are read once (in a thread).
         """
-        if not self.may_lack_names(ino) or self.listing(ino) is None:
+        if ino >= self._first_ino or ino in self._checked or self.listing(ino) is None:
             return True
         try:
             is_whole = await self._db.residency.read(partial(_has_all_names, ino), True)

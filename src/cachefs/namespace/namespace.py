@@ -215,11 +215,14 @@ class Namespace:
         """
         if self.table.is_cold:
             await self.table.bring(parent, name)
-        if self.table.may_lack_names(parent) and self.table.dirent(parent, name) is None:
-            await self.table.has_all_names(parent)
-        known = self._known(parent, name)
-        if known is None and self.outage.is_on:
-            known = self._stale(parent, name)
+        try:
+            known = self._known(parent, name)
+            if known is None and self.outage.is_on:
+                known = self._stale(parent, name)
+        except NotFoundError:
+            if await self.table.has_all_names(parent):
+                raise
+            known = None  # damage may have lost it
         if known is None and await self._first_page(parent):
             known = self._known(parent, name)
         if known is not None:
@@ -227,7 +230,7 @@ class Namespace:
         try:
             inode = await self._look_ups.ask(parent, name)
         except OriginUnavailableError:
-            known = self._known(parent, name) or self._stale(parent, name)
+            known = await self._known_in_outage(parent, name)
             if known is None:
                 raise
             return known
@@ -236,6 +239,14 @@ class Namespace:
         if dirent is None or dirent.ino != inode.ino:
             return inode, 0.0
         return inode, self.entry_ttl_s(parent, name)
+
+    async def _known_in_outage(self, parent: int, name: bytes) -> tuple[Inode, float] | None:
+        try:
+            return self._known(parent, name) or self._stale(parent, name)
+        except NotFoundError:
+            if await self.table.has_all_names(parent):
+                raise
+            return None
 
     async def _first_page(self, parent: int) -> bool:
         """Wait for the page that answers many look-ups of single names, if one is on its way.
