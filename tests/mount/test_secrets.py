@@ -162,7 +162,7 @@ def test_endpoints_that_carry_secrets(site: Site, source: str, endpoint: str) ->
 
 
 BREAK = """
-import botocore.httpsession, obstore
+import cachefs.origin.s3.exchange as exchange
 
 def fail(*args, **kwargs):
     raise ValueError("Invalid header value b'hunter2Secret/Key+0'")
@@ -177,15 +177,15 @@ def test_libraries_that_quote_secrets(
     """Whatever they raise, at mount time and later."""
     broken = tmp_path / "broken"
     broken.mkdir()
-    moto_s3.put(bucket, "dir/large", bytes(300_000))  # small ones don't come through obstore
+    moto_s3.put(bucket, "dir/large", bytes(300_000))
     site.source = f"s3://{bucket}"
     site.environment = moto_s3.environment | secrets()
     site.environment["PYTHONPATH"] = f"{broken}:{os.environ.get('PYTHONPATH', '')}"
     site.expected_trouble += ("can't be read",)
-    code = BREAK.format(name="botocore.httpsession.URLLib3Session.send")
+    code = BREAK.format(name="exchange.Exchanges.send")
     (broken / "sitecustomize.py").write_text(code)
     refused(site)
-    (broken / "sitecustomize.py").write_text(BREAK.format(name="obstore.get"))
+    (broken / "sitecustomize.py").write_text(BREAK.format(name="exchange._Connection._receive"))
     site.mount("--debug")
     with pytest.raises(OSError, match="Input/output"):
         (site.mountpoint / "dir/large").read_bytes()

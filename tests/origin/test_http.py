@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from urllib.parse import quote
 
 import pytest
+import yarl
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -120,6 +121,46 @@ async def test_redirects_are_followed(server: ToldS3) -> None:
         data = bytes(await origin.read(name, meta, 1, part - 1))
         assert data == FILES[f"/top dir/{name}"][1:part]
     await origin.aclose()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "location", "is_left"),
+    [
+        ("https://h/a", 302, "http://h/a", True),
+        ("https://h/a", 307, " HTTP://other/a", True),
+        ("https://h/a", 301, "https://other/a", False),
+        ("https://h/a", 301, "/b", False),
+        ("https://h/a", 200, "http://h/a", False),
+        ("http://h/a", 302, "http://other/a", False),
+    ],
+)
+def test_what_leaves_tls(asked: str, status: int, location: str, is_left: bool) -> None:
+    assert http_tree.leaves_tls(yarl.URL(asked), status, location) is is_left
+
+
+@pytest.mark.expect_log("redirects to a host without TLS")
+async def test_a_redirect_that_leaves_tls_is_an_error(
+    server: ToldS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_tree, "leaves_tls", lambda _, status, __: status == 302)
+    origin = open_origin(f"{server.endpoint}/moved/top dir", OriginOptions())
+    with pytest.raises(OriginError, match="without TLS"):
+        await origin.stat("a b")
+    with pytest.raises(OriginError, match="without TLS"):
+        await origin.read("a b", ObjectMeta(6, 0, "1"), 0, 6)
+    await origin.aclose()
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/f", "{path}"])
+async def test_redirects_that_lead_nowhere(server: ToldS3, origin: Origin, location: str) -> None:
+    server.answer = lambda asked: Answer(
+        status=302, headers={"Location": location.format(path=quote(asked.path))}
+    )
+    with pytest.raises(OriginError):
+        await origin.stat("f")
+    with pytest.raises(OriginError):
+        await origin.read("f", ObjectMeta(6, 0, "1"), 0, 6)
+    assert len(server.asked) < 100
 
 
 @pytest.mark.parametrize("told", [None, "bytes 0-3/9", "bytes */9"])

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 
-import obstore
 import pytest
 
 from cachefs.errors import BadDataError, ObjectChangedError
@@ -69,23 +68,6 @@ async def test_a_version_that_fits_in_no_header_is_compared(
     for size in (4, MIB):
         with pytest.raises((ObjectChangedError, BadDataError)):
             await origin.read("f", ObjectMeta(size, 0, version), 0, size)
-
-
-async def test_a_panic_of_the_library_is_an_error_of_the_origin(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class PanicException(BaseException):
-        pass
-
-    def panic(*args: object, **kwargs: object) -> None:
-        raise PanicException("called `Result::unwrap()` on an `Err` value")
-
-    monkeypatch.setattr(obstore, "get", panic)
-    monkeypatch.setattr(obstore, "head", panic)
-    with pytest.raises(BadDataError, match="the library"):
-        await origin.read("f", LARGE, 0, MIB)
-    with pytest.raises(BadDataError, match="the library"):
-        await origin.stat("f")
 
 
 async def test_bytes_without_the_expected_digest_are_not_kept(

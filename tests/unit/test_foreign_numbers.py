@@ -6,9 +6,9 @@ import pytest
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
+from cachefs.origin.s3.exchange import BrokenAnswerError, _Connection
 from cachefs.origin.s3.fast_path.wire import UnusualError, chunk_bytes, join_chunks, read_head
 from cachefs.origin.s3.listing import parse_page
-from cachefs.origin.s3.writing.exchange import BrokenAnswerError, _Connection
 from cachefs.origin.s3.writing.messages import described
 from cachefs.shared.wire import read_stats
 
@@ -35,7 +35,7 @@ def written_body(answer: bytes) -> bytes:
     """What the parser of answers to writes returns for a chunked body."""
     connection = object.__new__(_Connection)
     connection._answers = io.BufferedReader(io.BytesIO(answer))  # type: ignore[arg-type]
-    return connection._body({"transfer-encoding": "chunked"})[0]
+    return connection._body({"transfer-encoding": "chunked"}, 4096)[0]
 
 
 @pytest.mark.parametrize("size", ["1_0", "+10", "-10", " 10", "10 ", "0x10", "", "²"])

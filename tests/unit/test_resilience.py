@@ -530,7 +530,8 @@ class SharedLine(Store):
         for _ in range(0, length, PIECE):
             self._free_at = max(self._free_at, trio.current_time()) + PIECE / MIB
             await trio.sleep_until(self._free_at)
-            body.add(memoryview(bytes(PIECE)))
+            assert body.room(PIECE) is not None
+            body.filled(PIECE)
         return body.take()
 
 

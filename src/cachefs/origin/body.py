@@ -26,23 +26,25 @@ class Body:
         self._closed = False
         self._told_at = time.monotonic()
 
-    def add(self, piece: memoryview) -> bool:
-        """Append bytes; the worker thread calls this. Returns False if the body has been taken, so
-        that the rest is not needed. The caller must not add more than `size_bytes` in total."""
+    def room(self, most_bytes: int) -> memoryview | None:
+        """Return where the next bytes go, at most `most_bytes` of them; None if the body has been
+        taken, so that the rest is not needed. The worker thread calls this."""
         with self._lock:
             if self._closed:
-                return False
+                return None
             if not self._data:
                 self._data = bytearray(self.size_bytes)
-            end = self._filled + piece.nbytes
-            self._data[self._filled : end] = piece
-            self._filled = end
+            return memoryview(self._data)[self._filled : self._filled + most_bytes]
+
+    def filled(self, count: int) -> None:
+        """Note that so many bytes have been written to `room`."""
+        with self._lock:
+            self._filled += 0 if self._closed else count
         now = time.monotonic()
         if now >= self._told_at + _TELL_EVERY_S:
             self._told_at = now
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._on_progress, idempotent=True)
-        return True
 
     def reject(self) -> None:
         """Let `take` return no bytes from now on, because they don't have the expected digest."""

@@ -17,7 +17,9 @@ class EarlyCall(Generic[T]):
     no task awaits the result.
     """
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], give_up: Callable[[], None] | None = None) -> None:
+        """`give_up` is called if the only task that waits for the result is cancelled."""
+        self._give_up = give_up
         self._done = trio.Event()
         self._result: outcome.Outcome[T] | None = None
         self._token = trio.lowlevel.current_trio_token()
@@ -25,7 +27,11 @@ class EarlyCall(Generic[T]):
 
     async def get(self) -> T:
         """Wait for `work`. Return its result, or raise its exception."""
-        await self._done.wait()
+        try:
+            await self._done.wait()
+        finally:
+            if self._give_up is not None:
+                self._give_up()
         assert self._result is not None
         return self._result.unwrap()
 

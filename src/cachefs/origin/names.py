@@ -38,7 +38,8 @@ def is_name(name: str) -> bool:
 def is_key_name(name: str) -> bool:
     """Whether `name` is a file name that can be part of a key in an object store.
 
-    obstore refuses control characters, and no key contains a lone surrogate, as keys are UTF-8.
+    Libraries of stores refuse control characters, and no key contains a lone surrogate, as keys are
+    UTF-8.
     """
     if _NO_KEY.search(name) or name in ("", ".", ".."):
         return False

@@ -1,9 +1,11 @@
 """Single values out of answers: headers, and error documents (origin/retry_after.py, s3/errors.py,
-digest.py)."""
+digest.py, redirects.py)."""
+
+import contextlib
 
 from cachefs.errors import OriginError
 from cachefs.origin.retry_after import parse_retry_after
-from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import digest, redirects
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.listing import version_of
@@ -22,7 +24,10 @@ def fuzz(data: bytes) -> None:
         for status in (301, 403, 404, 429, 500, sum(part[:2]) + 100):
             found = s3_errors.from_status(TARGET, "s3://b/k", status, code, text[:40], seconds)
             assert isinstance(found, OriginError)
-        s3_errors.from_obstore(TARGET, "s3://b/k", OSError(text))
+        for status in redirects.STATUSES:
+            headers = {"location": text} if text else {}
+            with contextlib.suppress(OriginError):
+                redirects.followed(TARGET, "k", "s3://b/k", status, headers, part)
         digest.md5_in(version_of(text, 0, 0), "b")
         name, _, value = text.partition(":")
         digest.is_no_md5({name.lower(): value.strip()}, MD5)

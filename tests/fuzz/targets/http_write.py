@@ -6,8 +6,8 @@ import socket
 import trio
 
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3.exchange import BrokenAnswerError, Request
 from cachefs.origin.s3.fast_path.loop_connection import LoopConnection
-from cachefs.origin.s3.writing.exchange import BrokenAnswerError, Request
 from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
 from cachefs.origin.writable import BufferContent
 from tests.fuzz.targets.http_loop import TARGET, _NoCredentials

@@ -9,6 +9,7 @@ distinguishes failures, and limits the length of an answer.
 
 import asyncio
 import contextlib
+import logging
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,9 +18,12 @@ import aiohttp
 import yarl
 from fsspec.implementations.http import HTTPFileSystem
 
-from cachefs.errors import BadDataError
+from cachefs.errors import BadDataError, OriginError
+from cachefs.log import warn_once
 from cachefs.origin.fsspec import index_page
 from cachefs.origin.options import OriginOptions
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 << 20
 """The longest answer. Reads request at most 8 MiB; an index page of 500,000 names is shorter."""
@@ -29,6 +33,7 @@ _UNQUOTED = "/-_.~!$&'()*+,;=:@"
 _AT_A_TIME = 16
 _ABSENT = (404, 410)
 _PARTIAL = 206
+_REDIRECTS = (301, 302, 303, 307, 308)
 _HTML = "text/html"
 _MOST_NAMES = 500_000
 _NO_NAMES = {"", ".", "..", "../"}
@@ -36,6 +41,23 @@ _NO_NAMES = {"", ".", "..", "../"}
 
 
 class _BoundedAnswer(aiohttp.ClientResponse):
+    """An answer of bounded length. aiohttp follows at most ten redirects, only to `http` and
+    `https`, and sends no credentials to another host. This class refuses those that leave TLS."""
+
+    async def start(self, connection: Any) -> "_BoundedAnswer":
+        """Receive the head. Raises `OriginError` for a redirect from `https` to `http`."""
+        await super().start(connection)
+        location = self.headers.get("Location", "")
+        if leaves_tls(self.url, self.status, location):
+            self.close()
+            error = OriginError(
+                f"{self.url.origin()} redirects to a host without TLS, which is not followed: if "
+                "the files are there, mount that address"
+            )
+            warn_once(log, str(self.url.origin()), "%s", error)
+            raise error
+        return self
+
     async def read(self) -> bytes:
         if self._body is None:  # an attribute of aiohttp, used as in the method replaced here
             body = bytearray()
@@ -46,6 +68,12 @@ class _BoundedAnswer(aiohttp.ClientResponse):
                     raise aiohttp.ClientPayloadError(f"more than {MOST_BYTES >> 20} MiB")
             self._body = bytes(body)
         return self._body
+
+
+def leaves_tls(asked: yarl.URL, status: int, location: str) -> bool:
+    """Whether an answer to a request over TLS redirects it to an address without TLS."""
+    is_redirect = asked.scheme == "https" and status in _REDIRECTS
+    return is_redirect and location.strip().lower().startswith("http:")
 
 
 class HttpTree(HTTPFileSystem):  # type: ignore[misc]

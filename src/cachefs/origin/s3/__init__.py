@@ -1,1 +1,1 @@
-"""S3 and OSS, on obstore and a client of our own for small files and listings."""
+"""S3 and OSS, with a client of our own."""

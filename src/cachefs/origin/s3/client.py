@@ -1,4 +1,4 @@
-"""S3, OSS and compatible stores: objects through obstore, listings through `S3Lister`.
+"""S3, OSS and compatible stores.
 
 A path is a key below the mounted prefix. An object's version is its ETag. Every GET of a strong
 ETag sends it as If-Match. The ETag of the answer is compared too, because a server may ignore the
@@ -10,28 +10,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import obstore
 import trio
 
 from cachefs.errors import (
-    AccessDeniedError,
     BadDataError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
     OriginError,
-    OriginUnavailableError,
 )
 from cachefs.origin.base import Origin, OriginCounters
 from cachefs.origin.body import Body
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.origin.s3 import digest, obstore_requests
+from cachefs.origin.s3 import digest, objects
 from cachefs.origin.s3 import errors as s3_errors
-from cachefs.origin.s3.config import S3Target, new_session, resolve_target
+from cachefs.origin.s3.bucket_reader import BucketReader
+from cachefs.origin.s3.config import S3Target, check_ca_file, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
+from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.fast_path import wire as s3_wire
 from cachefs.origin.s3.fast_path.direct_reader import DirectReader
 from cachefs.origin.s3.fast_path.loop_reader import LoopReader
@@ -40,7 +39,7 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
-from cachefs.origin.s3.obstore_requests import is_strong, meta_from, open_store
+from cachefs.origin.s3.objects import is_strong
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.writing.sender import Sender
@@ -53,7 +52,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
-_EXPLAIN_EVERY_S = 10.0
 _SMALL_BYTES = 256 << 10
 """Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
 at most 0.5 ms on the loop."""
@@ -88,15 +86,15 @@ class ObjectStoreOrigin(Origin):
         self._max_threads = options.max_threads
         self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
-        self._store = open_store(target, provider, options)
-        self._lister = S3Lister(target, provider, options)
         self.shapes = TreeShapes()
+        check_ca_file(target)
         tls = None
         if target.base_url.startswith("https://"):
             tls = TlsConnector(*address_of(target), target.ca_file)
+        self._reader = BucketReader(target, provider, options, tls)
+        self._lister = S3Lister(self._reader)
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
-        self._denial_explained_at = float("-inf")
         sender = Sender(target, provider, options, tls, self.counters)
         self._writer = S3Writer(sender, self._lister, self.checked_key, self._subject)
 
@@ -172,8 +170,8 @@ class ObjectStoreOrigin(Origin):
         return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """See `Origin.read`. Costs one GET. At most `_SMALL_BYTES` are read on the loop. Otherwise
-        the result is obstore's own buffer, without a copy."""
+        """See `Origin.read`. Costs one GET. At most `_SMALL_BYTES` are read on the loop,
+        more in a worker thread."""
         return await self.read_body(path, meta, offset, length, None)
 
     async def read_body(
@@ -189,8 +187,9 @@ class ObjectStoreOrigin(Origin):
         is_whole = (offset, length) == (0, meta.size_bytes)
         md5 = self._md5_of(meta) if is_whole else None
         self.counters.gets += 1
-        get = partial(obstore_requests.get, self._store, key, meta, offset, length, md5, body)
-        got = await self._in_thread(path, get)
+        got = await self._in_thread(
+            partial(objects.get, self._reader, key, meta, offset, length, md5, body)
+        )
         if got.version != meta.version:
             raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
         if got.data is None:
@@ -258,7 +257,7 @@ class ObjectStoreOrigin(Origin):
         given_up = False
         try:
             found, requests, first_s = await self._in_thread(
-                wanted[0][0], partial(self._direct.get, items, at_a_time, stopped, lambda: given_up)
+                lambda _: self._direct.get(items, at_a_time, stopped, lambda: given_up)
             )
         finally:
             given_up = True
@@ -272,7 +271,8 @@ class ObjectStoreOrigin(Origin):
         """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
         comparing, because encryption usually covers a whole bucket."""
         self.counters.heads += 1
-        headers = await self._in_thread(path, partial(self._lister.head, key))
+        ask = partial(self._reader.send, "HEAD", key)
+        headers = (await self._in_thread(lambda exchange: ask(exchange=exchange))).headers
         if digest.is_no_md5(headers, md5):
             self._verifies = False
             log.info("ETags in %s are no MD5s: what is read is not compared with them", self.url)
@@ -284,8 +284,8 @@ class ObjectStoreOrigin(Origin):
         )
 
     async def aclose(self) -> None:
-        """Close all connections but those of obstore, which closes them when it is dropped."""
-        self._lister.close()
+        """Close all connections."""
+        self._reader.close()
         self._direct.close()
         self._on_loop.close()
         self._writer.close()
@@ -312,57 +312,28 @@ class ObjectStoreOrigin(Origin):
     async def _head(self, path: str) -> ObjectMeta:
         key = self.checked_key(path)
         self.counters.heads += 1
-        try:
-            found = await self._in_thread(path, partial(obstore.head, self._store, key))
-        except AccessDeniedError:
-            await self._explain_denial(path, key)
-            raise
-        return meta_from(found)
+        return await self._in_thread(partial(objects.head, self._reader, key))
 
-    async def _explain_denial(self, path: str, key: str) -> None:
-        """Raise `OriginUnavailableError` if a wrong clock caused the denial. The answer to a HEAD
-        has no body that gives the cause, and obstore hides the headers, so this sends its own HEAD,
-        at most once per `_EXPLAIN_EVERY_S`."""
-        now = trio.current_time()
-        if self._provider.anonymous or now < self._denial_explained_at + _EXPLAIN_EVERY_S:
-            return
-        self._denial_explained_at = now
-        self.counters.heads += 1
-        try:
-            await self._in_thread(path, partial(self._lister.head, key))
-        except OriginUnavailableError:
-            self._denial_explained_at = float("-inf")  # so the next denial is explained, too
-            raise
-        except OriginError:
-            return
-
-    async def _in_thread(self, path: str, call: Callable[[], T]) -> T:
-        """Run a blocking call in a worker thread. Raises `OriginError`."""
+    async def _in_thread(self, call: Callable[[Exchange], T]) -> T:
+        """Run a blocking call in a worker thread. If the caller is cancelled, its exchange is
+        broken off, so that the thread is free at once. Raises `OriginError`."""
+        exchange = Exchange()
 
         def work() -> T:
             self._provider.current()  # renews the credentials, or fails with a clear error
-            return call()
+            return call(exchange)
 
         if self._workers is None:
             self._workers = Workers(self._max_threads, "origin")
         try:
             return await self._workers.run_abandonable(work)
+        except (NotFoundError, ObjectChangedError):
+            raise
         except OriginError:
             self.counters.errors += 1
             raise
-        except BaseException as error:
-            if s3_errors.is_panic(error):
-                self.counters.errors += 1
-                raise BadDataError(
-                    f"{self._subject(path)} can't be read: the library that reads it has failed "
-                    "over what it was asked or answered"
-                ) from None
-            if not isinstance(error, Exception):
-                raise
-            mapped = s3_errors.from_obstore(self._target, self._subject(path), error)
-            if not isinstance(mapped, NotFoundError | ObjectChangedError):
-                self.counters.errors += 1
-            raise mapped from None
+        finally:
+            exchange.give_up()
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
@@ -383,7 +354,8 @@ class ObjectStoreOrigin(Origin):
     def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
         """Send one LIST now."""
         self.counters.lists += 1
-        return EarlyCall(partial(self._lister.fetch, request))
+        exchange = Exchange()
+        return EarlyCall(partial(self._lister.fetch, request, exchange), exchange.give_up)
 
     async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""

@@ -107,11 +107,11 @@ def chosen_ca_file(options: OriginOptions, configured: str | None) -> str | None
     return str(options.ca_file) if options.ca_file else configured or None
 
 
-def read_ca_file(target: S3Target) -> bytes | None:
-    """Return the content of the PEM file that `--ca-file`, AWS_CA_BUNDLE or the configuration
-    names, or None. Raises `UsageError`."""
+def check_ca_file(target: S3Target) -> None:
+    """Read the PEM file that `--ca-file`, AWS_CA_BUNDLE or the configuration names, if there is
+    one. Raises `UsageError` if it can't be used."""
     if not target.ca_file:
-        return None
+        return
     try:
         pem = read_file(target.ca_file, _MOST_CA_BYTES)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
@@ -124,7 +124,6 @@ def read_ca_file(target: S3Target) -> bytes | None:
             f"the CA file {target.ca_file} can't be read ({reason_of(error)}): correct --ca-file "
             "or AWS_CA_BUNDLE"
         ) from None
-    return pem
 
 
 def _region(options: OriginOptions, session: Any) -> str:

@@ -122,7 +122,6 @@ class FileSource(CredentialSource):
             texts["access_key_id"],
             texts["secret_access_key"],
             texts.get("session_token") or None,
-            may_change=True,
         )
 
     def _explain(self, error: Exception) -> str:

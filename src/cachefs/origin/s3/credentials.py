@@ -1,4 +1,4 @@
-"""Credentials for all requests, both those that cachefs signs itself and those of obstore.
+"""Credentials for all requests.
 
 They come from one `CredentialSource`: botocore's chain (environment, shared files, profiles,
 container and instance roles), a few named variables, or a directory of files. No message and no
@@ -8,7 +8,6 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from botocore.credentials import ReadOnlyCredentials
@@ -16,18 +15,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cachefs.errors import AccessDeniedError
 
-_OBSTORE_KEEPS = timedelta(minutes=5)
-"""obstore requests credentials again (at most every 100 ms) if they expire within this time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """One set of credentials. `may_change`: the source must be queried again soon."""
+    """One set of credentials."""
 
     access_key: str
     secret_key: str = field(repr=False)
     token: str | None = field(repr=False)
-    may_change: bool = False
 
     @property
     def is_sane(self) -> bool:
@@ -77,8 +72,7 @@ class BotocoreSource(CredentialSource):
             ) from None
         if not frozen or not frozen.access_key or not frozen.secret_key:
             return None
-        renewed = hasattr(self._found, "refresh_needed")
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token, renewed)
+        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
 
 
 class VariableSource(CredentialSource):
@@ -118,19 +112,6 @@ class CredentialProvider:
             return None
         found = self._found(self._source)
         return ReadOnlyCredentials(found.access_key, found.secret_key, found.token)
-
-    def for_obstore(self) -> dict[str, Any]:
-        """Return the credentials in obstore's form. obstore calls this when it needs
-        credentials."""
-        assert self._source is not None
-        found = self._found(self._source)
-        ends = datetime.now(UTC) + _OBSTORE_KEEPS if found.may_change else None
-        return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
-            "expires_at": ends,
-        }
 
     @staticmethod
     def _found(source: CredentialSource) -> Credentials:

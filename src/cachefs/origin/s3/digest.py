@@ -2,9 +2,8 @@
 
 In S3, OSS, Ceph, MinIO and others, the ETag of an object that was put in one piece is the MD5 of
 its bytes. It is no MD5 if the object has several parts (then it contains a `-`), or if the object
-is encrypted with a customer's key or a key service; only the headers show this encryption. obstore
-shows neither these headers nor `x-amz-checksum-*`. So if bytes don't match, the caller checks the
-headers with a HEAD before it reports an error.
+is encrypted with a customer's key or a key service; only the headers show this encryption. So if
+bytes don't match, the caller checks the headers with a HEAD before it reports an error.
 """
 
 import base64

@@ -12,7 +12,6 @@ from email.utils import parsedate_to_datetime
 
 from cachefs.errors import (
     AccessDeniedError,
-    BadDataError,
     NotFoundError,
     ObjectChangedError,
     OriginBusyError,
@@ -25,13 +24,11 @@ from cachefs.origin.s3.config import S3Target
 from cachefs.units import format_duration
 
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
-_STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _BUSY_STATUS = (429, 503)
 _SKEWED = "RequestTimeTooSkewed"
 _MOST_SKEW_S = 900
 """S3 refuses requests signed by a clock that is wrong by more than this."""
-_SERVER_TIME = re.compile(r"<ServerTime>([0-9TZ:.+-]{10,40})</ServerTime>")
 _OTHER_HOST, _NOT_NOW = "it is for another host", "it is not valid at this time"
 _UNKNOWN_CA = "its CA is unknown"
 _OPENSSL_REASONS = {
@@ -46,19 +43,6 @@ _OPENSSL_REASONS = {
     64: _OTHER_HOST,
 }
 """By the error numbers of X509_verify_cert_error_string(3)."""
-_RUSTLS = re.compile(r"InvalidCertificate\(\s*([A-Za-z]{1,40})")
-_RUSTLS_REASONS = {
-    "Expired": _NOT_NOW,
-    "ExpiredContext": _NOT_NOW,
-    "NotValidYet": _NOT_NOW,
-    "NotValidYetContext": _NOT_NOW,
-    "NotValidForName": _OTHER_HOST,
-    "NotValidForNameContext": _OTHER_HOST,
-    "UnknownIssuer": _UNKNOWN_CA,
-    "BadSignature": _UNKNOWN_CA,
-}
-_WRONG_PART = ("NoContentRange", "UnexpectedRange", "ParseContentRange", "NotPartial")
-"""obstore's names of errors about an answer to a GET of a part."""
 _CERTIFICATE_ADVICE = {
     _OTHER_HOST: "write the host name of the certificate in the endpoint",
     _NOT_NOW: "renew it at the store, or set the clock of this machine",
@@ -85,8 +69,8 @@ def from_status(
     verb: str = "read",
 ) -> OriginError:
     """Return the exception for an answer that is no success. `subject` names the requested object;
-    `server_time` is the server's time (header Date or `ServerTime`) in an answer to a signed
-    request; the message says that the object can't be `verb`."""
+    `server_time` is the header Date in an answer to a signed request; the message says that the
+    object can't be `verb`."""
     ahead_s = _seconds_ahead(server_time)
     if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
         return _skewed(target, ahead_s)
@@ -132,16 +116,9 @@ def _seconds_ahead(server_time: str | None) -> float | None:
     if not server_time:
         return None
     try:
-        is_header = server_time[0].isalpha()
-        told = parsedate_to_datetime(server_time) if is_header else _iso(server_time)
-        return (datetime.now(UTC) - told).total_seconds()
+        return (datetime.now(UTC) - parsedate_to_datetime(server_time)).total_seconds()
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _iso(text: str) -> datetime:
-    told = datetime.fromisoformat(text)
-    return told if told.tzinfo else told.replace(tzinfo=UTC)
 
 
 def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
@@ -154,38 +131,6 @@ def _skewed(target: S3Target, ahead_s: float | None) -> OriginUnavailableError:
         f"{target.url} can't be read: the clock of this machine is {how} of {target.endpoint}, "
         "which therefore refuses what is signed here: set the clock"
     )
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether `error` is a panic of obstore, caused by the arguments or by the server's answer. A
-    panic of a Rust library is no `Exception`, and an uncaught one would end the daemon."""
-    return type(error).__name__ == "PanicException"
-
-
-def from_obstore(target: S3Target, subject: str, error: Exception) -> OriginError:
-    """Return the exception for an error of obstore, chosen by its class, then by HTTP status."""
-    kind = type(error).__name__
-    if isinstance(error, FileNotFoundError):
-        return from_status(target, subject, 404, "")
-    text = str(error)
-    code = error_code(text.encode(errors="replace"))
-    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        told = _SERVER_TIME.search(text)
-        return from_status(target, subject, 403, code, server_time=told[1] if told else None)
-    if kind == "PreconditionError":
-        return from_status(target, subject, 412, "")
-    status = _STATUS.search(text)
-    if status:
-        return from_status(target, subject, int(status[1]), code)
-    if any(name in text for name in _WRONG_PART):
-        return BadDataError(
-            f"{subject} can't be read: {target.endpoint} sent another part than the one that was "
-            "asked, or did not say which"
-        )
-    refused = _RUSTLS.search(text)
-    if refused:
-        return _bad_certificate(target, subject, _RUSTLS_REASONS.get(refused[1], refused[1]))
-    return unreachable(target, subject)
 
 
 def from_connection(

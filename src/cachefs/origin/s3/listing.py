@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_plus
@@ -67,6 +68,14 @@ def whole_seconds(modified: datetime) -> int:
     have."""
     seconds = int(modified.timestamp())
     return max(-_MOST_SECONDS, min(seconds, _MOST_SECONDS)) * _NS_PER_S
+
+
+def mtime_ns_in(header: str) -> int | None:
+    """Return the time of a Last-Modified in ns, as `whole_seconds`; None if it is no time."""
+    try:
+        return whole_seconds(parsedate_to_datetime(header[:_MOST_TIME_CHARACTERS]))
+    except (ValueError, OverflowError):
+        return None
 
 
 class Page(NamedTuple):

@@ -1,8 +1,7 @@
 """Signature Version 4 of a plain GET, in 15 us, and of any other request, in 25 us.
 
-botocore's signer takes 150 us. URLs signed by obstore cost the server more (100 us in SeaweedFS,
-which parses their queries several times), and the server would log them. A test compares the
-signatures with botocore's.
+botocore's signer takes 150 us. A test compares the signatures with
+botocore's.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from functools import lru_cache
 
 from botocore.credentials import ReadOnlyCredentials
 
-_NO_BODY = hashlib.sha256(b"").hexdigest()
+NO_BODY = hashlib.sha256(b"").hexdigest()
 _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
@@ -22,12 +21,12 @@ def signed_headers(
 ) -> dict[str, str]:
     """Return the headers that sign `GET path`. `path` is quoted and has no query."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
-    headers = {"x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
+    headers = {"x-amz-content-sha256": NO_BODY, "x-amz-date": stamp}
     if credentials.token:
         headers["x-amz-security-token"] = credentials.token
     names = ";".join(["host", *headers])
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
-    canonical = f"GET\n{path}\n\nhost:{host}\n{lines}\n{names}\n{_NO_BODY}"
+    canonical = f"GET\n{path}\n\nhost:{host}\n{lines}\n{names}\n{NO_BODY}"
     headers["Authorization"] = _authorization(credentials, region, stamp, names, canonical)
     return headers
 

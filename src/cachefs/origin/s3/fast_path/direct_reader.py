@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from botocore.credentials import ReadOnlyCredentials
 
-from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import digest, redirects
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
 from cachefs.origin.s3.fast_path.wire import (
@@ -217,11 +217,11 @@ class _Connection(Connection):
         self._socket.sendall(request)
 
     def answer(self, item: Wanted) -> memoryview | None:
-        """Return the object, or None if it is absent or has another version. Raises `UnusualError`,
-        `EOFError` and errors of sockets."""
+        """Return the object, or None if it is absent, elsewhere, or has another version. Raises
+        `UnusualError`, `EOFError` and errors of sockets."""
         text, begun = self._head()
         head = read_head(text.split(b"\r\n"), item)
-        if head.status in REPLACED:
+        if head.status in (*REPLACED, *redirects.STATUSES):
             self._skip_error(head, begun)
             return None
         if head.status != 200 or head.length_bytes is None:

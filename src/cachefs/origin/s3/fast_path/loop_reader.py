@@ -15,7 +15,7 @@ import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.loop_socket import CLOSED
-from cachefs.origin.s3 import digest
+from cachefs.origin.s3 import digest, redirects
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.fast_path.loop_connection import LoopClient, LoopConnection
 from cachefs.origin.s3.fast_path.wire import (
@@ -61,8 +61,8 @@ class LoopReader(LoopClient):
 
     async def get(self, item: Wanted, subject: str) -> Loaded | None:
         """Return the object or its part, or None if it can't be read so: `ObjectStoreOrigin.read`
-        uses obstore, which finds the cause. Raises an `OriginError` about `subject` if the server
-        refuses the request or does not answer."""
+        uses `BucketReader`, which finds the cause. Raises an `OriginError` about `subject` if the
+        server refuses the request or does not answer."""
         request = partial(get_request, self._target, item)
         found = await self._answer(request, item, item.length_bytes, subject)
         if found is None:
@@ -128,7 +128,8 @@ def _is_plain_answer(status: int) -> bool:
 async def _object(
     connection: LoopConnection, item: Wanted | None, most_bytes: int, piece: memoryview
 ) -> LookedUp | None:
-    """Return the object that the server sends, or None if it sends another version. Without an
+    """Return the object that the server sends, or None if it sends another version or a redirect,
+    which `BucketReader` follows or refuses. Without an
     `item`, any version is accepted. Raises `_RefusedError` for a status without an object,
     `UnusualError` (also for a body of more than `most_bytes`), `EOFError`, and errors of sockets.
     """
@@ -141,10 +142,8 @@ async def _object(
         data = await connection.body(size_bytes, begun)
         connection.is_idle = told.stays_open
         return LookedUp(told.headers, data)
-    if told.status in (200, 206):
+    if told.status in (200, 206, *redirects.STATUSES):
         return None
-    if 300 <= told.status < 400 and b"location" in told.headers:
-        raise UnusualError  # obstore follows the redirect
     if told.is_chunked:
         body, is_whole = await connection.chunked_body(bytes(begun), piece)
         connection.is_idle = is_whole and told.stays_open

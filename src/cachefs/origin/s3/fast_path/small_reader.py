@@ -1,7 +1,7 @@
 """What `LoopReader` and `DirectReader` share: idle connections, and a rest after a failure.
 
 Both handle only the usual case and have no proxies. `ObjectStoreOrigin.read` reads everything else
-through obstore, and reports the cause of a failure.
+through `BucketReader`, and reports the cause of a failure.
 """
 
 import socket

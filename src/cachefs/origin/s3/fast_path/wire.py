@@ -1,11 +1,10 @@
 """GETs of small objects on the wire: writes the request and parses the head of the answer.
 
 This module handles only the usual case. For any unexpected answer, the caller repeats the request
-through obstore, which handles all cases.
+through `BucketReader`, which handles all cases.
 """
 
 from collections.abc import Iterable
-from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -13,7 +12,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.foreign_numbers import whole_number
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
+from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
 from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
 
@@ -196,9 +195,7 @@ def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:
     size_bytes = whole_number(length)
     if size_bytes is None or size_bytes > MOST_BYTES or not e_tag:
         return None
-    try:
-        modified = parsedate_to_datetime(headers.get(b"last-modified", b"").decode("latin-1"))
-        mtime_ns = whole_seconds(modified)
-    except (ValueError, OverflowError):
+    mtime_ns = mtime_ns_in(headers.get(b"last-modified", b"").decode("latin-1"))
+    if mtime_ns is None:
         return None
     return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))

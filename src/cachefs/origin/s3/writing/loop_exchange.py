@@ -15,9 +15,9 @@ import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.loop_socket import CLOSED
+from cachefs.origin.s3.exchange import Answer, BrokenAnswerError, Request, head_of
 from cachefs.origin.s3.fast_path.loop_connection import LoopClient, LoopConnection
 from cachefs.origin.s3.fast_path.wire import ERROR_BYTES, UnusualError, read_head
-from cachefs.origin.s3.writing.exchange import Answer, BrokenAnswerError, Request, head_of
 from cachefs.origin.writable import Content
 
 MOST_BYTES = 256 << 10

@@ -22,12 +22,13 @@ from cachefs.origin.base import OriginCounters
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import errors as s3_errors
+from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
+from cachefs.origin.s3.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
-from cachefs.origin.s3.writing.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
 from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
 from cachefs.origin.writable import BufferContent, Content, WriteKind
 from cachefs.workers import Workers
@@ -257,6 +258,9 @@ class Sender:
         place = f"{subject} at {self.target.endpoint}"
         if status == 412 or code in _CONFLICTS:
             return ConflictError(f"{place} has been changed, made or deleted meanwhile ({reason})")
+        refused = redirects.refusal(self.target, subject, status, headers, body, "written")
+        if refused is not None:
+            return refused
         if code == "NoSuchUpload":
             return NoSuchUploadError(f"{place} has no such upload")
         if code in _DAMAGED:

@@ -1,7 +1,9 @@
-"""One HTTP request with a body and its answer, on connections of its own.
+"""One HTTP request and its answer, on connections of its own: everything that is not sent on the
+event loop or by `DirectReader`.
 
-obstore has no parts of uploads. A PUT of 100 KB costs 1.1 ms of CPU in urllib3, 650 us in
-http.client and 480 us here (16 threads, SeaweedFS on the same two cores; 440 us in obstore).
+A PUT of 100 KB costs 1.1 ms of CPU in urllib3, 650 us in http.client and 480 us here (16 threads,
+SeaweedFS on the same two cores). The body of an object is received where it will be used, without
+a copy.
 
 A request that nobody waits for any more must not be executed later, when its bytes could replace
 newer ones. So `Exchange.give_up` breaks the connection at once. The server drops a request whose
@@ -16,7 +18,8 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from botocore.awsrequest import AWSPreparedRequest
@@ -36,12 +39,19 @@ PIECE_BYTES = 256 << 10
 _LINE_BYTES = 16 << 10
 _HEAD_LINES = 100
 _MOST_BYTES = 4 << 20
-"""A longer answer is refused. The longest names 1,000 keys of 1,024 bytes."""
+"""A longer answer to a write is refused. The longest names 1,000 keys of 1,024 bytes."""
+_WITH_OBJECT = (200, 206)
 _MOST_IDLE = 64
+_ROOM_BYTES = 256 << 10
+"""The most bytes of a body that one call receives."""
 
 
 class BrokenAnswerError(Exception):
     """The answer can't be understood, or it is incomplete."""
+
+
+class TooLongAnswerError(BrokenAnswerError):
+    """The answer has more bytes than the request allows."""
 
 
 class GivenUpError(Exception):
@@ -56,6 +66,20 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class Sink(Protocol):
+    """Takes the body of an object, in the thread that receives it."""
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Return whether the body is wanted. If not, it is not read."""
+
+    def room(self, most_bytes: int) -> memoryview | None:
+        """Return where the next bytes go: nothing if no more are expected, None if nobody needs
+        them any more."""
+
+    def filled(self, count: int) -> None:
+        """Note that so many bytes have been written to `room`."""
+
+
 class Request(NamedTuple):
     """A signed request. `path` and `query` are quoted; `headers` lack Host and Content-Length."""
 
@@ -64,6 +88,8 @@ class Request(NamedTuple):
     query: str
     headers: dict[str, str]
     content: Content
+    most_bytes: int = _MOST_BYTES
+    """A longer answer is refused."""
 
     @property
     def target(self) -> str:
@@ -113,20 +139,52 @@ class Exchange:
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
+class _Received(io.RawIOBase):
+    """The bytes that a socket receives. Raises `TimeoutError` if none comes for `idle_s`, and after
+    `ends_at`, so that a server that sends very slowly occupies no thread for long."""
+
+    def __init__(self, opened: socket.socket, idle_s: float) -> None:
+        self._socket = opened
+        self._idle_s = idle_s
+        self.ends_at = float("inf")
+
+    def begin(self, total_s: float) -> None:
+        """Begin an answer, which must be complete after `total_s`."""
+        self.ends_at = time.monotonic() + total_s
+        self._socket.settimeout(self._idle_s)
+
+    def readable(self) -> bool:
+        """See `io.IOBase.readable`."""
+        return True
+
+    def readinto(self, room: Any) -> int:
+        """Receive bytes."""
+        left_s = self.ends_at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if left_s < self._idle_s:
+            self._socket.settimeout(left_s)
+        return self._socket.recv_into(room)
+
+
 class _Connection:
     """An HTTP/1.1 connection for one request at a time. It owns its socket."""
 
-    def __init__(self, opened: socket.socket, tls: TlsConnector | None, timeout_s: float) -> None:
+    def __init__(
+        self, opened: socket.socket, tls: TlsConnector | None, idle_s: float, total_s: float
+    ) -> None:
         self.socket = opened
         self._tls = tls
-        opened.settimeout(timeout_s)
-        self._answers = opened.makefile("rb")
+        self._total_s = total_s
+        opened.settimeout(idle_s)
+        self._received = _Received(opened, idle_s)
+        self._answers = io.BufferedReader(self._received)
         self.used_at = time.monotonic()
         self.is_idle = False
         self.has_answered = False
         """A byte of the answer to the present request has arrived."""
 
-    def ask(self, head: bytes, request: Request, exchange: Exchange) -> Answer:
+    def ask(self, head: bytes, request: Request, exchange: Exchange, sink: Sink | None) -> Answer:
         self.is_idle = self.has_answered = False
         failure: OSError | None = None
         try:
@@ -134,7 +192,8 @@ class _Connection:
         except OSError as error:  # perhaps the server has answered early and closed
             failure = error
         try:
-            return self._answer(request.method)
+            self._received.begin(self._total_s)
+            return self._answer(request, sink)
         except (OSError, BrokenAnswerError) as error:
             raise failure or error from None
 
@@ -151,13 +210,20 @@ class _Connection:
             exchange.check()
             self.socket.sendall(piece)
 
-    def _answer(self, method: str) -> Answer:
+    def _answer(self, request: Request, sink: Sink | None) -> Answer:
         status, headers = 100, dict[str, str]()
         while 100 <= status < 200:
             status, headers = self._head()
         body, is_whole = b"", True
-        if method != "HEAD" and status not in (204, 304):
-            body, is_whole = self._body(headers)
+        if sink is not None and status in _WITH_OBJECT:
+            is_whole = sink.begin(status, headers) and self._receive(headers, sink)
+        elif request.method != "HEAD" and status not in (204, 304):
+            try:
+                body, is_whole = self._body(headers, request.most_bytes)
+            except TooLongAnswerError:
+                if status < 300:
+                    raise
+                is_whole = False  # the status of an error says enough
         self.is_idle = is_whole and headers.get("connection", "").lower() != "close"
         return Answer(status, headers, body)
 
@@ -176,27 +242,60 @@ class _Connection:
             headers[name.strip().lower()] = value.strip()
         raise BrokenAnswerError
 
-    def _body(self, headers: dict[str, str]) -> tuple[bytes, bool]:
+    def _body(self, headers: dict[str, str], most_bytes: int) -> tuple[bytes, bool]:
         """Return the body, and whether the connection can be used again."""
-        if headers.get("transfer-encoding", "").lower() == "chunked":
+        if _is_chunked(headers):
             pieces = bytearray()
-            while length := self._chunk_bytes():
-                if len(pieces) + length > _MOST_BYTES:
-                    raise BrokenAnswerError
+            for length in self._chunks():
+                if len(pieces) + length > most_bytes:
+                    raise TooLongAnswerError
                 pieces += self._exactly(length)
-                self._line()
-            while self._line():
-                pass
             return bytes(pieces), True
         if "content-length" in headers:
             known = whole_number(headers["content-length"])
-            if known is None or known > _MOST_BYTES:
+            if known is None:
                 raise BrokenAnswerError
+            if known > most_bytes:
+                raise TooLongAnswerError
             return self._exactly(known), True
-        body = self._answers.read(_MOST_BYTES + 1)
-        if len(body) > _MOST_BYTES:
-            raise BrokenAnswerError
+        body = self._answers.read(most_bytes + 1)
+        if len(body) > most_bytes:
+            raise TooLongAnswerError
         return body, False
+
+    def _receive(self, headers: dict[str, str], sink: Sink) -> bool:
+        """Receive the body into `sink`. Return whether the connection can be used again."""
+        if _is_chunked(headers):
+            for length in self._chunks():
+                self._fill(sink, length)
+            return True
+        known = whole_number(headers.get("content-length", ""))
+        if known is None:
+            return False
+        self._fill(sink, known)
+        return True
+
+    def _fill(self, sink: Sink, length: int) -> None:
+        while length:
+            room = sink.room(min(length, _ROOM_BYTES))
+            if room is None:
+                raise GivenUpError
+            count = self._answers.readinto1(room) if room else 0
+            if not count:
+                raise BrokenAnswerError
+            sink.filled(count)
+            length -= count
+
+    def _chunks(self) -> Iterator[int]:
+        """Return the length of each chunk, whose bytes the caller reads before it asks for the
+        next one. Read what follows the last one."""
+        while length := self._chunk_bytes():
+            yield length
+            self._line()
+        for _ in range(_HEAD_LINES):
+            if not self._line():
+                return
+        raise BrokenAnswerError
 
     def _chunk_bytes(self) -> int:
         length = chunk_bytes(self._line())
@@ -223,16 +322,29 @@ class _Connection:
         self.socket.close()
 
 
+def _is_chunked(headers: dict[str, str]) -> bool:
+    return headers.get("transfer-encoding", "").lower() == "chunked"
+
+
 class Exchanges:
     """Sends requests to the host of one bucket. Thread-safe. It owns the idle connections."""
 
-    def __init__(self, target: S3Target, options: OriginOptions, tls: TlsConnector | None) -> None:
+    def __init__(
+        self,
+        target: S3Target,
+        options: OriginOptions,
+        tls: TlsConnector | None,
+        total_s: float = float("inf"),
+    ) -> None:
+        """`total_s` limits the time that an answer takes, from its first byte awaited to its
+        last."""
         address = urlsplit(target.base_url)
         self._base = f"{address.scheme}://{address.netloc}"
         self.host = address.netloc
         self._host, self._port = address_of(target)
         self._options = options
         self._tls = tls
+        self._total_s = total_s
         self._idle: deque[_Connection] = deque()
         self._closed = False
         proxies = get_environ_proxies(target.base_url)
@@ -245,29 +357,35 @@ class Exchanges:
                 max_pool_connections=options.max_threads,
             )
 
-    def send(self, request: Request, exchange: Exchange) -> Answer:
-        """Return the answer. A request on a connection that the server has closed meanwhile is sent
-        once more. Raises `OSError`, `BrokenAnswerError`, `GivenUpError`, and any exception of
-        urllib3."""
+    def send(self, request: Request, exchange: Exchange, sink: Sink | None = None) -> Answer:
+        """Return the answer. If it has an object, its body goes to `sink`, if there is one. A
+        request on a connection that the server has closed meanwhile is sent once more. Raises
+        `OSError`, `BrokenAnswerError`, `GivenUpError`, any exception of `sink`, and any exception
+        of urllib3."""
         if self._proxied is not None:
-            return self._send_to_proxy(self._proxied, request, exchange)
+            return self._send_to_proxy(self._proxied, request, exchange, sink)
         head = head_of(request, self.host)
         connection = self._idle_connection()
         if connection is not None:
             try:
-                return self._ask(connection, head, request, exchange)
+                return self._ask(connection, head, request, exchange, sink)
             except (ConnectionError, BrokenAnswerError):
                 if connection.has_answered:
                     raise
                 exchange.check()
-        return self._ask(self._opened(), head, request, exchange)
+        return self._ask(self._opened(), head, request, exchange, sink)
 
     def _ask(
-        self, connection: _Connection, head: bytes, request: Request, exchange: Exchange
+        self,
+        connection: _Connection,
+        head: bytes,
+        request: Request,
+        exchange: Exchange,
+        sink: Sink | None,
     ) -> Answer:
         try:
             exchange.use(connection.socket)
-            return connection.ask(head, request, exchange)
+            return connection.ask(head, request, exchange, sink)
         finally:
             exchange.use(None)
             self._give_back(connection)
@@ -279,7 +397,7 @@ class Exchanges:
             opened = self._tls.connect(connect_s)
         else:
             opened = connect_tcp(self._host, self._port, connect_s)
-        return _Connection(opened, self._tls, self._options.idle_timeout_s)
+        return _Connection(opened, self._tls, self._options.idle_timeout_s, self._total_s)
 
     def _idle_connection(self) -> _Connection | None:
         while True:
@@ -300,19 +418,36 @@ class Exchanges:
         if self._closed:  # looked at last, so that either this thread or `close` closes it
             self.close()
 
-    def _send_to_proxy(self, proxied: Any, request: Request, exchange: Exchange) -> Answer:
-        headers = {**request.headers, "content-length": str(request.content.size_bytes)}
+    def _send_to_proxy(
+        self, proxied: Any, request: Request, exchange: Exchange, sink: Sink | None
+    ) -> Answer:
+        headers = dict(request.headers)
+        if request.content.size_bytes or request.method in ("PUT", "POST"):
+            headers["content-length"] = str(request.content.size_bytes)
         body = _Body(request.content, exchange) if request.content.size_bytes else b""
         url = f"{self._base}{request.target}"
         answer = proxied.send(
             AWSPreparedRequest(request.method, url, headers, body, stream_output=True)
         )
-        data = answer.raw.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise BrokenAnswerError
-        answer.raw.release_conn()
         found = {name.lower(): value for name, value in answer.headers.items()}
-        return Answer(answer.status_code, found, data)
+        status, ends_at = answer.status_code, time.monotonic() + self._total_s
+        data = bytearray()
+        try:
+            if sink is None or status not in _WITH_OBJECT:
+                for piece in _pieces(answer.raw, exchange, ends_at):
+                    data += piece
+                    if len(data) > request.most_bytes:
+                        if status < 300:
+                            raise TooLongAnswerError
+                        break
+            elif sink.begin(status, found):
+                for piece in _pieces(answer.raw, exchange, ends_at):
+                    _pour(piece, sink)
+        except BaseException:
+            answer.raw.close()
+            raise
+        answer.raw.release_conn()
+        return Answer(status, found, bytes(data))
 
     def close(self) -> None:
         """Close idle connections now, and the others when they are given back."""
@@ -324,6 +459,28 @@ class Exchanges:
                 break
         if self._proxied is not None:
             self._proxied.close()
+
+
+def _pieces(raw: Any, exchange: Exchange, ends_at: float) -> Iterator[bytes]:
+    """Return the body of an answer of urllib3, piece by piece."""
+    while piece := raw.read1(_ROOM_BYTES):
+        exchange.check()
+        if time.monotonic() > ends_at:
+            raise TimeoutError
+        yield piece
+
+
+def _pour(piece: bytes, sink: Sink) -> None:
+    left = memoryview(piece)
+    while left:
+        room = sink.room(len(left))
+        if room is None:
+            raise GivenUpError
+        if not room:
+            raise BrokenAnswerError
+        room[:] = left[: len(room)]
+        sink.filled(len(room))
+        left = left[len(room) :]
 
 
 class _Body(io.RawIOBase):
