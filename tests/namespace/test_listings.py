@@ -634,3 +634,69 @@ async def test_a_job_waits_for_a_slow_disk_and_a_reader_does_not(
             assert await read_to_end(tree.namespace.open_directory(ROOT_INO)) == names
         assert tree.db.pending_count > 2000
         released.set()
+
+
+@pytest.fixture
+def short_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachefs.namespace.directories.snapshot._MOST_AHEAD", 20)
+
+
+async def test_a_listing_waits_for_its_readers(
+    tree: Tree, origin: ScriptedOrigin, short_lead: None, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = fill(origin, 95)
+    snapshot = tree.namespace.open_directory(ROOT_INO)
+    assert await snapshot.has(0)
+    await trio.sleep(20)
+    assert len(snapshot) == 30
+    assert await snapshot.has(29)
+    await trio.sleep(20)
+    assert len(snapshot) == 50
+    assert tree.namespace.open_directory(ROOT_INO) is snapshot
+    assert await read_to_end(snapshot) == names
+    assert await read_to_end(tree.namespace.open_directory(ROOT_INO)) == names
+    assert origin.requests.count(("list", "")) == 1
+
+
+async def test_a_listing_without_readers_is_given_up(
+    tree: Tree, origin: ScriptedOrigin, short_lead: None, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = fill(origin, 95)
+    snapshot = tree.namespace.open_directory(ROOT_INO)
+    assert await snapshot.has(0)
+    await trio.sleep(100)
+    with pytest.raises(OriginError, match="nobody read on"):
+        await read_to_end(snapshot)
+    assert await read_to_end(tree.namespace.open_directory(ROOT_INO)) == names
+
+
+async def test_a_new_reader_does_not_get_an_old_listing_that_was_left(
+    tree: Tree, origin: ScriptedOrigin, short_lead: None, autojump_clock: trio.testing.MockClock
+) -> None:
+    fill(origin, 95)
+    left = tree.namespace.open_directory(ROOT_INO)
+    assert await left.has(0)
+    await trio.sleep(20)
+    origin.put("0000a", b"x")
+    tree.clock.advance(1000)
+    assert "0000a" in await read_to_end(tree.namespace.open_directory(ROOT_INO))
+    await trio.sleep(100)
+    assert left.ended
+    assert tree.namespace.open_directory(ROOT_INO) is not left
+
+
+async def test_jobs_that_wait_for_the_end_hold_nothing_up(
+    tree: Tree, origin: ScriptedOrigin, short_lead: None, autojump_clock: trio.testing.MockClock
+) -> None:
+    fill(origin, 95)
+    with trio.fail_after(20):
+        assert len(await tree.namespace.listed_since(ROOT_INO, tree.clock.now_ns())) == 95
+
+
+async def test_a_listing_without_an_end_fails(
+    tree: Tree, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachefs.namespace.directories.lister._MOST_NAMES", 50)
+    fill(origin, 95)
+    with pytest.raises(OriginError, match="more than 50 names"):
+        await read_to_end(tree.namespace.open_directory(ROOT_INO))

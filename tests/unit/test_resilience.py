@@ -240,6 +240,21 @@ async def test_a_short_outage_is_waited_out(autojump_clock: MockClock) -> None:
         assert origin.state()["failed_calls"] == 0
 
 
+async def test_one_path_that_is_never_answered_is_no_outage(autojump_clock: MockClock) -> None:
+    store = Store()
+
+    async def look_up_nothing(path: str) -> None:
+        await trio.sleep_forever()
+
+    store.stat = look_up_nothing  # type: ignore[method-assign]
+    async with running(store) as origin:
+        for _ in range(5):
+            with pytest.raises(OriginUnavailableError):
+                await origin.stat("f")
+            assert not origin.is_down
+        assert await read(origin, store) == b"data"
+
+
 async def test_one_bad_object_does_not_open_the_breaker(autojump_clock: MockClock) -> None:
     store = Store()
     store.put("good", b"good")

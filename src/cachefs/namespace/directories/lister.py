@@ -32,6 +32,8 @@ _SWEEP_CHUNK = 500
 """Names that are checked after a listing between two checkpoints: some 1 ms."""
 _PAGES_AGAIN = 100
 """After so many successive pages without a new name, the listing would never end: it fails."""
+_MOST_NAMES = 20_000_000
+"""The most names of a directory. A listing without an end would fill the memory and the disk."""
 FILL_CHUNK = 2_000
 """Entries read from the table between two checkpoints: about 2 ms."""
 _BEHIND_S = 0.05
@@ -144,7 +146,7 @@ class Lister:
 
     async def _take_pages(self, ino: int, listing: ListingProgress) -> bool:
         """Bind and show the pages. Return False if the snapshot's `max_pages` are reached before
-        the last one."""
+        the last one. Raises `OriginError`, also if the listing has no end or no readers left."""
         snapshot = listing.snapshot
         while True:
             page = listing.page or await self._next_page(ino, listing)
@@ -165,7 +167,10 @@ class Lister:
                 listing.pages_again = 0
             elif listing.pages_again >= _PAGES_AGAIN:
                 raise BadDataError("a listing has shown nothing but the same names for long")
+            if len(listing.seen) > _MOST_NAMES:
+                raise BadDataError(f"a listing has shown more than {_MOST_NAMES:,} names")
             snapshot.wake()
+            await snapshot.wait_for_readers()
 
     async def fill(self, ino: int, snapshot: DirectorySnapshot) -> bool:
         """Append the table's names in order, except those that the snapshot already has. Each

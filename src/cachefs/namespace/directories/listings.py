@@ -101,14 +101,20 @@ class Listings:
         listing = self._table.listing(ino)
         if listing is not None and self._outage.is_on and self._may_show(ino, listing):
             return self._kept.current(directory, listing) or self._begin_stale(directory, listing)
-        if ino in self._running:
-            return self._running[ino].joined()
+        running = self._running.get(ino)
+        if running is not None and not self._is_left(running):
+            return running.joined()
         fresh = (self.remaining_ns(ino) or 0) > 0
         if listing is not None and fresh:
             kept = self._kept.current(directory, listing)
             if kept is not None:
                 return kept
         return self._begin(directory, listing if fresh else None).joined()
+
+    def _is_left(self, running: DirectorySnapshot) -> bool:
+        """Whether a running listing has been left by its readers, and is too old for new ones."""
+        left_ns = self._clock.remaining_ns(running.as_of_ns, self._list_ttl_ns)
+        return running.is_held and left_ns <= 0
 
     async def open_since(self, directory: Inode, since_ns: int) -> DirectorySnapshot:
         """Do the same as `open` for a job that needs a listing which began at `since_ns` or later.
@@ -281,9 +287,10 @@ class Listings:
         finally:
             if progress is not None:
                 self._prefetched.add(progress.below, snapshot.as_of_ns)
-            del under_way[ino]
-            if under_way is self._running:
-                self._validators.end(ino)
+            if under_way.get(ino) is snapshot:
+                del under_way[ino]
+                if under_way is self._running:
+                    self._validators.end(ino)
             if has_paused and progress is not None:
                 self._paused.add(ino, progress)
                 snapshot.wake()

@@ -10,8 +10,14 @@ from collections import OrderedDict
 
 import trio
 
-from cachefs.errors import CachefsError
+from cachefs.errors import CachefsError, OriginError
 from cachefs.format.inode_record import Inode, Listing
+
+_MOST_AHEAD = 20_000
+"""A listing is at most so many entries ahead of the readers that began it."""
+_LEFT_S = 30.0
+_LEFT_BY_JOB_S = 600.0
+"""A listing that nobody has read on for so long is given up. A job may be held up by readers."""
 
 
 class DirectorySnapshot:
@@ -19,16 +25,21 @@ class DirectorySnapshot:
     besides its name."""
 
     __slots__ = (
+        "_asked",
         "_ends",
         "_inos",
         "_names",
         "_progress",
+        "_read_to",
+        "_waiting_for_end",
         "as_of_ns",
         "ended",
         "error",
         "generation",
+        "has_job",
         "has_readers",
         "is_awaited",
+        "is_held",
         "max_pages",
         "mtime_ns",
         "unbound_count",
@@ -42,8 +53,15 @@ class DirectorySnapshot:
         """The most pages that the listing may take before it pauses; None if there is no limit, as
         always when it has readers."""
         self.has_readers = False
+        self.has_job = False
         self.is_awaited = False
         """Whether a request of the kernel waits for it."""
+        self.is_held = False
+        """Whether the listing waits in `wait_for_readers`."""
+        self._read_to = 0
+        """The furthest position that was asked for."""
+        self._waiting_for_end = 0
+        self._asked = trio.Event()
         self.as_of_ns = as_of_ns
         self.unbound_count = unbound_count
         self.mtime_ns: int | None = None
@@ -61,12 +79,14 @@ class DirectorySnapshot:
     def joined(self) -> "DirectorySnapshot":
         """Note that a request of the kernel reads it. Return the snapshot."""
         self.is_awaited = True
-        return self.joined_by_job()
+        self.max_pages = None
+        self.has_readers = True
+        return self
 
     def joined_by_job(self) -> "DirectorySnapshot":
         """Note that a job reads it, which may wait longer. Return the snapshot."""
         self.max_pages = None
-        self.has_readers = True
+        self.has_readers = self.has_job = True
         return self
 
     def append(self, name: bytes, ino: int) -> None:
@@ -98,14 +118,36 @@ class DirectorySnapshot:
 
     async def wait_for_end(self) -> None:
         """Wait until `end` was called, also with an error."""
-        while not self.ended:
-            await self._progress.wait()
+        self._waiting_for_end += 1
+        self._asked.set()
+        try:
+            while not self.ended:
+                await self._progress.wait()
+        finally:
+            self._waiting_for_end -= 1
+
+    async def wait_for_readers(self) -> None:
+        """Wait while the listing, if it has readers, is far ahead of all of them: a listing may
+        have no end, and its readers may be gone. Raises `OriginError` if nobody reads on for
+        long."""
+        while self.has_readers and not self._waiting_for_end:
+            if len(self._inos) - self._read_to <= _MOST_AHEAD:
+                return
+            self._asked = trio.Event()
+            self.is_held = True
+            with trio.move_on_after(_LEFT_BY_JOB_S if self.has_job else _LEFT_S) as scope:
+                await self._asked.wait()
+            self.is_held = False
+            if scope.cancelled_caught:
+                raise OriginError("the listing was given up, because nobody read on")
 
     async def has(self, position: int) -> bool:
         """Wait until the entry at `position` has arrived; return False if it will never arrive.
 
         Raises the error of a failed listing. Each reader gets its own copy of it.
         """
+        self._read_to = max(self._read_to, position)
+        self._asked.set()
         while position >= len(self._inos):
             if self.error is not None:
                 raise type(self.error)(str(self.error))

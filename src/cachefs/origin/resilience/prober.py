@@ -3,6 +3,7 @@
 import logging
 import random
 import time
+from itertools import cycle
 
 import trio
 
@@ -25,8 +26,6 @@ class Prober:
         """In seconds since the epoch; None while the breaker is closed."""
         self.back = trio.Event()
         """Set when a run of failures has ended. Each run of failures has a new event."""
-        self.known_path = ""
-        """A path that exists at the origin."""
         self._origin = origin
         self._deadline_s = settings.deadline_s
         self._probe_s = settings.request_timeout_s
@@ -77,13 +76,15 @@ class Prober:
 
     async def _watch(self, path: str) -> None:
         """Send probes until the run of failures has ended. Open the breaker when it is due."""
+        # A server may answer everything but the requests for one path.
+        paths = cycle([path, ""])
         try:
             async with trio.open_nursery() as probes:
                 while self._breaker.is_failing:
                     if self.back.is_set():  # one run has ended and another began at once
                         self.back = trio.Event()
                     # A probe of a silent origin takes long, so the next one does not wait for it.
-                    probes.start_soon(self._probe, path)
+                    probes.start_soon(self._probe, next(paths))
                     with trio.move_on_after(self._random.uniform(*_INTERVAL_S)):
                         await self.back.wait()
                     if self._breaker.try_to_open(trio.current_time()):
@@ -98,12 +99,12 @@ class Prober:
             self._watching = False
 
     async def _probe(self, path: str) -> None:
-        """Look up the path that failed. Any definite or busy answer ends the run of failures."""
+        """Look up a path; an empty one stands for the origin as a whole. Any definite or busy
+        answer ends the run of failures."""
         answered = False
-        path = path or self.known_path
         with trio.move_on_after(self._probe_s):
             try:
-                await (self._origin.stat(path) if path else self._origin.check())
+                await (self._origin.stat_unlisted(path) if path else self._origin.check())
                 answered = True
             except OriginError as error:
                 busy = isinstance(error, OriginBusyError)

@@ -169,9 +169,7 @@ class ResilientOrigin(WrappingOrigin):
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
-        found = await self._call(path, partial(self._timed, self._inner.stat, path))
-        self._prober.known_path = path or self._prober.known_path
-        return found
+        return await self._call(path, partial(self._timed, self._inner.stat, path))
 
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
         """See `Origin.stat_and_read`. With a bandwidth limit, return metadata only, so that no
