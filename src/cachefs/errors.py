@@ -48,6 +48,10 @@ class SpoolFullError(SpoolError):
     """The spool, or its disk, has no room for what is to be written. ENOSPC."""
 
 
+class FileTooLargeError(SpoolError):
+    """The spool, its disk or cachefs can't have a file of this size. EFBIG."""
+
+
 class WorkersStoppedError(CachefsError):
     """The threads for this call have ended: the mount ends, or the tier is being removed. EIO."""
 
@@ -77,7 +81,7 @@ class BadNameError(CachefsError):
 
 
 class NameTooLongError(CachefsError):
-    """A name has more than 255 bytes. ENAMETOOLONG."""
+    """A name has more than 255 bytes, or a path is longer than what keeps it. ENAMETOOLONG."""
 
 
 class TooManyError(CachefsError):

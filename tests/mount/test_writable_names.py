@@ -39,6 +39,15 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture
+def local_rw(site: Site, tmp_path: Path) -> Site:
+    source = tmp_path / "local"
+    source.mkdir()
+    site.source = f"file://{source}"
+    site.mount("--rw")
+    return site
+
+
 def test_the_ctime_changes_with_attributes_and_name(rw: Site) -> None:
     file, directory = rw.mountpoint / "file", rw.mountpoint / "dir"
     file.write_bytes(b"1")
@@ -111,6 +120,31 @@ def test_a_long_name_is_refused_by_every_call(rw: Site) -> None:
         calls += [long.touch, partial(long.rename, file), partial(file.rename, long)]
         for call in (*calls, partial(os.truncate, long, 0)):
             assert errno_of(call) == errno.ENAMETOOLONG, (length, call)
+
+
+def test_a_path_that_is_too_long_for_the_spool(local_rw: Site) -> None:
+    here = os.getcwd()
+    try:
+        os.chdir(local_rw.mountpoint)
+        for _ in range(264):
+            os.mkdir("d" * 250)
+            os.chdir("d" * 250)
+        with pytest.raises(OSError) as caught:
+            Path("f").write_text("x")
+        assert caught.value.errno == errno.ENAMETOOLONG
+        assert os.listdir() == []
+    finally:
+        os.chdir(here)
+
+
+def test_bytes_behind_the_largest_size(local_rw: Site) -> None:
+    file = local_rw.mountpoint / "f"
+    with file.open("wb") as opened:
+        for offset in (1 << 62, (1 << 63) - 2):
+            with pytest.raises(OSError) as caught:
+                os.pwrite(opened.fileno(), b"x", offset)
+            assert caught.value.errno == errno.EFBIG
+    assert file.read_bytes() == b""
 
 
 def test_what_objects_can_not_be(rw: Site) -> None:

@@ -122,6 +122,14 @@ async def test_more_without_a_place_to_go_on_from_is_an_error(
         await names(origin)
 
 
+async def test_references_in_keys(server: ToldS3, origin: Origin) -> None:
+    """None is dropped: `e&#27;` is another key than `e`."""
+    keys = ["a&amp;b", "c&#233;", "d&#xe9;", "e&#27;", "e", "f&eacute;", "g&#x110000;", "h&#55296;"]
+    server.answer = lambda asked: page(*(row(key) for key in keys))
+    assert await names(origin) == ["a&b", "cé", "dé", "e", "f&eacute;", "g&#x110000;", "h&#55296;"]
+    assert origin.counters.unshown_keys == 1
+
+
 @pytest.mark.parametrize("seeks_below", [True, False])
 async def test_a_page_without_a_key_is_not_the_end(
     server: ToldS3, origin: Origin, seeks_below: bool

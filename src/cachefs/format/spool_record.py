@@ -5,6 +5,8 @@ nanoseconds since 1970. Text is UTF-8; bytes that are not UTF-8 are kept as surr
 `str`. `format/spool_frame.py` has the frame around a payload.
 """
 
+import errno
+import os
 import struct
 import sys
 from array import array
@@ -316,12 +318,17 @@ def _check_sizes(*sizes_bytes: int) -> None:
 # -- fields ---------------------------------------------------------------------------------
 
 _LENGTH = Struct("<H")
+_MOST_TEXT_BYTES = (1 << 16) - 1
 _POSIX = Struct("<IIH")
 _META = Struct("<Qq")
 
 
 def _pack_text(text: str) -> bytes:
+    """Return a text with its length. Raises `OSError` if it is longer than a record can hold, such
+    as the path of a file in 300 directories with long names."""
     data = text.encode("utf-8", "surrogateescape")
+    if len(data) > _MOST_TEXT_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     return _LENGTH.pack(len(data)) + data
 
 

@@ -4,12 +4,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EFBIG, ENAMETOOLONG, ENOSPC
 from functools import partial
 
 import trio
 
-from cachefs.errors import SpoolError, SpoolFullError, reason_of
+from cachefs.errors import (
+    CachefsError,
+    FileTooLargeError,
+    NameTooLongError,
+    SpoolError,
+    SpoolFullError,
+    reason_of,
+)
 from cachefs.format.spool_record import (
     Attributes,
     Changed,
@@ -47,13 +54,22 @@ class SpoolParts:
     """Called when nobody reads its bytes any more; the spool then removes them."""
 
 
+_ERRORS: dict[int, type[CachefsError]] = {
+    ENOSPC: SpoolFullError,
+    EDQUOT: SpoolFullError,
+    EFBIG: FileTooLargeError,
+    ENAMETOOLONG: NameTooLongError,
+}
+"""By errno; any other becomes a `SpoolError`."""
+
+
 @contextmanager
 def spool_errors(path: str) -> Iterator[None]:
-    """Raise a `SpoolError` for an `OSError`: `SpoolFullError` if the disk is full."""
+    """Raise a `SpoolError` for an `OSError`, or an error with its errno."""
     try:
         yield
     except OSError as error:
-        kind = SpoolFullError if error.errno in (ENOSPC, EDQUOT) else SpoolError
+        kind = _ERRORS.get(error.errno or 0, SpoolError)
         raise kind(f"{path}: can't write to the spool: {reason_of(error)}") from error
 
 
@@ -304,7 +320,9 @@ class StagedContent:
         if not self.is_attached:
             raise SpoolError(f"{self.path}: it can't be changed any more ({self.state.name})")
         if not 0 <= size_bytes <= MOST_SIZE_BYTES:
-            raise SpoolError(f"{self.path}: a file can't be larger than {MOST_SIZE_BYTES} bytes")
+            raise FileTooLargeError(
+                f"{self.path}: a file can't be larger than {MOST_SIZE_BYTES} bytes"
+            )
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -3,8 +3,8 @@
 Large pages must be parsed in worker threads.
 """
 
-import html
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -35,6 +35,8 @@ _TRUNCATED = re.compile(rb"<IsTruncated>\s*(true|false)\s*</IsTruncated>")
 _ROW_TAGS = ("Key", "Size", "LastModified", "ETag")
 _ROW_PATTERNS = [re.compile(f"<{tag}>([^<]*)</{tag}>") for tag in _ROW_TAGS]
 _PREFIX = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
+_ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
+_REFERENCE = re.compile("&(#[0-9]{1,7}|#x[0-9A-Fa-f]{1,6}|amp|lt|gt|quot|apos);")
 _ENCODED = "<EncodingType>url</EncodingType>"
 _NS_PER_S = 1_000_000_000
 _MOST_SECONDS = (1 << 63) // _NS_PER_S
@@ -112,7 +114,7 @@ def next_token(body: bytes) -> str | None:
     if found is None or _says_truncated(body) is False:
         return None
     with _no_listing(""):
-        return html.unescape(found[1].decode())
+        return _unescape(found[1].decode())
 
 
 def next_marker(body: bytes, page_end: str) -> str | None:
@@ -123,7 +125,7 @@ def next_marker(body: bytes, page_end: str) -> str | None:
         return None
     found = _MARKER.search(body)
     with _no_listing(""):
-        marker = html.unescape(found[1].decode()) if found else page_end
+        marker = _unescape(found[1].decode()) if found else page_end
     if found and _ENCODED.encode() in body:
         marker = _decoded(marker)
     if not marker:
@@ -282,8 +284,24 @@ def _columns_fast(body: bytes) -> _Columns | None:
     return _Columns(keys, sizes, times, e_tags, prefixes, _ENCODED in text)
 
 
+def _unescape(text: str) -> str:
+    """Replace references to characters, as XML defines them. (`html.unescape` drops those to
+    control characters, so two keys would become one.) Others stay as they are."""
+    return _REFERENCE.sub(_referenced, text) if "&" in text else text
+
+
+def _referenced(found: re.Match[str]) -> str:
+    name = found[1]
+    if name[0] != "#":
+        return _ENTITIES[name]
+    base = 16 if name[1] == "x" else 10
+    number = int(name.lstrip("#x"), base)
+    is_character = number <= sys.maxunicode and not 0xD800 <= number < 0xE000
+    return chr(number) if is_character else found[0]
+
+
 def _unescaped(column: list[str]) -> list[str]:
-    return [html.unescape(text) if "&" in text else text for text in column]
+    return [_unescape(text) for text in column]
 
 
 def _columns(root: ElementTree.Element) -> _Columns:
