@@ -204,7 +204,7 @@ def test_the_command_changes_only_what_differs(
             raise CachefsError("no answer")
         return sums[data_set.name]
 
-    monkeypatch.setattr(node_report, "live_mounts", lambda: places)
+    monkeypatch.setattr(node_report, "_places", lambda: places)
     monkeypatch.setattr(node_report, "_usage", usage)
     monkeypatch.setattr(ApiServer.__init__, "__defaults__", (account,))
     labels = {f"{PREFIX}data": "70", f"{PREFIX}gone": "10", "other": "1"}

@@ -33,7 +33,9 @@ def test_the_report_finds_the_daemons() -> None:
     pod = objects("node-report.yaml")["DaemonSet"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["env"][0]["name"] == "NODE_NAME"
-    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/run/cachefs"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/run/cachefs/report"]
+    (volume,) = pod["volumes"]
+    assert volume["hostPath"]["path"] == "/run/cachefs/report"
 
 
 def test_the_pod_asks_for_labels_that_there_may_be() -> None:

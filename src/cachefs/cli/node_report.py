@@ -1,19 +1,19 @@
 """`cachefs node-report` tells a scheduler how much of each data set this node has cached."""
 
 import json
-from contextlib import closing
+import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from cachefs.cli import debug_option
-from cachefs.cli.mounts.one_mount import live_mounts
 from cachefs.cli.nodes.labels import PREFIX, STEP, changes, checked_name, label_value, names_of
 from cachefs.control import api
-from cachefs.control.client import stream
+from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
-from cachefs.mounts import locate, socket_path
+from cachefs.mounts import locate, report_dir, report_path
 
 _HELP = f"""Print how many percent of each data set are cached here, as labels of a node.
 
@@ -77,19 +77,42 @@ def command(paths: tuple[str, ...], form: str, node: str | None) -> int:
 
 
 def _mounts() -> list[_DataSet]:
-    places = live_mounts()
+    places = _places()
     names = names_of(places)
     return [_DataSet(names[place], str(place), place, "") for place in places]
+
+
+def _places() -> list[Path]:
+    """Return the mountpoints of the daemons that report. It needs only their sockets, so a pod can
+    do without anything else. A socket that nobody listens on is left out."""
+    found = []
+    for path in sorted(report_dir().glob("*.sock")):
+        with suppress(CachefsError):
+            found.append(Path(str(ask(path)["mountpoint"])))
+    return found
+
+
+def _place_of(path: str, places: list[Path]) -> tuple[Path, str]:
+    """Return the mountpoint in which a path lies, and the path below it. Raises `MountError`,
+    `UsageError`."""
+    absolute = Path(os.path.normpath(Path.cwd() / path))
+    for place in sorted(places, key=lambda place: len(place.parts), reverse=True):
+        if absolute.is_relative_to(place):
+            below = absolute.relative_to(place)
+            return place, "" if below == Path() else str(below)
+    place, (inner,) = locate([path])
+    return place, inner
 
 
 def _named(texts: tuple[str, ...]) -> list[_DataSet]:
     """Return the data sets that a user names. Raises `UsageError`, `MountError`."""
     found: list[_DataSet] = []
+    places = _places()
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals or "/" in name:
             name, path = "", text
-        place, (inner,) = locate([path])
+        place, inner = _place_of(path, places)
         name = checked_name(name) if name else names_of([place / inner])[place / inner]
         if name in (other.name for other in found):
             raise UsageError(f"two data sets have the name {name!r}; write NAME=PATH")
@@ -112,7 +135,7 @@ def _row(data_set: _DataSet) -> dict[str, Any]:
 
 def _usage(data_set: _DataSet) -> dict[str, Any]:
     request = {"paths": [data_set.inner], "depth": 0}
-    lines = stream(socket_path(data_set.mountpoint), api.CACHE_USAGE, request)
+    lines = stream(report_path(data_set.mountpoint), api.CACHE_USAGE, request)
     sums: dict[str, Any] | None = None
     with closing(lines):
         for line in lines:

@@ -67,6 +67,11 @@ METADATA_IMPORT = Route("POST", "/v1/metadata/import")
 CONSOLE_TOKEN = Route("POST", "/v1/console/token")
 
 
+REPORT_ROUTES = (STATUS, REQUESTS, CACHE_USAGE)
+"""What the socket for reports answers. None of them changes anything, or takes a path outside the
+mount."""
+
+
 class UnknownError(CachefsError):
     """The job or tier that the arguments name doesn't exist. The answer has the status 404."""
 

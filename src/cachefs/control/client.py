@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.errors import CachefsError
+from cachefs.mounts.peer import is_trusted, uid_of_peer
 from cachefs.mounts.runtime import read_entry
 
 TIMEOUT_S = 2.0
@@ -108,6 +109,10 @@ def _connected(path: Path, timeout_s: float) -> socket.socket:
         sock.settimeout(timeout_s)
         try:
             sock.connect(str(path))
+            if not is_trusted(uid := uid_of_peer(sock)):
+                raise CachefsError(
+                    f"uid {uid} listens on {path}, and not a daemon of this user: remove the socket"
+                )
             return sock
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()

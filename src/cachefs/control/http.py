@@ -25,6 +25,8 @@ from hypercorn.typing import ConnectionState
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cachefs.mounts.peer import is_trusted, uid_of_peer
+
 SEND_TIMEOUT_S = 5.0
 """A client that doesn't read for this long is dropped. `cachefs metadata export` reads only after
 writing what it has received, which takes some time on a busy machine."""
@@ -67,7 +69,10 @@ async def serve_http(
 
     async def answer(stream: trio.SocketStream) -> None:
         try:
-            await talk(stream)
+            if _is_trusted(stream.socket):
+                await talk(stream)
+            else:
+                await stream.aclose()
         except* _RefusedError:
             pass
         except* Exception as error:  # cancellation passes
@@ -96,6 +101,13 @@ async def serve_http(
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, answer, [listener])
         task_status.started()
+
+
+def _is_trusted(sock: trio.socket.SocketType) -> bool:
+    """Whether the client may be answered: on a Unix socket only root and our own user may."""
+    if sock.family != trio.socket.AF_UNIX:
+        return True
+    return is_trusted(uid_of_peer(sock))
 
 
 class _Failures:

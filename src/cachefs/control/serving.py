@@ -40,9 +40,9 @@ async def serve_commands(
     """Answer on the Unix socket `path` until cancelled.
 
     Creates the socket with mode 0600, in a directory that is itself private; replaces a socket
-    left by a dead daemon; removes the socket at the end. With `nursery.start`, this reports
-    started when clients can connect. Raises `CachefsError` if another process is listening on
-    `path`, or if the socket can't be created.
+    left by a dead daemon; removes the socket at the end. Answers only root and our own user. With
+    `nursery.start`, this reports started when clients can connect. Raises `CachefsError` if another
+    process is listening on `path`, or if the socket can't be created.
     """
     sock = await _listen_for_commands(path)
     inode = path.stat().st_ino
@@ -107,6 +107,9 @@ def _load_metrics() -> Any:
 async def _listen_for_commands(path: Path) -> trio.socket.SocketType:
     sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
     try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if os.geteuid() == 0 and path.parent.stat().st_mode & 0o077:
+            path.parent.chmod(0o700)  # the kubelet creates the directory of a volume with 755
         if path.is_socket():
             _remove_stale(path)
         await sock.bind(str(path))

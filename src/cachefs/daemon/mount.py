@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from cachefs.control.api import Handler, Route
+from cachefs.control.api import REPORT_ROUTES, Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.control.serving import serve_commands, serve_metrics
 from cachefs.daemon.live_changes import access_log_in
@@ -20,7 +20,7 @@ from cachefs.errors import CachefsError, OriginError, OriginUnavailableError, Sp
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.operations import Operations
-from cachefs.mounts import socket_path
+from cachefs.mounts import report_path, socket_path
 from cachefs.namespace.namespace import Namespace
 from cachefs.staging.spool import Spool
 from cachefs.systemd_notify import ServiceManager
@@ -174,7 +174,10 @@ class RunningMount:
     ) -> None:
         """Serve the control socket and the metrics. Started when clients can connect."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_commands, socket_path(self._config.mountpoint), handlers)
+            place = self._config.mountpoint
+            await nursery.start(serve_commands, socket_path(place), handlers)
+            reports = {route: handlers[route] for route in REPORT_ROUTES}
+            await nursery.start(serve_commands, report_path(place), reports)
             await nursery.start(serve_metrics, state, handlers)
             task_status.started()
 

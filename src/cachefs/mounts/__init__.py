@@ -20,6 +20,8 @@ from cachefs.mounts.runtime import (
     open_owner,
     read_entries,
     remove_leftovers,
+    report_dir,
+    report_path,
     socket_path,
     spare_path,
 )
@@ -60,6 +62,8 @@ __all__ = [
     "prepare_mountpoint",
     "read_entries",
     "remove_leftovers",
+    "report_dir",
+    "report_path",
     "served_on",
     "socket_path",
     "spare_path",

@@ -116,6 +116,18 @@ def socket_path(mountpoint: Path) -> Path:
     return runtime_dir() / f"{_stem(mountpoint)}.sock"
 
 
+def report_dir() -> Path:
+    """Return the directory of the sockets that only report, for the use in a pod that has nothing
+    else of `runtime_dir`. It may not exist."""
+    return (RUNTIME_DIR if os.geteuid() == 0 else runtime_dir()) / "report"
+
+
+def report_path(mountpoint: Path) -> Path:
+    """Return the path of the socket on which the daemon of a (canonical) mountpoint only
+    reports."""
+    return report_dir() / f"{_stem(mountpoint)}.sock"
+
+
 def spare_path(mountpoint: Path) -> Path:
     """Return the directory that a (canonical) mountpoint's daemon uses when its disk is gone."""
     return runtime_dir() / f"{_stem(mountpoint)}.spare"
@@ -206,11 +218,17 @@ class RuntimeFile:
 
 
 def _remove_leftovers() -> None:
-    """Remove journals and spare directories of killed daemons.
+    """Remove report sockets, journals and spare directories of killed daemons.
 
-    Those younger than `_LEFTOVER_S` stay, because a mount that comes back soon may need them.
+    Journals and directories younger than `_LEFTOVER_S` stay, because a mount that comes back soon
+    may need them.
     """
-    for path in runtime_dir().iterdir():
+    here = runtime_dir()
+    for path in report_dir().glob("*.sock"):
+        entry = read_entry(here / f"{path.stem}.json")
+        if entry is None or not entry.alive:
+            path.unlink(missing_ok=True)
+    for path in here.iterdir():
         stem, _, kind = path.name.partition(".")
         if not kind.startswith(("journal", "spare")):
             continue

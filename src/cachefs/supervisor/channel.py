@@ -29,7 +29,6 @@ not ignore needs another PROTOCOL. A supervisor rejects a daemon with another PR
 import json
 import os
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,13 +38,6 @@ _MOST_BYTES = 1 << 18
 _MOST_FDS = 4
 
 Message = dict[str, Any]
-
-
-def uid_of(connection: socket.socket) -> int:
-    """Return the uid of the process at the other end of a Unix socket, see SO_PEERCRED in
-    unix(7)."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("iII", credentials)[1])
 
 
 class Channel:

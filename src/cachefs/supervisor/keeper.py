@@ -26,7 +26,8 @@ from pathlib import Path
 
 from cachefs.errors import CachefsError, UsageError, reason_of
 from cachefs.mounts import cachefs_mounts, unmount
-from cachefs.supervisor.channel import Channel, Message, uid_of
+from cachefs.mounts.peer import is_trusted, uid_of_peer
+from cachefs.supervisor.channel import Channel, Message
 from cachefs.supervisor.keeper_link import decoded_init
 from cachefs.supervisor.signals import read_signals, signals_on_a_socket
 from cachefs.trusted_path import opened_parent
@@ -145,7 +146,7 @@ class Keeper:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        if len(self._clients) >= _MOST_CLIENTS or uid_of(connection) not in {0, os.geteuid()}:
+        if len(self._clients) >= _MOST_CLIENTS or not is_trusted(uid_of_peer(connection)):
             connection.close()
             return
         connection.setblocking(False)

@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.errors import MountError, UntrustedPathError
-from cachefs.supervisor.channel import Channel, Message, uid_of
+from cachefs.mounts.peer import uid_of_peer
+from cachefs.supervisor.channel import Channel, Message
 
 LONGEST_INIT = 4096
 """Most bytes of a kernel's INIT that both sides accept. Linux 6.18 sends 104."""
@@ -171,7 +172,7 @@ class KeeperLink:
 def _refuse_stranger(connection: socket.socket) -> None:
     """Raise `OSError` unless root or this user listens: that process gets /dev/fuse of the mount,
     and could answer its requests."""
-    uid = uid_of(connection)
+    uid = uid_of_peer(connection)
     if uid not in {0, os.geteuid()}:
         raise UntrustedPathError(
             f"uid {uid} listens there, and a keeper is a process of root or of the mount's user"
