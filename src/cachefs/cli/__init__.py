@@ -16,6 +16,7 @@ import click.shell_completion
 
 from cachefs import __version__
 from cachefs.cli.output.standard_files import OutputError, prepare_standard_files
+from cachefs.cli.output.text import say
 from cachefs.errors import CachefsError, UsageError
 
 _VERBS = {
@@ -169,7 +170,7 @@ def explain(error: BaseException, program: str = "cachefs") -> int:
         case _:
             raise error
     with contextlib.suppress(OSError):  # then the exit code has to do
-        click.echo(f"{program}: error: {' '.join(text.split())}", err=True)
+        say(f"{program}: error: {' '.join(text.split())}", err=True)
     return code
 
 

@@ -10,6 +10,7 @@ import click
 
 from cachefs.cache_dir.leftover import CacheInfo, find_caches, remove_cache
 from cachefs.cli import debug_option
+from cachefs.cli.output.text import say
 from cachefs.config import user_cache_home, user_mem_home
 from cachefs.errors import CacheDirError
 from cachefs.units import format_bytes, format_duration
@@ -45,7 +46,7 @@ def show(directories: tuple[Path, ...], as_json: bool) -> None:
         _print(caches)
     else:
         where = " and ".join(map(str, places or [user_cache_home(), user_mem_home()]))
-        click.echo(f"there is no cache directory in {where}")
+        say(f"there is no cache directory in {where}")
 
 
 def _print(caches: list[CacheInfo]) -> None:
@@ -76,9 +77,9 @@ def remove(directories: tuple[Path, ...]) -> int:
         try:
             info = remove_cache(path)
         except CacheDirError as error:
-            click.echo(f"cachefs: error: {error}", err=True)
+            say(f"cachefs: error: {error}", err=True)
             code = 1
             continue
         left = "; files of others were left there" if path.exists() else ""
-        click.echo(f"{path}: removed, {format_bytes(info.size_bytes)} of {info.source}{left}")
+        say(f"{path}: removed, {format_bytes(info.size_bytes)} of {info.source}{left}")
     return code

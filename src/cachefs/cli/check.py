@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cachefs.cache.check.directory import Report, check_directory
+from cachefs.cli.output.text import say
 from cachefs.errors import CachefsError
 from cachefs.units import format_bytes
 
@@ -34,7 +35,7 @@ def command(directories: tuple[Path, ...], repair: bool, debug: bool) -> int:
         except CachefsError as error:
             if debug:
                 raise
-            click.echo(f"cachefs: error: {error}", err=True)
+            say(f"cachefs: error: {error}", err=True)
             code = 1
         else:
             _print(report)
@@ -44,23 +45,23 @@ def command(directories: tuple[Path, ...], repair: bool, debug: bool) -> int:
 
 def _print(report: Report) -> None:
     held = f"{report.slabs} slabs, {report.blocks} blocks, {format_bytes(report.block_bytes)}"
-    click.echo(f"{report.path}: {held}: {_verdict(report)}")
+    say(f"{report.path}: {held}: {_verdict(report)}")
     for problem, details in report.details.items():
         count = report.counts[problem]
-        click.echo(f"  {count} {problem.value}")
+        say(f"  {count} {problem.value}")
         for detail in details:
-            click.echo(f"    {detail}")
+            say(f"    {detail}")
         if count > len(details):
-            click.echo(f"    and {count - len(details)} more")
+            say(f"    and {count - len(details)} more")
     if report.recovered:
-        click.echo(f"  {report.recovered} blocks that the index had lost were taken in again")
+        say(f"  {report.recovered} blocks that the index had lost were taken in again")
     elif report.recoverable and not report.clean and not report.repaired:
-        click.echo(
+        say(
             f"  {report.recoverable} blocks are known to the slabs alone, after a crash; "
             "the next mount or --repair takes them in"
         )
     for name in report.left if report.repaired else []:
-        click.echo(f"  {name} was left: remove it yourself if it is nothing of yours")
+        say(f"  {name} was left: remove it yourself if it is nothing of yours")
 
 
 def _verdict(report: Report) -> str:

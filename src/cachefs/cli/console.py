@@ -9,6 +9,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.control.client import ask
 from cachefs.mounts import socket_path
@@ -28,7 +29,7 @@ def command(mountpoint: str | None, no_browser: bool) -> None:
     place = the_mount(mountpoint)
     given = ask(socket_path(place), api.CONSOLE_TOKEN)
     url = f"http://{given['address']}/#token={given['token']}"
-    click.echo(url)
+    say(url)
     if not no_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(_redirection(socket_path(place).with_suffix(".console.html"), url).as_uri())
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, joined, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -43,7 +44,7 @@ def command(
     """
     request = PathRequest(paths, mountpoint)
     if not as_json:
-        click.echo(_row(_HEADS, "path"))
+        say(_row(_HEADS, "path"))
     arguments: dict[str, object] = {}
     if summarize or depth is not None:
         arguments["depth"] = 0 if summarize else depth
@@ -52,10 +53,10 @@ def command(
         if as_json:
             click.echo(json.dumps({"path": place, **line}))
         else:
-            click.echo(_row(_cells(line, in_bytes), place))
+            say(_row(_cells(line, in_bytes), place))
             if place == path and (unshown := line.get("unshown_keys")):
                 keys = counted(unshown, "key")
-                click.echo(
+                say(
                     f"cachefs: {place}: {keys} can't be shown as files; the log has examples",
                     err=True,
                 )

@@ -5,6 +5,7 @@ import json
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -31,16 +32,10 @@ def command(
         click.echo(json.dumps(sums))
     elif sums:
         verb = "would evict" if dry_run else "evicted"
-        click.echo(
-            f"{verb} {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}"
-        )
+        say(f"{verb} {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}")
         if sums["pinned_blocks"]:
             pinned = format_bytes(sums["pinned_bytes"])
-            click.echo(
-                f"{pinned} are pinned and stay; cachefs unpin them, or add --force", err=True
-            )
+            say(f"{pinned} are pinned and stay; cachefs unpin them, or add --force", err=True)
         if sums["stuck_blocks"]:
-            click.echo(
-                f"{sums['stuck_blocks']} blocks stay on a disk that does not answer", err=True
-            )
+            say(f"{sums['stuck_blocks']} blocks stay on a disk that does not answer", err=True)
     return int(bool(request.failed or sums.get("stuck_blocks")))

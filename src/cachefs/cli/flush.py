@@ -5,6 +5,7 @@ import json
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
+from cachefs.cli.output.text import say
 from cachefs.cli.views.unsent import flushing
 from cachefs.control import api
 from cachefs.units import format_bytes
@@ -26,7 +27,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> in
         click.echo(json.dumps(done))
     elif done["sent_files"]:
         size = format_bytes(done["sent_bytes"])
-        click.echo(f"sent {counted(done['sent_files'], 'file')} ({size})")
+        say(f"sent {counted(done['sent_files'], 'file')} ({size})")
     elif not request.failed:
-        click.echo("nothing is unsent there")
+        say("nothing is unsent there")
     return int(request.failed)

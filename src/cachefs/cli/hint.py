@@ -1,12 +1,12 @@
 """`cachefs hint` sends the files that will be read, in order, so that the mount fetches them
 before."""
 
-import sys
 from pathlib import Path
 from typing import TextIO
 
 import click
 
+from cachefs.cli.output.text import say
 from cachefs.errors import UsageError
 from cachefs_hints import Hints
 
@@ -34,7 +34,7 @@ def command(directory: Path, names: TextIO) -> None:
         sent = hints.send(wanted)
     if sent + hints.refused_count < len(wanted):
         raise UsageError(f"{directory} takes no hints: it is no cachefs mount, or an older one")
-    click.echo(f"{sent} paths were taken", file=sys.stderr)
+    say(f"{sent} paths were taken", err=True)
     if hints.first_refused is not None:
         path, why = hints.first_refused
         raise UsageError(

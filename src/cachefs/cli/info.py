@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes, format_duration
 
@@ -26,13 +27,15 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> in
         if as_json:
             click.echo(json.dumps({"path": path, **line}))
             continue
-        click.echo(("" if is_first else "\n") + path)
+        if not is_first:
+            say()
+        say(path)
         is_first = False
         for name, text in _rows(line):
-            click.echo(f"  {name:<9} {text}")
+            say(f"  {name:<9} {text}")
         if "problem" in line:
             request.failed = True
-            click.echo(f"cachefs: incomplete: {line['problem']}", err=True)
+            say(f"cachefs: incomplete: {line['problem']}", err=True)
     return int(request.failed)
 
 

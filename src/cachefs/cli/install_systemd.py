@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from cachefs.cli import debug_option
+from cachefs.cli.output.text import say
 from cachefs.errors import CachefsError
 
 MOUNT_HELPER = "mount.cachefs"
@@ -105,14 +106,14 @@ def _instance_dir(user: bool) -> Path:
 
 def _write(file: Path, text: str, dry_run: bool) -> None:
     if file.is_file() and file.read_text("utf-8") == text:
-        click.echo(f"{file} is up to date")
+        say(f"{file} is up to date")
         return
     if dry_run:
-        click.echo(f"would write {file}")
+        say(f"would write {file}")
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, "utf-8")
-    click.echo(f"wrote {file}")
+    say(f"wrote {file}")
 
 
 def _make_private(directory: Path, dry_run: bool) -> None:
@@ -120,24 +121,24 @@ def _make_private(directory: Path, dry_run: bool) -> None:
     if directory.is_dir():
         return
     if dry_run:
-        click.echo(f"would create {directory}")
+        say(f"would create {directory}")
         return
     directory.mkdir(parents=True, mode=0o700)
-    click.echo(f"created {directory}")
+    say(f"created {directory}")
 
 
 def link_helper(link: Path, target: Path, dry_run: bool) -> None:
     """Make `link` a symlink to `target`, unless another file or working link exists there."""
     if os.path.lexists(link) and (not link.is_symlink() or link.exists()):
         theirs = link.resolve() != target.resolve()
-        click.echo(f"left {link} as it is" if theirs else f"{link} is up to date")
+        say(f"left {link} as it is" if theirs else f"{link} is up to date")
         return
     if dry_run:
-        click.echo(f"would link {link} to {target}")
+        say(f"would link {link} to {target}")
         return
     link.unlink(missing_ok=True)  # a dangling link
     link.symlink_to(target)
-    click.echo(f"linked {link} to {target}")
+    say(f"linked {link} to {target}")
 
 
 def _what_next(user: bool) -> str:

@@ -10,6 +10,7 @@ import click
 
 from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import live_mounts, the_mount
+from cachefs.cli.output.text import say
 from cachefs.cli.views.load import JOB_TIMEOUT_S, follow, summary
 from cachefs.control import api
 from cachefs.control.client import ask, stream
@@ -55,12 +56,12 @@ def show(job_id: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    click.echo(f"load job {report['id']} on {place}: {report['state']}{_age(report)}")
+    say(f"load job {report['id']} on {place}: {report['state']}{_age(report)}")
     spec = report["spec"]
     paths = [path or "/" for path in spec["paths"]] + ["a list"] * spec["has_list"]
-    click.echo(f"  of {', '.join(paths)} ({spec['mode']}{', pinned' if spec['pin'] else ''})")
+    say(f"  of {', '.join(paths)} ({spec['mode']}{', pinned' if spec['pin'] else ''})")
     for line in summary(report):
-        click.echo(f"  {line}")
+        say(f"  {line}")
 
 
 @_job_command("attach", "Follow a job to its end; Ctrl-C leaves it to the daemon.")
@@ -109,7 +110,7 @@ def _reports(place: Path) -> list[dict[str, Any]]:
     try:
         reports: list[dict[str, Any]] = ask(socket_path(place), api.JOBS, {}, JOB_TIMEOUT_S)["jobs"]
     except CachefsError as error:
-        click.echo(f"cachefs: {place}: {error}", err=True)
+        say(f"cachefs: {place}: {error}", err=True)
         return []
     return reports
 
@@ -121,7 +122,7 @@ def _print_list(mountpoint: str | None, as_json: bool) -> None:
         click.echo(json.dumps([{"mountpoint": str(place), **report} for place, report in found]))
         return
     if not found:
-        click.echo("no load jobs")
+        say("no load jobs")
         return
     from cachefs.cli.views.tables import plain_table, stdout_console
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cachefs.cli import debug_option
+from cachefs.cli.output.text import say
 from cachefs.cli.views.progress import counting
 from cachefs.config import MountConfig, flags, load_mount_config
 from cachefs.errors import UsageError
@@ -106,7 +107,7 @@ def create(
         finder(found)
         if not writer.count:
             raise UsageError(f"there is no such file below {source}; nothing was written")
-    click.echo(f"{writer.count:,} files in {time.monotonic() - began:.1f} s: {output}", err=True)
+    say(f"{writer.count:,} files in {time.monotonic() - began:.1f} s: {output}", err=True)
 
 
 def _finder(

@@ -11,6 +11,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli.output.text import say
 from cachefs.cli.views.progress import counting
 from cachefs.control import api
 from cachefs.control.client import ask, stream
@@ -97,4 +98,4 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _say(text: str, began: float) -> None:
-    click.echo(f"{text} in {time.monotonic() - began:.1f} s")
+    say(f"{text} in {time.monotonic() - began:.1f} s")

@@ -13,6 +13,7 @@ from cachefs.cli.mounting.environment_file import read_variables
 from cachefs.cli.mounting.mount_words import FSTAB, IGNORED, parse_mount_words
 from cachefs.cli.mounting.start import given, mount_config, start
 from cachefs.cli.output.standard_files import prepare_standard_files
+from cachefs.cli.output.text import say
 from cachefs.errors import UsageError
 
 _PROGRAM = "mount.cachefs"
@@ -68,7 +69,7 @@ def command(
         start(config, given(source, fields, config_file))
     if verbose:
         verb = "would be mounted" if fake else "mounted"
-        click.echo(f"{_PROGRAM}: {config.source} {verb} on {config.mountpoint}")
+        say(f"{_PROGRAM}: {config.source} {verb} on {config.mountpoint}")
 
 
 def _config_file(words: str) -> tuple[str | None, str]:

@@ -10,6 +10,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.nodes.labels import PREFIX, STEP, changes, checked_name, label_value, names_of
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
@@ -60,12 +61,12 @@ def command(paths: tuple[str, ...], form: str, node: str | None) -> int:
             rows.append(_row(data_set))
         except CachefsError as error:
             failed = True
-            click.echo(f"cachefs: {data_set.path}: {error}", err=True)
+            say(f"cachefs: {data_set.path}: {error}", err=True)
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
     else:
         for row in rows:
-            click.echo(f"{row['label']}={row['value']}")
+            say(f"{row['label']}={row['value']}")
     if node is not None:
         from cachefs.cli.nodes.api_server import ApiServer
 

@@ -6,6 +6,7 @@ import shlex
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -28,19 +29,19 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> in
     elif sums:
         size_bytes, pinned_bytes = sums["size_bytes"], sums["pinned_bytes"]
         of = f"{format_bytes(pinned_bytes)} of {format_bytes(size_bytes)}"
-        click.echo(f"pinned {of} in {counted(sums['files'], 'file')}")
+        say(f"pinned {of} in {counted(sums['files'], 'file')}")
         missing_bytes = size_bytes - pinned_bytes - sums["refused_bytes"]
         if missing_bytes > 0:
             shown = " ".join(map(shlex.quote, paths[:_SHOWN_PATHS]))
             more = " ..." if len(paths) > _SHOWN_PATHS else ""
-            click.echo(
+            say(
                 f"{format_bytes(missing_bytes)} are not cached; to fetch and pin them: "
                 f"cachefs load --pin {shown}{more}",
                 err=True,
             )
     refused_bytes = sums.get("refused_bytes", 0)
     if refused_bytes:
-        click.echo(
+        say(
             f"cachefs: {format_bytes(refused_bytes)} could not be pinned: the limit is reached "
             "(--pin-limit)",
             err=True,

@@ -10,6 +10,7 @@ import click
 
 from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
+from cachefs.cli.output.text import shown
 from cachefs.cli.views.progress import waiting
 from cachefs.cli.views.short_numbers import short_bytes, short_time
 from cachefs.control import api
@@ -131,18 +132,13 @@ def _hottest(title: str, rows: list[dict[str, Any]]) -> Any:
             f"{row['requests']:,}",
             short_bytes(row["bytes"]),
             short_time(row["seconds"]),
-            _printable(row["path"]),
+            shown(row["path"]),
         )
     return table
 
 
 def _place(row: dict[str, Any]) -> str:
-    path = _printable(row["path"])
+    path = shown(row["path"])
     if row["offset"] is None:
         return path
     return f"{path} ({format_bytes(row['size_bytes'])} at {format_bytes(row['offset'])})"
-
-
-def _printable(path: str) -> str:
-    """Escape a path that is not printable, because names may contain any character."""
-    return path if path.isprintable() else path.encode("unicode_escape").decode()

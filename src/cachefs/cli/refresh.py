@@ -5,6 +5,7 @@ import json
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -27,7 +28,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, wait: bool, as_json:
         dropped = ""
         if sums["dropped_blocks"]:
             dropped = f"; dropped {format_bytes(sums['dropped_bytes'])} of old versions"
-        click.echo(
+        say(
             f"{sums['changed']} changed, {sums['new']} new, {sums['gone']} gone, of "
             f"{sums['checked'] + sums['gone']} names{dropped}"
         )

@@ -9,6 +9,7 @@ import click
 
 from cachefs.cli.mounting.start import mount_config
 from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli.output.text import say
 from cachefs.cli.set import change, shown
 from cachefs.config import LIVE, MountConfig, flags, to_json
 from cachefs.control import api
@@ -43,9 +44,9 @@ def command(mountpoint: str | None, debug: bool) -> None:
         change(place, wanted, "")
     fixed = _fixed(given["config"], json.loads(to_json(config)))
     for line in fixed:
-        click.echo(line)
+        say(line)
     if not wanted and not fixed:
-        click.echo(f"{place}: nothing has changed in {given['file']}")
+        say(f"{place}: nothing has changed in {given['file']}")
 
 
 def _wanted(config: MountConfig, now: dict[str, Any]) -> dict[str, Any]:

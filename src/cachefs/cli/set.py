@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli.output.text import say
 from cachefs.config import LIVE, flags, load_changes
 from cachefs.control import api
 from cachefs.control.client import ask
@@ -63,7 +64,7 @@ def change(place: Path, arguments: dict[str, Any], keep: str) -> None:
     except CachefsError as error:
         raise CachefsError(f"{place}: {error}") from error
     for line in _describe(plain, reply["before"], reply["after"], keep):
-        click.echo(line)
+        say(line)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import click
 
 from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.control.client import TIMEOUT_S, ask
 from cachefs.errors import CachefsError, UsageError
@@ -41,7 +42,7 @@ def status(mountpoint: str, as_json: bool) -> None:
     report = _report(mountpoint)
     shared = report.get("shared")
     if shared is None and not as_json:
-        click.echo(f"{mountpoint} has no shared tier; {_HOW}")
+        say(f"{mountpoint} has no shared tier; {_HOW}")
         return
     servers = _inspect_members(shared)
     if as_json:
@@ -87,9 +88,9 @@ def check(target: str, as_json: bool) -> int:
         from cachefs.cli.views.shared import all_well, on_one_line
 
         for problem in problems:
-            click.echo(on_one_line(problem))
+            say(on_one_line(problem))
         if not problems:
-            click.echo(all_well(servers))
+            say(all_well(servers))
     return int(bool(problems))
 
 

@@ -14,6 +14,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount, why_silent
+from cachefs.cli.output.text import say
 from cachefs.cli.views.rates import Rates, rates_between, take_sample
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.errors import CachefsError
@@ -105,7 +106,8 @@ def command(mountpoint: str | None, interval_s: float, count: int | None, as_jso
     try:
         lines = _json_lines(place, interval_s) if as_json else _lines(place, interval_s)
         for number, line in enumerate(lines, 1):
-            click.echo(line)
+            for part in line.splitlines():
+                say(part)
             if number == count:
                 break
     except KeyboardInterrupt:

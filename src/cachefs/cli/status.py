@@ -6,6 +6,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.all_mounts import SERVING, collect
+from cachefs.cli.output.text import say
 from cachefs.mounts import checked_mountpoint, not_mounted, served_on
 
 
@@ -35,5 +36,5 @@ def command(mountpoint: str | None, as_json: bool) -> int:
 
         view.print_all(rows) if mountpoint is None else view.print_one(rows[0])
     else:
-        click.echo("nothing is mounted")
+        say("nothing is mounted")
     return int(mountpoint is not None and rows[0]["state"] != SERVING)

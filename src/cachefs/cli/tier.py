@@ -7,6 +7,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import the_mount
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.control.api import Route
 from cachefs.control.client import TIMEOUT_S, ask
@@ -67,7 +68,7 @@ def resize(mountpoint: str, path: str, size: int) -> None:
     in the background, to a slower tier if there is one."""
     reply = _ask(mountpoint, api.TIER_RESIZE, {"path": _absolute(path), "quota_bytes": size})
     before, after = (format_bytes(reply[when]["quota_bytes"]) for when in ("before", "after"))
-    click.echo(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")
+    say(f"{_absolute(path)}: the quota was {before} and is {after} {_KEEP}")
 
 
 @command.command("add", short_help="Add a directory.")
@@ -120,7 +121,7 @@ def add(mountpoint: str, path: str, size: int, medium: str, **ratios: float | No
     after = _ask(mountpoint, api.TIER_ADD, arguments)["after"]
     held = f", with {after['cached_blocks']} blocks" if after["cached_blocks"] else ""
     quota = format_bytes(after["quota_bytes"])
-    click.echo(f"{after['path']}: added as {after['medium']} tier of {quota}{held}, {_KEEP}")
+    say(f"{after['path']}: added as {after['medium']} tier of {quota}{held}, {_KEEP}")
 
 
 @command.command("remove", short_help="Take a tier out of the cache.")
@@ -130,7 +131,7 @@ def add(mountpoint: str, path: str, size: int, medium: str, **ratios: float | No
 def remove(mountpoint: str, path: str) -> None:
     """Take the tier at PATH out of the cache. Its directory stays on the disk."""
     before = _ask(mountpoint, api.TIER_REMOVE, {"path": _absolute(path)})["before"]
-    click.echo(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
+    say(f"{before['path']}: taken out of the cache {_KEEP}; its directory is left there")
 
 
 def _ask(

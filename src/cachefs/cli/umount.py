@@ -12,6 +12,7 @@ import click
 
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured
+from cachefs.cli.output.text import say
 from cachefs.cli.views.last_sends import LastSends
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.mounts import (
@@ -214,7 +215,7 @@ def _await_end_elsewhere(entry: RuntimeEntry) -> None:
     deadline = time.monotonic() + KILL_AFTER_S
     while (now := find_entry(Path(entry.mountpoint))) is not None and now.alive:
         if time.monotonic() >= deadline:
-            click.echo(
+            say(
                 f"{entry.mountpoint} is unmounted here; {entry.who} serves those who still use it "
                 "until they are done, and all of them until it is unmounted there, too"
             )
@@ -232,7 +233,7 @@ def _await_users(daemon: int, entry: RuntimeEntry, *, lazy: bool) -> None:
         "use it"
     )
     if lazy:
-        click.echo(said)
+        say(said)
         return
     raise MountError(
         f"{said}; wait until they are done, or end it: cachefs umount --force {entry.mountpoint}"
@@ -249,7 +250,7 @@ def _await_exit(daemon: int, entry: RuntimeEntry, *, lazy: bool, force: bool) ->
             if _exits_within(daemon, KILL_AFTER_S):
                 return
     if lazy:
-        click.echo(
+        say(
             f"{entry.mountpoint} is unmounted for new users; process {entry.pid} serves the "
             "present ones until they are done"
         )

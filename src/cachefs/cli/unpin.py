@@ -5,6 +5,7 @@ import json
 import click
 
 from cachefs.cli.mounts.path_request import PathRequest, counted, path_options
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.units import format_bytes
 
@@ -18,11 +19,7 @@ def command(paths: tuple[str, ...], mountpoint: str | None, as_json: bool) -> in
     if as_json:
         click.echo(json.dumps(sums))
     elif sums:
-        click.echo(
-            f"unpinned {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}"
-        )
+        say(f"unpinned {format_bytes(sums['size_bytes'])} in {counted(sums['blocks'], 'block')}")
     if sums.get("stuck_blocks"):
-        click.echo(
-            f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True
-        )
+        say(f"cachefs: {sums['stuck_blocks']} blocks are on a disk that does not answer", err=True)
     return int(bool(request.failed or sums.get("stuck_blocks")))

@@ -11,6 +11,7 @@ import click
 from cachefs.cli import debug_option
 from cachefs.cli.mounts.all_mounts import FOREIGN, STALE, UNKNOWN, collect
 from cachefs.cli.mounts.one_mount import mountpoint_or_configured, the_mount
+from cachefs.cli.output.text import say
 from cachefs.cli.views.progress import waiting
 from cachefs.control.client import ask
 from cachefs.errors import CachefsError, MountError, UsageError
@@ -61,17 +62,17 @@ def _upgrade_all() -> int:
     for row in rows:
         place, state = Path(row["mountpoint"]), row["state"]
         if state in {FOREIGN, UNKNOWN}:
-            click.echo(f"{place}: {row['problem']}")
+            say(f"{place}: {row['problem']}")
         elif state == STALE:
-            click.echo(f"{place}: {row['problem']}", err=True)
+            say(f"{place}: {row['problem']}", err=True)
         else:
             try:
                 _upgrade(place)
             except CachefsError as error:
-                click.echo(f"cachefs: error: {error}", err=True)
+                say(f"cachefs: error: {error}", err=True)
                 code = 1
     if not rows:
-        click.echo("nothing is mounted")
+        say("nothing is mounted")
     return code
 
 
@@ -82,7 +83,7 @@ def _upgrade(place: Path) -> None:
         after = _await_another(place, before)
     was, is_ = before["version"], after["version"]
     change = f"cachefs {is_}" if was == is_ else f"cachefs {was} -> {is_}"
-    click.echo(f"{place}: process {after['pid']} serves instead of {before['pid']}; {change}")
+    say(f"{place}: process {after['pid']} serves instead of {before['pid']}; {change}")
 
 
 def _ask_to_be_replaced(place: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import click
 from cachefs.cli import debug_option, json_option
 from cachefs.cli.mounts.one_mount import live_mounts
 from cachefs.cli.mounts.unsent import Unsent, left_in, spools_left, the_unsent, unsent_in
+from cachefs.cli.output.text import say
 from cachefs.cli.views.progress import waiting
 from cachefs.control import api
 from cachefs.control.client import ask, stream
@@ -90,7 +91,7 @@ def show(path: str | None, mountpoint: str | None, cache_dir: Path | None, as_js
 
         print_unsent(rows)
     else:
-        click.echo("nothing is unsent")
+        say("nothing is unsent")
 
 
 def _everywhere() -> dict[str, list[Unsent]]:
@@ -100,7 +101,7 @@ def _everywhere() -> dict[str, list[Unsent]]:
         try:
             found[str(place)] = list(unsent_in(place))
         except CachefsError as error:
-            click.echo(f"cachefs: {place}: {error}", err=True)
+            say(f"cachefs: {place}: {error}", err=True)
     for directory in spools_left():
         found[str(directory)] = left_in(directory)
     return found
@@ -137,7 +138,7 @@ def save(file: str, target: str | None, mountpoint: str | None, cache_dir: Path 
         place = target_of(target, head["path"])
         with waiting(f"saving {format_bytes(head['size_bytes'])}"):
             save_content(place, Path(head["file"]), head["size_bytes"], lines)
-    click.echo(f"saved {format_bytes(head['size_bytes'])} to {place}")
+    say(f"saved {format_bytes(head['size_bytes'])} to {place}")
 
 
 def _content(found: Unsent) -> Generator[dict[str, Any], None, None]:
@@ -162,9 +163,9 @@ def _content(found: Unsent) -> Generator[dict[str, Any], None, None]:
 
 
 def _print_place(head: dict[str, Any]) -> None:
-    click.echo(head["file"])
+    say(head["file"])
     if head["base_bytes"]:
-        click.echo(
+        say(
             "cachefs: this file has only the written parts; with a TARGET, cachefs writes save "
             "adds the rest",
             err=True,
@@ -188,7 +189,7 @@ def send(file: str, overwrite: bool, mountpoint: str | None) -> None:
     with waiting(f"sending {format_bytes(found.row['size_bytes'])}"):
         for _ in stream(socket_path(found.place), api.WRITES_SEND, arguments):
             pass
-    click.echo(f"sent {_named(found)}")
+    say(f"sent {_named(found)}")
 
 
 @command.command("drop", short_help="Drop an unsent file.")
@@ -208,7 +209,7 @@ def drop(file: str, yes: bool, mountpoint: str | None) -> None:
             raise UsageError("drop asks before it drops a file; add --yes if you are sure")
         click.confirm(f"drop {_named(found)}? Its bytes are lost", abort=True)
     ask(socket_path(found.place), api.WRITES_DROP, {"id": found.row["id"]}, _TIMEOUT_S)
-    click.echo(f"dropped {_named(found)}")
+    say(f"dropped {_named(found)}")
 
 
 def _named(found: Unsent) -> str:

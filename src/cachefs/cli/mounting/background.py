@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from cachefs.cli.output.text import say
 from cachefs.errors import CachefsError, MountError, UsageError
 from cachefs.log import collected_warnings
 from cachefs.mounts import FSTYPE, MountHealth, check_answers, find_mount, remove_leftovers, unmount
@@ -71,7 +72,7 @@ def launch(
                 raise kind(str(message["error"]))
             _verify(mountpoint, log_file)
             for warning in message["warnings"]:
-                print(f"cachefs: warning: {warning}", file=sys.stderr)
+                say(f"cachefs: warning: {warning}", err=True)
     except BaseException:
         _stop(pid, mountpoint)
         raise

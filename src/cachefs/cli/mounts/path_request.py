@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cachefs.cli import debug_option, json_option
+from cachefs.cli.output.text import say
 from cachefs.control.api import Route
 from cachefs.control.client import stream
 from cachefs.mounts import locate, socket_path
@@ -69,7 +70,7 @@ class PathRequest:
     def _tell(self, path: str, line: dict[str, Any]) -> None:
         self.failed = True
         place = joined(path, line.get("path", ""))
-        click.echo(f"cachefs: {place}: {line['failure']}", err=True)
+        say(f"cachefs: {place}: {line['failure']}", err=True)
 
 
 def joined(path: str, below: str) -> str:

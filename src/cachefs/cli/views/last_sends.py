@@ -6,8 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import click
-
+from cachefs.cli.output.text import say
 from cachefs.control import api
 from cachefs.errors import CachefsError
 from cachefs.mounts import socket_path
@@ -77,7 +76,7 @@ class LastSends:
         if files:
             size = format_bytes(sum(file.size_bytes for file in files))
             stay = "stays" if len(files) == 1 else "stay"
-            click.echo(
+            say(
                 f"cachefs: {counted(len(files), 'file')} ({size}) that the source does not have "
                 f"{stay} in the spool; the next mount with this cache directory goes on with them, "
                 f"and cachefs writes --cache-dir {self._spool.parent} shows them",

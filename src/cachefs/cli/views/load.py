@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli.output.text import say, shown
 from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError
@@ -35,11 +36,11 @@ def follow(mountpoint: Path, job_id: str, as_json: bool, *, cancel: bool = True)
         report = _show_progress(socket, job_id)
     except KeyboardInterrupt:
         if not cancel:
-            click.echo(f"load job {job_id} goes on; see cachefs jobs", err=True)
+            say(f"load job {job_id} goes on; see cachefs jobs", err=True)
             return 130
         with contextlib.suppress(CachefsError):
             ask(socket, api.JOB_CANCEL, {"id": job_id}, JOB_TIMEOUT_S)
-        click.echo(
+        say(
             f"load job {job_id} is cancelled; what it loaded stays, and cachefs jobs resume "
             f"{job_id} goes on from there",
             err=True,
@@ -110,7 +111,7 @@ def _counts(report: Report, speed: float | None) -> str:
     """Return the counts beside the bar, in at most 45 characters."""
     progress = report["progress"]
     if progress["waiting_for"]:
-        return f"waiting: {progress['waiting_for'][:36]}"
+        return f"waiting: {shown(progress['waiting_for'])[:36]}"
     if report["state"] != "loading":
         return f"{progress['files']:,} files, {format_bytes(progress['bytes'])}"
     wanted = progress["wanted_files"] - progress["excess_files"]
@@ -121,9 +122,9 @@ def _counts(report: Report, speed: float | None) -> str:
 def _print_summary(socket: Path, report: Report, mountpoint: Path) -> None:
     """Print the summary of a finished job to stdout, and its failures to stderr."""
     for line in summary(report):
-        click.echo(line)
+        say(line)
     for line in _failures(socket, report, mountpoint):
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 def summary(report: Report) -> list[str]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachefs.cli.mounts.path_request import counted
+from cachefs.cli.output.text import shown
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.cli.views.tables import plain_table
 from cachefs.shared.inspection import Inspection
@@ -81,8 +82,7 @@ def all_well(servers: Sequence[Inspection]) -> str:
 
 def on_one_line(text: object) -> str:
     """Return text of others as a terminal may show it: one line, without control characters."""
-    line = " ".join(str(text)[:_MOST_TEXT].split())
-    return "".join(mark if mark.isprintable() else "?" for mark in line)
+    return shown(" ".join(str(text)[:_MOST_TEXT].split()))
 
 
 def _lines(shared: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from cachefs.cli.mounts.all_mounts import SERVING
+from cachefs.cli.output.text import shown
 from cachefs.cli.views.rates import Rates, Sample, SharedRates
 from cachefs.cli.views.short_numbers import short_bytes, short_count, short_share, short_time
 from cachefs.cli.views.tiers import HEALTHY, IN_USE, notices, short_names
@@ -140,7 +141,7 @@ def _mounts(views: Sequence[MountView], chosen: int, most: int, width: int) -> l
         text = Text(f"{mark} {' '.join(f'{cell:>4}' for cell in cells)}  ")
         state = _state(view)
         text.append(f"{state:<14}", style=_STATES.get(state, "bold red"))
-        text.append(f" {tail(plain(view.place), width - len(text) - 1)}")
+        text.append(f" {tail(shown(view.place), width - len(text) - 1)}")
         lines.append(text)
     return lines
 
@@ -171,15 +172,15 @@ def _state(view: MountView) -> str:
 def _head(view: MountView, width: int) -> list[Text]:
     """Return the lines that identify the mount and name its problems."""
     row, state = view.row, _state(view)
-    text = Text(tail(plain(view.place), width // 2), style="bold")
+    text = Text(tail(shown(view.place), width // 2), style="bold")
     text.append("  ")
     text.append(state, style=_STATES.get(state, "bold red"))
     if row["state"] == SERVING:
         lasts = format_duration(max(0.0, time.time() - row["started_at"]))
         text.append(f", up {lasts}, pid {row['pid']}", style="not bold")
-    text.append(f"  {plain(str(row['source']))}", style="dim not bold")
+    text.append(f"  {shown(str(row['source']))}", style="dim not bold")
     lines = notices(row) if row["state"] == SERVING else [row["problem"]]
-    return [text, *(Text(plain(line), style="bold red") for line in lines if line)]
+    return [text, *(Text(shown(line), style="bold red") for line in lines if line)]
 
 
 def _activity(rates: Rates, width: int) -> list[Text]:
@@ -255,7 +256,7 @@ def _sources(view: MountView, rates: Rates, width: int, glyphs: Glyphs) -> list[
         )
         line.append_text(_room(tier, bar_width, glyphs))
         if paths:
-            line.append(f"  {plain(tier['path'])}", style="dim")
+            line.append(f"  {shown(tier['path'])}", style="dim")
         lines.append(line)
     if rates.shared is not None:
         curve = _curve(view, SHARED, curve_width, glyphs)
@@ -341,8 +342,8 @@ def _job(job: dict[str, Any], bytes_per_s: float | None, bar_width: int, glyphs:
     text = Text(f"{job['id']:<9}")
     text.append(f"{state:<11}", style="" if state not in ("failed", "incomplete") else "bold red")
     share = _done(job)
-    shown = "" if share is None else f"{bar(share, bar_width, glyphs)} {short_share(share):>4}"
-    text.append(f"{shown:<{bar_width + 7}}", style="green")
+    drawn = "" if share is None else f"{bar(share, bar_width, glyphs)} {short_share(share):>4}"
+    text.append(f"{drawn:<{bar_width + 7}}", style="green")
     rate = "" if bytes_per_s is None or state in _FINAL else short_bytes(bytes_per_s)
     text.append(f"{rate:>4}  ")
     if state == "loading":
@@ -356,7 +357,7 @@ def _job(job: dict[str, Any], bytes_per_s: float | None, bar_width: int, glyphs:
         ago = format_duration(max(0, round(time.time() - job["ended_at"])))
         text.append(f", {ago} ago", style="dim")
     elif progress["waiting_for"]:
-        text.append(f", waiting: {plain(progress['waiting_for'])}", style="yellow")
+        text.append(f", waiting: {shown(progress['waiting_for'])}", style="yellow")
     elif bytes_per_s and state == "loading":
         left = progress["wanted_bytes"] - progress["excess_bytes"] - progress["fetched_bytes"]
         text.append(f", {format_duration(round(max(0, left) / bytes_per_s))} left")
@@ -402,11 +403,6 @@ def _users(view: MountView, sample: Sample, rates: Rates) -> list[Text]:
 
 def _heading(text: str) -> Text:
     return Text(text, style="bold dim")
-
-
-def plain(text: str) -> str:
-    """Replace every character that a terminal might interpret as a command by "?"."""
-    return "".join(mark if mark.isprintable() else "?" for mark in text)
 
 
 def tail(text: str, width: int) -> str:

@@ -1,0 +1,26 @@
+"""The only way in which text from outside reaches a terminal.
+
+Names of files, sources of other mounts and errors of stores may have any characters: escape
+sequences that a terminal obeys, line ends that forge a line of output, and controls that turn the
+order of letters around.
+"""
+
+import click
+
+
+def shown(text: str) -> str:
+    """Return `text` on one line, with each character that is not printable as Python writes it:
+    `\\x1b`, `\\n`, `\\u202e`. A byte that is no UTF-8 becomes `\\udcXX`."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else _escape(mark) for mark in text)
+
+
+def _escape(mark: str) -> str:
+    return mark.encode("unicode_escape").decode("ascii")
+
+
+def say(line: str = "", *, err: bool = False) -> None:
+    """Print one line, as `shown`. Text of several lines that is all our own goes to
+    `click.echo`."""
+    click.echo(shown(line), err=err)
