@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import re
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Receive, Scope, Send
 
 from cachefs.cache.counters import CacheCounters, TierCounters, TierStatus
 from cachefs.config import load_mount_config, split_address
@@ -23,8 +26,9 @@ from cachefs.control.exporter import Exporter
 from cachefs.control.http import MAX_CONNECTIONS
 from cachefs.control.metrics_server import application
 from cachefs.control.mount_state import MountState
+from cachefs.control.pace import Paced
 from cachefs.control.routes.set import SetRoutes
-from cachefs.control.serving import serve_metrics
+from cachefs.control.serving import listener_uid, serve_metrics
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
@@ -335,7 +339,7 @@ async def test_a_connection_is_closed_for_a_client_that_asks_for_it(
     await nursery.start(serve_metrics, house.state)
     assert house.state.metrics_address is not None
     host, port = split_address(house.state.metrics_address)
-    head = f"GET /healthz {version}\r\nHost: x\r\nConnection: close\r\n\r\n"
+    head = f"GET /healthz {version}\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     await have_it_loaded(host, port)
     idle_tasks = trio.lowlevel.current_statistics().tasks_living
     with trio.fail_after(300):
@@ -428,6 +432,56 @@ async def test_many_scrapes_leave_the_loop_to_others(
     assert codes == [200] * 10
     for (began, ended), (following, _) in itertools.pairwise(times):
         assert following - ended >= 9 * (ended - began)
+
+
+async def test_requests_are_paced(autojump_clock: trio.testing.MockClock) -> None:
+    times: list[float] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        times.append(trio.current_time())
+
+    paced: Any = Paced(app, 100)
+    await trio.sleep(5)
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10_000):  # of clients that go away at once
+            nursery.start_soon(paced, {}, None, None)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert 99 <= len(times) <= 102
+    async with trio.open_nursery() as nursery:
+        for _ in range(300):
+            nursery.start_soon(paced, {}, None, None)
+    assert trio.current_time() - began_at == pytest.approx(3, abs=0.05)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/console/snapshot"])
+async def test_a_foreign_name_that_leads_to_loopback_gets_nothing(house: House, path: str) -> None:
+    async def code(server: str, host: str) -> int:
+        transport = httpx.ASGITransport(app=application(house.state))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{server}") as client:
+            return (await client.get(path, headers={"Host": host})).status_code
+
+    assert await code("127.0.0.1:9567", "evil.test") == 421
+    assert await code("[::1]:9567", "evil.test:9567") == 421
+    for host in ("127.0.0.1:9567", "localhost", "[::1]"):
+        assert await code("127.0.0.1:9567", host) == 200
+    if path != "/console/snapshot":  # it has stricter rules
+        assert await code("127.0.0.1:9567", "10.0.0.7:9567") == 200
+        assert await code("10.0.0.7:9567", "node1.test:9567") == 200
+
+
+@pytest.mark.expect_log("metrics are on .* by a process of uid 65534")
+async def test_who_has_the_port_is_said(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(serving, "listener_uid", lambda port: 65534)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = taken.getsockname()
+        assert listener_uid(place[1]) == os.geteuid()
+        monkeypatch.setattr(serving, "split_address", lambda _: place)
+        house = House()
+        await nursery.start(serve_metrics, house.state)
 
 
 # -- the address ---------------------------------------------------------------------------------

@@ -12,11 +12,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount
 from starlette.routing import Route as Path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cachefs.config import OFF, split_address
 from cachefs.control.api import Handler, Route
 from cachefs.control.console.app import console_app
+from cachefs.control.console.guard import HostGuard
 from cachefs.control.exporter import Exporter
 from cachefs.control.mount_state import MountState
+from cachefs.control.pace import Paced
 
 _NO_HANDLERS: Mapping[Route, Handler] = {}
 
@@ -24,8 +28,12 @@ _PAUSE, _LEAST_PAUSE_S = 10, 0.02
 """After a scrape, the next one waits ten times as long as the scrape took. So the loop has nine
 tenths of its time for readers, with any number of scraping clients."""
 
+_HEALTH = ("/healthz", "/readyz")
+_HEALTH_PER_S, _OTHERS_PER_S = 200.0, 100.0
+"""A request costs up to a millisecond of the loop. A page of the console sends some 30 at once."""
 
-def application(state: MountState, handlers: Mapping[Route, Handler] = _NO_HANDLERS) -> Starlette:
+
+def application(state: MountState, handlers: Mapping[Route, Handler] = _NO_HANDLERS) -> ASGIApp:
     """Return the ASGI application."""
     exporter = Exporter(state)
     turn = trio.Lock()  # fair: waiting requests get it in the order of their arrival
@@ -54,13 +62,16 @@ def application(state: MountState, handlers: Mapping[Route, Handler] = _NO_HANDL
         return PlainTextResponse(f"{reason}\n", 503)
 
     console = console_app(state, exporter, handlers)
-    routes = [
-        Path("/metrics", metrics),
-        Path("/healthz", healthz),
-        Path("/readyz", readyz),
-        Path("/", console),
-        Mount("/console", console),
-    ]
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    return app
+    health = Starlette(routes=[Path("/healthz", healthz), Path("/readyz", readyz)])
+    others = Starlette(
+        routes=[Path("/metrics", metrics), Path("/", console), Mount("/console", console)]
+    )
+    health.router.redirect_slashes = others.router.redirect_slashes = False
+    paced_health, paced_others = Paced(health, _HEALTH_PER_S), Paced(others, _OTHERS_PER_S)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        app = paced_health if scope.get("path") in _HEALTH else paced_others
+        await app(scope, receive, send)
+
+    own_host = "" if state.config.metrics == OFF else split_address(state.config.metrics)[0]
+    return HostGuard(answer, own_host)

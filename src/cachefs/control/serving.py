@@ -5,10 +5,12 @@ readers should not wait for it. It is loaded for the first client, or soon after
 an upgrade may have replaced its files.
 """
 
+import errno
 import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from cachefs.errors import CachefsError
 
 LOAD_AFTER_S = 2.0
 """The code of the servers is loaded after this time, if no client has come before."""
+
+_LISTENS = "0A"
+"""The state of a socket that listens, in /proc/net/tcp."""
 
 _NO_HANDLERS: Mapping[Route, Handler] = {}
 
@@ -156,6 +161,8 @@ def _listen_for_metrics(config: MountConfig) -> socket.socket | None:
         return _bound(host, port)
     except OSError as error:
         reason = _why(error)
+        if error.errno == errno.EADDRINUSE and listener_uid(port) not in (os.geteuid(), None):
+            reason += f", by a process of uid {listener_uid(port)}"
         if "metrics" in config.given:
             raise CachefsError(
                 f"can't listen on {config.metrics} for metrics: {reason}; choose another address "
@@ -167,8 +174,24 @@ def _listen_for_metrics(config: MountConfig) -> socket.socket | None:
         log.info("no metrics are served: can't listen on %s: %s", host, _why(error))
         return None
     found = join_address(*sock.getsockname()[:2])
-    log.info("metrics are on %s: can't listen on %s: %s", found, config.metrics, reason)
+    told = "metrics are on %s: can't listen on %s: %s", found, config.metrics, reason
+    if listener_uid(port) in (os.geteuid(), None):  # an earlier mount, probably
+        log.info(*told)
+    else:
+        log.warning(*told)
     return sock
+
+
+def listener_uid(port: int) -> int | None:
+    """Return the uid of whoever listens on a TCP port of this machine; None if nobody is known.
+    See proc_net_tcp in the kernel's documentation."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(table) as lines:
+            for line in lines:
+                fields = line.split()
+                if fields[3] == _LISTENS and fields[1].endswith(f":{port:04X}"):
+                    return int(fields[7])
+    return None
 
 
 def _why(error: OSError) -> str:

@@ -65,6 +65,25 @@ class Guard:
         return False
 
 
+class HostGuard:
+    """Lets only requests through whose `Host` can't be a name of another site, if they come through
+    the loopback interface. Elsewhere a name may be that of the node, as in a configuration of
+    Prometheus."""
+
+    def __init__(self, app: ASGIApp, own_host: str) -> None:
+        """`own_host` is as in `Guard`."""
+        self._app = app
+        self._own_hosts = {"", "localhost", own_host.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        host = _host_of(f"//{Headers(scope=scope).get('host', '')}")
+        is_own = host in self._own_hosts or _is_address(host)
+        if not is_own and _is_loopback((scope.get("server") or ("",))[0]):
+            app = _refusal(421, "this port answers only to localhost and to addresses")
+        await app(scope, receive, send)
+
+
 class SessionGuard:
     """Lets only requests with a session through, from the same machine: a session must not cross
     the network in clear text."""
@@ -102,8 +121,19 @@ _NOT_LOCAL = (
 
 def is_local(scope: Scope) -> bool:
     """Return whether the client is on the same machine, through its loopback interface."""
+    return _is_loopback((scope.get("client") or ("",))[0])
+
+
+def _is_loopback(host: str | None) -> bool:
     with suppress(ValueError):
-        return ipaddress.ip_address((scope.get("client") or ("",))[0]).is_loopback
+        return ipaddress.ip_address(host or "").is_loopback
+    return False
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
     return False
 
 
