@@ -183,7 +183,7 @@ def _listen_for_metrics(config: MountConfig) -> socket.socket | None:
 
 
 def listener_uid(port: int) -> int | None:
-    """Return the uid of whoever listens on a TCP port of this machine; None if nobody is known.
+    """Return the uid of the process that listens on a TCP port of this machine; None if unknown.
     See proc_net_tcp in the kernel's documentation."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError), open(table) as lines:
