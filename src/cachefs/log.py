@@ -99,7 +99,14 @@ class _LogFile(RotatingFileHandler):
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._identity: tuple[int, int] | None = None
         self._permissions = _PERMISSIONS
-        super().__init__(path, maxBytes=max_bytes, backupCount=KEPT_FILES, encoding="utf-8")
+        # A name may have bytes that are no UTF-8.
+        super().__init__(
+            path,
+            maxBytes=max_bytes,
+            backupCount=KEPT_FILES,
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         if _identity_of(self.baseFilename) != self._identity:
@@ -121,7 +128,11 @@ class _LogFile(RotatingFileHandler):
 
     def _open(self) -> IO[str]:  # type: ignore[override] # typeshed names the concrete class
         stream = open(  # noqa: SIM115 - the handler closes it
-            self.baseFilename, self.mode, encoding=self.encoding, opener=self._create
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=self._create,
         )
         self._permissions = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
         before, self._identity = self._identity, _identity_of(stream.fileno())

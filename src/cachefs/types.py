@@ -27,6 +27,12 @@ MOST_MODE = 0o1777
 """The permission bits and the sticky bit, without setuid, setgid and the file type."""
 MOST_SIZE_BYTES = 1 << 62
 """The maximum size of a file; a larger value is invalid."""
+_MOST_NS = (1 << 63) - 1
+
+
+def storable_ns(mtime_ns: int) -> int:
+    """Return the nearest time that 64 bits can hold. Some file systems have times after 2262."""
+    return max(-_MOST_NS, min(mtime_ns, _MOST_NS))
 
 
 class Posix(NamedTuple):

@@ -1,6 +1,7 @@
 """System calls of another user with odd names, offsets, flags and requests: none ends the daemon,
 and together they write little into its log."""
 
+import os
 import subprocess
 import sys
 
@@ -121,7 +122,7 @@ def test_no_system_call_ends_the_daemon(site: Site, option: str | None) -> None:
     )
     assert done.stdout.endswith("done\n"), done
     assert site.status()["pid"] == before
-    assert (site.mountpoint / "d").is_dir()
+    os.listdir(site.mountpoint)
     added = site.log.read_text().splitlines()[lines:]
     assert len(added) <= MOST_LINES, added[:MOST_LINES]
     assert not any("Traceback" in line for line in added), added

@@ -55,6 +55,18 @@ def test_setup_appends_to_a_file(tmp_path: Path) -> None:
     assert all(line.endswith("Z INFO cachefs.x: hello") for line in lines)
 
 
+def test_a_name_that_is_no_utf_8_is_logged(tmp_path: Path) -> None:
+    file = tmp_path / "cachefs.log"
+    program = (
+        "import logging, sys; from pathlib import Path; from cachefs import log\n"
+        "log.setup(log_file=Path(sys.argv[1]))\n"
+        "logging.getLogger('cachefs.x').info('no %s', 'a' + chr(0xdcff))\n"
+    )
+    command = [sys.executable, "-c", program, str(file)]
+    assert subprocess.run(command, check=True, capture_output=True).stderr == b""
+    assert file.read_text().endswith("no a\\udcff\n")
+
+
 def test_a_log_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--log-file"):
         log.open_log_file(tmp_path)

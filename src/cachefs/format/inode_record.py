@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final, NamedTuple
 
-from cachefs.types import MOST_SIZE_BYTES, NO_POSIX, Posix
+from cachefs.types import MOST_SIZE_BYTES, NO_POSIX, Posix, storable_ns
 
 BadRecordError = struct.error
 """All `unpack_*` functions and `ino_of_key` raise this for a record that they can't decode. The
@@ -143,7 +143,8 @@ def pack_inode_of(
     `posix` is (uid, gid, mode). For a directory, `size_bytes` is the number of its names.
     """
     uid, gid, mode = posix
-    head = _INODE.pack(kind, len(name), mode, parent, size_bytes, mtime_ns, uid, gid)
+    time_ns = storable_ns(mtime_ns)
+    head = _INODE.pack(kind, len(name), mode, parent, size_bytes, time_ns, uid, gid)
     return head + name + version.encode("utf-8", "surrogateescape")
 
 

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
-from cachefs.types import MOST_MODE, MOST_SIZE_BYTES, UNKNOWN_MODE, ObjectMeta, Posix
+from cachefs.types import (
+    MOST_MODE,
+    MOST_SIZE_BYTES,
+    UNKNOWN_MODE,
+    ObjectMeta,
+    Posix,
+    storable_ns,
+)
 
 REQUIRED = 1
 """The flag of a record that a reader must understand."""
@@ -351,7 +358,7 @@ def _unpack_posix(payload: bytes, offset: int) -> tuple[Posix, int]:
 
 
 def _pack_meta(meta: ObjectMeta) -> bytes:
-    fixed = _META.pack(meta.size_bytes, meta.mtime_ns)
+    fixed = _META.pack(meta.size_bytes, storable_ns(meta.mtime_ns))
     return fixed + _pack_posix(meta.posix) + _pack_text(meta.version)
 
 
