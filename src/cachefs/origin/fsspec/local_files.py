@@ -451,9 +451,13 @@ class LocalFiles:
         return meta
 
     def _dress(self, fd: int, old: int | None, upload: Upload, attributes: Attributes) -> None:
-        """Give a new version its attributes. Those of another file, and an owner, as the daemon:
-        the file is nobody else's yet, and the kernel has allowed the caller to set them."""
-        is_callers = old is None and attributes.uid is None and attributes.gid is None
+        """Give a new version its attributes. Those of another owner's file, and an owner, as the
+        daemon: the file is nobody else's yet, and the kernel has allowed the caller to set them."""
+        is_callers = attributes.uid is None and attributes.gid is None
+        if old is not None:
+            was, made = os.fstat(old), os.fstat(fd)
+            is_callers = is_callers and (was.st_uid, was.st_gid) == (made.st_uid, made.st_gid)
+            is_callers = is_callers and bool(was.st_mode & 0o400)  # or it can't read attributes
         with contextlib.nullcontext() if is_callers else acting_as_daemon():
             if old is not None:
                 take_over(old, fd)

@@ -60,9 +60,10 @@ class _Own(NamedTuple):
 
 
 class _Thread(threading.local):
-    """For whom this thread acts, and what it was before."""
+    """For whom this thread acts, and what it is otherwise."""
 
     acting: tuple[Caller, _Own] | None = None
+    own: _Own | None = None
     is_unshared: bool | None = None
 
 
@@ -76,7 +77,9 @@ def acting_as(caller: Caller | None) -> Iterator[None]:
     if caller is None or _is_own(caller):
         yield
         return
-    own = _Own(os.getgroups(), _sets(), _own_umask())
+    own = _this_thread.own
+    if own is None:
+        own = _this_thread.own = _Own(os.getgroups(), _sets(), _own_umask())
     _take(caller, own)
     _this_thread.acting = caller, own
     try:
@@ -156,9 +159,9 @@ def _take(caller: Caller, own: _Own) -> None:
             raise AccessDeniedError("this mount can't act for other users: it lacks CAP_SETGID")
         if not _set_ids(caller.uid, caller.gid):
             raise AccessDeniedError("this mount can't act for other users: it lacks CAP_SETUID")
-        acting, keeps = _sets(), ~FILE_CAPABILITIES | caller.capabilities
-        acting.effective_low = own.sets.effective_low & keeps & _HALF
-        acting.effective_high = own.sets.effective_high & keeps >> 32 & _HALF
+        acting, keeps = _Sets.from_buffer_copy(own.sets), ~FILE_CAPABILITIES | caller.capabilities
+        acting.effective_low &= keeps & _HALF
+        acting.effective_high &= keeps >> 32 & _HALF
         _set(acting)
     except BaseException:
         _give_back(own)

@@ -150,9 +150,10 @@ def _set_mtime(target: int | str, mtime_ns: int) -> None:
 def take_over(old: int, fd: int) -> None:
     """Give the new version `fd` of the file `old` its owner, mode, access list and other extended
     attributes. A daemon without root's rights can't give the owner."""
-    found = os.fstat(old)
-    with contextlib.suppress(*(() if os.geteuid() == 0 else (PermissionError,))):
-        os.fchown(fd, found.st_uid, found.st_gid)
+    found, made = os.fstat(old), os.fstat(fd)
+    if (found.st_uid, found.st_gid) != (made.st_uid, made.st_gid):
+        with contextlib.suppress(*(() if os.geteuid() == 0 else (PermissionError,))):
+            os.fchown(fd, found.st_uid, found.st_gid)
     copy_attributes(old, fd)
     os.fchmod(fd, found.st_mode & MOST_MODE)
 
