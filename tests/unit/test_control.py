@@ -311,7 +311,7 @@ async def test_a_living_server_is_not_replaced(path: Path, nursery: trio.Nursery
 
 async def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(CachefsError, match="can't listen"):
-        await serve(tmp_path / "missing" / "x.sock", {})
+        await serve(tmp_path / "missing" / "deeper" / "x.sock", {})
     with pytest.raises(CachefsError, match="can't listen"):
         await serve(tmp_path / ("long" * 40), {})
     (tmp_path / "file").write_text("precious")
