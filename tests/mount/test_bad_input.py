@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.format.json_sum import decode_json, encode_json
 from tests.mount.harness import Site
 from tests.servers.ports import free_ports
 from tests.servers.seaweedfs import SeaweedFS
@@ -160,7 +161,8 @@ def test_a_cache_directory_of_a_newer_format(site: Site) -> None:
     site.mount()
     site.umount()
     identity = site.cache / "cachefs.json"
-    identity.write_text(identity.read_text().replace('"format": 2', '"format": 3'))
+    newer = decode_json(identity.read_bytes()) | {"format": 3}
+    identity.write_bytes(encode_json(newer, 2))
     before = contents(site.cache)
     assert "format 3" in site.refused()
     assert contents(site.cache) == before

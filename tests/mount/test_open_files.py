@@ -1,6 +1,5 @@
 """A mount whose processes may have few files open, and far more slabs."""
 
-import json
 import os
 import random
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.format.json_sum import decode_json, encode_json
 from cachefs.fuse import relay
 from cachefs.supervisor.open_files import LEAST_OPEN_FILES
 from tests.mount import harness
@@ -55,9 +55,9 @@ def test_more_slabs_than_may_be_open(
     site.mount("--data-path", data_path)
     site.umount()
     # Slabs of one file each, or it would take gigabytes to have many.
-    identity = json.loads((site.cache / "cachefs.json").read_text())
+    identity = decode_json((site.cache / "cachefs.json").read_bytes())
     identity["slab_bytes"] = SLAB_BYTES
-    (site.cache / "cachefs.json").write_text(json.dumps(identity))
+    (site.cache / "cachefs.json").write_bytes(encode_json(identity, 2))
     site.mount("--data-path", data_path)
     order = list(range(FILES))
     random.Random(1).shuffle(order)

@@ -124,7 +124,7 @@ async def test_the_root_can_be_mounted(hdfs, root, opened) -> None:
     origin = opened(hdfs.url)
     await origin.check()
     assert root[1:] in await list_all(origin)
-    assert (await origin.stat(root[1:])).mode == 0o755
+    assert (await origin.stat(root[1:])).posix.mode == 0o755
     assert origin.identity == opened(f"{hdfs.url}///").identity == f"{hdfs.url}/"
 
 
@@ -202,12 +202,12 @@ async def test_owners_groups_and_modes(hdfs, root, opened) -> None:
         origin = opened(f"{url}{root}")
         listed = await list_all(origin)
         assert listed["known"].meta.posix == Posix(1, 2, 0o640)
-        assert listed["unknown"].meta == Posix(UNKNOWN_ID, 4711, 0o1733)
+        assert listed["unknown"].meta.posix == Posix(UNKNOWN_ID, 4711, 0o1733)
         for name, entry in listed.items():
             found = await origin.stat(name)
             assert found == entry.meta
             assert getattr(found, "posix", None) == getattr(entry.meta, "posix", None)
-        assert (await origin.stat("")).mode == 0o755
+        assert (await origin.stat("")).posix.mode == 0o755
 
 
 async def test_another_mode_is_no_other_version(hdfs, root, opened) -> None:

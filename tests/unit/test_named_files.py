@@ -21,7 +21,7 @@ from cachefs.manifest.fetch import digest_of
 from cachefs.manifest.files import read_manifest
 from cachefs.manifest.writer import replacing
 from cachefs.origin.hdfs.config import read_site
-from cachefs.origin.s3.config import read_ca_file
+from cachefs.origin.s3.config import check_ca_file
 
 
 def _metadata(file: Path) -> None:
@@ -43,7 +43,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "list": lambda file: load._opened(str(file)),
     "metadata": _metadata,
     "secret": lambda file: shared_secret(_anything(shared_secret_file=file)),
-    "ca.pem": lambda file: read_ca_file(_anything(ca_file=str(file))),
+    "ca.pem": lambda file: check_ca_file(_anything(ca_file=str(file))),
     "log": open_log_file,
     "core-site.xml": lambda file: read_site(),
 }

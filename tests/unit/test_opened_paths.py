@@ -27,6 +27,8 @@ ALLOWED = {
     "cli/install_systemd.py": "the units of this program, for the system's or the user's systemd",
     "cli/nodes/api_server.py": "the service account of a pod, which Kubernetes has put there",
     "cli/thin_runtime": "the directories that Fluid has made for this container",
+    "control/serving.py _listen_for_commands": "in the runtime directory",
+    "control/serving.py listener_uid": _KERNEL,
     "control/console/assets.py": "files of this program",
     "csi": "the kubelet's directories, which csi/targets.py checks in its own way",
     "daemon/memory_limit.py": _KERNEL,

@@ -74,4 +74,11 @@ def application(state: MountState, handlers: Mapping[Route, Handler] = _NO_HANDL
         await app(scope, receive, send)
 
     own_host = "" if state.config.metrics == OFF else split_address(state.config.metrics)[0]
-    return HostGuard(answer, own_host)
+    guarded = HostGuard(answer, own_host)
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        has_own_guard = path == "/" or path.startswith("/console")
+        await (answer if has_own_guard else guarded)(scope, receive, send)
+
+    return guard
