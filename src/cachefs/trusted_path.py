@@ -27,6 +27,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from cachefs.errors import UntrustedPathError
 from cachefs.units import format_bytes
@@ -36,6 +37,7 @@ _MOST_LINKS = 40
 _DEEPEST = 8
 """Directories below each other in a checked tree. cachefs makes three."""
 _PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE_BYTES = 64 << 10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITES = os.O_WRONLY | os.O_RDWR
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -80,14 +82,14 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
     """Return the content of a regular file. Raises `OSError`, also if it has more bytes than
     allowed."""
     with os.fdopen(open_file(path), "rb") as stream:
-        return _bounded(stream.read(most_bytes + 1), most_bytes)
+        return _bounded(stream, most_bytes)
 
 
 def read_secret(path: str | Path, most_bytes: int) -> bytes:
     """Do the same as `read_file`, and `warn_if_public`."""
     with os.fdopen(open_file(path), "rb") as stream:
         warn_if_public(stream.fileno(), path)
-        return _bounded(stream.read(most_bytes + 1), most_bytes)
+        return _bounded(stream, most_bytes)
 
 
 def warn_if_public(fd: int, path: str | Path) -> None:
@@ -108,10 +110,14 @@ def _warn_once(path: str) -> None:
     _logger.warning("%s has a secret, and all users may read it; run: chmod o-r %s", path, path)
 
 
-def _bounded(data: bytes, most_bytes: int) -> bytes:
+def _bounded(stream: BinaryIO, most_bytes: int) -> bytes:
+    # In pieces: `read` of so many bytes would at once take all the memory that is allowed.
+    data = bytearray()
+    while piece := stream.read(min(_PIECE_BYTES, most_bytes + 1 - len(data))):
+        data += piece
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}")
-    return data
+    return bytes(data)
 
 
 def open_own_file(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
@@ -124,7 +130,7 @@ def read_own_file(path: Path, most_bytes: int) -> bytes:
     """Return the content of a file as `open_own_file` opens it. Raises `OSError`, also if it has
     more bytes than allowed."""
     with os.fdopen(open_own_file(path), "rb") as stream:
-        return _bounded(stream.read(most_bytes + 1), most_bytes)
+        return _bounded(stream, most_bytes)
 
 
 def check_own_file(path: Path) -> None:

@@ -282,9 +282,10 @@ async def test_what_is_refused(tree: Tree, origin: ScriptedOrigin) -> None:
 )  # fmt: skip
 async def test_nonsense_is_refused(tree: Tree, change: dict) -> None:
     piece = {"path": "", "after": "", "is_last": True, "listed_at_ns": 5, "entries": []}
-    arguments = {"identity": tree.origin.identity, "pieces": [piece | change]}
-    with pytest.raises(UsageError):
-        await routes(tree).take(arguments)
+    for nonsense in (piece | change, 5, None, "x"):
+        arguments = {"identity": tree.origin.identity, "pieces": [nonsense]}
+        with pytest.raises(UsageError):
+            await routes(tree).take(arguments)
     assert isinstance(tree.namespace, Namespace)
 
 

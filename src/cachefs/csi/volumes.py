@@ -77,6 +77,8 @@ def parse_target(text: str, mounts: Path) -> Path:
     Its last part may not exist yet, and is not accessed. Raises `Refusal` if the path is not
     absolute, contains "..", or is above or below the mounts.
     """
+    if len(text) > _MOST_PATH_BYTES:
+        raise Refusal("INVALID_ARGUMENT", f"the path {text[:256]!r}... is too long")
     parts = text.split("/")
     if not text.startswith("/") or "\0" in text or {".", ".."} & set(parts):
         raise Refusal("INVALID_ARGUMENT", f"the path {text[:256]!r} is not absolute and plain")

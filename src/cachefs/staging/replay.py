@@ -118,6 +118,7 @@ def replay_journal(data: bytes, uuid: bytes, boot_id: bytes) -> Replay:
     except BadRecordError:
         replay.is_damaged = True
     survived = replay.header is not None and replay.header.boot_id == boot_id
+    synced: int | None = 0  # the first synced record behind the last damaged place
     offset = HEADER_BYTES
     while offset < len(data):
         try:
@@ -130,7 +131,9 @@ def replay_journal(data: bytes, uuid: bytes, boot_id: bytes) -> Replay:
         except BadRecordError:
             is_cut = False
         found = next_frame_offset(data, seed, offset + 1)
-        if found is None or not (survived or _has_synced(data, seed, found)):
+        if not survived and found is not None and synced is not None and synced < found:
+            synced = _next_synced(data, seed, found)
+        if found is None or not (survived or synced is not None):
             # The end of the journal. A killed process leaves the beginning of a record, and a
             # power cut anything behind the last sync.
             replay.ignored_bytes += len(data) - offset
@@ -145,18 +148,19 @@ def replay_journal(data: bytes, uuid: bytes, boot_id: bytes) -> Replay:
     return replay
 
 
-def _has_synced(data: bytes, seed: int, offset: int | None) -> bool:
-    """Whether a record of a sync is at `offset` or behind it: all records before it were on the
-    disk, so a damaged one is no effect of a power cut."""
+def _next_synced(data: bytes, seed: int, start: int) -> int | None:
+    """Return the offset of the first record of a sync at `start` or behind it, None without one:
+    all records before it were on the disk, so a damaged one is no effect of a power cut."""
+    offset: int | None = start
     while offset is not None:
         frame = frame_at(data, seed, offset)
         try:
             if isinstance(decode_payload(frame.kind, frame.payload), Synced):
-                return True
+                return offset
         except BadRecordError:
             pass
         offset = next_frame_offset(data, seed, frame.end)
-    return False
+    return None
 
 
 def _take(replay: Replay, frame: Frame) -> None:

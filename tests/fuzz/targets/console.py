@@ -83,5 +83,19 @@ async def _ask(data: bytes) -> None:
         assert all(sent.get(name.lower()) == value for name, value in HEADERS.items())
 
 
+GROWING = {
+    "a long path": lambda count: b"GET /" + b"x" * count + b"\n",
+    "a deep path": lambda count: b"GET /console" + b"/." * (count // 2) + b"\n",
+    "headers": lambda count: b"GET /console/\n" + b"a: b\n" * (count // 5),
+    "cookies": lambda count: b"GET /v1/status\ncookie: " + b"a=b;" * (count // 4),
+    "quotes in a cookie": lambda count: b"GET /v1/status\ncookie: a=" + b'"\\' * (count // 2),
+    "origin": lambda count: b"POST /v1/settings\norigin: http://" + b"[" * count,
+    "a host": lambda count: b"GET /\nhost: " + b"a." * (count // 2),
+    "a body": lambda count: b"POST /v1/settings\ncookie: SESSION\n\n" + b"[" * count,
+}
+MOST_BYTES = 1 << 18
+"""Inputs of about so many bytes."""
+
+
 def fuzz(data: bytes) -> None:
     trio.run(_ask, data)

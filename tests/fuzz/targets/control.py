@@ -135,5 +135,16 @@ async def _ask(data: bytes) -> None:
             json.loads(answer)
 
 
+GROWING = {
+    "a long path": lambda count: b"GET /v1/" + b"x" * count + b"\n",
+    "a long query": lambda count: b"GET /v1/cache/info?" + b"path=a&" * (count // 7) + b"\n",
+    "brackets": lambda count: b"POST /v1/load\n" + b"[" * count,
+    "paths": lambda count: b'POST /v1/load\n{"paths":[' + b'"a",' * (count // 4) + b'"a"]}',
+    "names": lambda count: b"POST /v1/load\n{" + b'"a":1,' * (count // 6) + b'"a":1}',
+}
+MOST_BYTES = 1 << 20
+"""Inputs of about so many bytes."""
+
+
 def fuzz(data: bytes) -> None:
     trio.run(_ask, data)

@@ -8,6 +8,16 @@ from tests.fuzz.targets._support import check_text, parts
 
 _MOUNTS = Path("/mnt/cachefs")
 
+GROWING = {
+    "one name": lambda count: b"x" * count,
+    "a deep directory": lambda count: b"a\n----\nm\n----\n" + b"a/" * (count // 2),
+    "percent signs": lambda count: b"%" * count,
+    "quoted": lambda count: b"m/" + b"%41" * (count // 3),
+    "slashes": lambda count: b"/" * count,
+    "no UTF-8": lambda count: b"\xff" * count,
+}
+"""Inputs of about so many bytes."""
+
 
 def fuzz(data: bytes) -> None:
     texts = [part.decode("utf-8", "replace") for part in parts(data, 4)]

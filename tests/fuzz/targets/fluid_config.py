@@ -10,6 +10,25 @@ from tests.fuzz.targets._support import check_text
 _SECRETS = Path("/etc/fluid/secrets")
 _PRIVATE = Path("/private")
 
+GROWING = {
+    "white space": lambda count: b" " * count,
+    "one text": lambda count: b'{"targetPath":"' + b"x" * count + b'","mounts":[]}',
+    "brackets": lambda count: b"[" * count,
+    "numbers": lambda count: b'{"mounts":[' + b"1," * (count // 2) + b"1]}",
+    "mounts": lambda count: (
+        b'{"targetPath":"/t/f","mounts":['
+        + b",".join(b'{"mountPoint":"file:///a","name":"n%d"}' % n for n in range(count // 45))
+        + b"]}"
+    ),
+    "a deep path": lambda count: (
+        b'{"targetPath":"/t/f","mounts":[{"mountPoint":"file:///a","path":"'
+        + b"a/" * (count // 2)
+        + b'","name":"n"}]}'
+    ),
+    "options": lambda count: b'{"mounts":[],"targetPath":"/t/f"}\0' + b"a=1," * (count // 4),
+}
+"""Inputs of about so many bytes."""
+
 
 def fuzz(data: bytes) -> None:
     content, _, words = data.partition(b"\0")

@@ -8,6 +8,9 @@ from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.fast_path.direct_reader import DirectReader
 from cachefs.origin.s3.fast_path.wire import Wanted
 from tests.fuzz.targets._support import parts
+from tests.fuzz.targets.http_loop import GROWING, MOST_BYTES
+
+__all__ = ["GROWING", "MOST_BYTES", "fuzz"]
 
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
 
@@ -34,7 +37,7 @@ class _Reader(DirectReader):
 
 
 def fuzz(data: bytes) -> None:
-    reader = _Reader(parts(data[:65536], 4))
+    reader = _Reader(parts(data[:MOST_BYTES], 4))
     wanted = [Wanted(f"key{number}", '"etag"', 1000, None) for number in range(4)]
     try:
         answers = reader.get(wanted, 2, lambda: False, lambda: False)

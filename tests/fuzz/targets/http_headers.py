@@ -14,6 +14,19 @@ from tests.fuzz.targets._support import parts
 TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
 MD5 = bytes(16)
 
+GROWING = {
+    "one text": lambda count: b"x" * count,
+    "white space": lambda count: b" " * count,
+    "digits": lambda count: b"1" * count,
+    "codes without an end": lambda count: b"<Code>" * (count // 6),
+    "a long code": lambda count: b"<Error><Code>" + b"A" * count + b"</Code></Error>",
+    "a long header": lambda count: b"etag:" + b'"' * count,
+    "a date": lambda count: b"Sat, " + b"1 " * (count // 2),
+    "brackets of a date": lambda count: b"(" * count,
+}
+MOST_BYTES = 1 << 16
+"""Inputs of about so many bytes."""
+
 
 def fuzz(data: bytes) -> None:
     for part in parts(data):

@@ -10,7 +10,13 @@ from cachefs.origin.s3.exchange import BrokenAnswerError, Request
 from cachefs.origin.s3.fast_path.loop_connection import LoopConnection
 from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
 from cachefs.origin.writable import BufferContent
-from tests.fuzz.targets.http_loop import TARGET, _NoCredentials
+from tests.fuzz.targets.http_loop import GROWING as GROWING_READS
+from tests.fuzz.targets.http_loop import MOST_BYTES, TARGET, _NoCredentials
+
+GROWING = GROWING_READS | {
+    "interim heads": lambda count: b"HTTP/1.1 100 C\r\n\r\n" * (count // 18),
+}
+"""Inputs of about so many bytes."""
 
 
 class _Exchanges(LoopExchanges):
@@ -34,7 +40,7 @@ class _Exchanges(LoopExchanges):
 
 async def _ask(data: bytes) -> None:
     method = "HEAD" if data[:1] == b"H" and data[1:2] != b"T" else "PUT"
-    exchanges = _Exchanges(data[:65536])
+    exchanges = _Exchanges(data[:MOST_BYTES])
     request = Request(method, "/b/key", "", {}, BufferContent(b"x" * 100))
     try:
         with trio.fail_after(300):

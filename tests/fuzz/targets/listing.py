@@ -1,6 +1,8 @@
 """LIST answers, page after page (origin/s3/pages.py, listing.py)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -9,6 +11,7 @@ from cachefs.format.inode_record import KIND_FILE, pack_inode_of
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.names import is_key_name
 from cachefs.origin.s3.lister import PageRequest
+from cachefs.origin.s3.listing import next_marker, next_token, parse_page, parse_tree
 from cachefs.origin.s3.pages import PagedListing, TreeShapes
 from cachefs.types import Entry, ObjectMeta
 from tests.fuzz.targets._support import parts
@@ -29,6 +32,16 @@ GROWING = {
     "one key": lambda count: _listed(["a/" * (count // 2) + "x"]),
     "long keys": lambda count: _listed(f"{n}/" + "a/" * 500 for n in range(count // 1024)),
     "rows": lambda count: _listed(map(str, range(count // 120))),
+    "deep keys": lambda count: _listed(f"{n}/a/b" for n in range(count // 120)),
+    "rows of another form": lambda count: _listed(map(str, range(count // 120))).replace(
+        b"<Key>", b"<Key a='1'>"
+    ),
+    "short tags": lambda count: (
+        b"<ListBucketResult>" + (b"<Contents>" + b"<a/>" * 17 + b"</Contents>") * (count // 89)
+    ),
+    "rows without a text": lambda count: (
+        b"<ListBucketResult>" + b"<Contents/>" * (count // 11) + b"</ListBucketResult>"
+    ),
     "white space": lambda count: b"<IsTruncated>" + b" " * count,
     "open tags": lambda count: b"<CommonPrefixes> <Prefix>" * (count // 25),
     "open tokens": lambda count: b"<NextContinuationToken>a" * (count // 24),
@@ -90,3 +103,20 @@ def _check(entry: Entry) -> None:
 
 def fuzz(data: bytes) -> None:
     trio.run(_list, data)
+
+
+def _try(parse: Callable[[bytes], object], data: bytes) -> None:
+    with suppress(OriginError):
+        parse(data)
+
+
+PARSERS = tuple(
+    partial(_try, parse)
+    for parse in (
+        next_token,
+        partial(next_marker, page_end="a"),
+        partial(parse_page, prefix=""),
+        partial(parse_tree, prefix=""),
+    )
+)
+"""What is measured with `GROWING`."""

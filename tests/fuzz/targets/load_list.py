@@ -7,6 +7,17 @@ from tests.fuzz.targets._support import directory
 
 _PATHS = PathReader("/mnt", "s3://bucket/data")
 
+GROWING = {
+    "short lines": lambda count: b"a\n" * (count // 2),
+    "lines": lambda count: b"a/b/c/0123456789/0123456789.jpg\n" * (count // 32),
+    "one line": lambda count: b"a" * count,
+    "deep paths": lambda count: (b"a/" * 500 + b"\n") * (count // 1001),
+    "objects": lambda count: b'{"path": "a/b/c/0123456789.jpg"}\n' * (count // 33),
+    "a list": lambda count: b"[" + b"1," * (count // 2) + b"1]",
+    "brackets": lambda count: b"[" * count,
+}
+"""Inputs of about so many bytes."""
+
 
 def fuzz(data: bytes) -> None:
     for line in data.splitlines(keepends=True):

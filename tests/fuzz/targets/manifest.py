@@ -11,6 +11,19 @@ from tests.fuzz.targets._support import check_text, directory
 
 _PATHS = PathReader("/mnt", "s3://bucket/data")
 
+GROWING = {
+    "short lines": lambda count: b"".join(b"%x\n" % n for n in range(count // 6)),
+    "lines": lambda count: b"".join(b"a/b/c/0123456789/%08x.jpg\n" % n for n in range(count // 32)),
+    "one line": lambda count: b"a" * count,
+    "deep paths": lambda count: (b"a/" * 500 + b"\n") * (count // 1001),
+    "objects": lambda count: b"".join(
+        b'{"path": "%08x.jpg", "size": 1, "mtime_ns": 1, "version": "a"}\n' % n
+        for n in range(count // 64)
+    ),
+    "brackets": lambda count: b'{"path":' + b"[" * count,
+}
+"""Inputs of about so many bytes."""
+
 
 def fuzz(data: bytes) -> None:
     with directory() as place:
@@ -28,3 +41,14 @@ def fuzz(data: bytes) -> None:
             for item in listed:
                 with suppress(KeyError):
                     table.find(item.path)
+
+
+def _read(data: bytes) -> None:
+    with directory() as place, suppress(CachefsError):
+        (place / "m").write_bytes(data)
+        for _ in read_manifest(place / "m", "m", _PATHS.path):
+            pass
+
+
+PARSERS = (_read,)
+"""What is measured with `GROWING`. The table is a database: it takes what its rows take."""

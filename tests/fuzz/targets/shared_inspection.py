@@ -32,6 +32,24 @@ class _Told:
         return piece
 
 
+GROWING = {
+    "one line": lambda count: b"x" * count,
+    "a version": lambda count: b"VERSION " + b"1." * (count // 2) + b"\r\n",
+    "statistics": lambda count: (
+        b"VERSION 1.6.18\r\n\n----\n" + b"STAT a 1\r\n" * (count // 10) + b"END\r\n"
+    ),
+    "settings": lambda count: (
+        b"VERSION 1.6.18\r\n\n----\n" * 2 + b"STAT a 1\r\n" * (count // 10) + b"END\r\n"
+    ),
+    "digits": lambda count: (
+        b"VERSION 1.6.18\r\n\n----\nSTAT bytes " + b"1" * count + b"\r\nEND\r\n"
+    ),
+    "white space": lambda count: b" " * count + b"\r\n",
+}
+MOST_BYTES = 1 << 16
+"""Inputs of about so many bytes."""
+
+
 def fuzz(data: bytes) -> None:
     found = inspect_on(cast("socket.socket", _Told(parts(data))), "h", 1, _TIMEOUT_S)
     for problem in found.problems:

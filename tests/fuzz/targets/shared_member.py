@@ -45,5 +45,17 @@ async def _ask(data: bytes) -> None:
         peer.close()
 
 
+GROWING = {
+    "one line": lambda count: b"x" * count,
+    "words": lambda count: b"VA" + b" 1" * (count // 2),
+    "flags": lambda count: b"HD" + b" s1" * (count // 3) + b"\r\n",
+    "empty lines": lambda count: b"\r\n" * (count // 2),
+    "dropped": lambda count: b"EN\r\n" * (count // 4),
+    "a value": lambda count: b"VA %d\r\n" % count + b"x" * count + b"\r\n",
+}
+MOST_BYTES = 1 << 16
+"""Inputs of about so many bytes."""
+
+
 def fuzz(data: bytes) -> None:
     trio.run(_ask, data)

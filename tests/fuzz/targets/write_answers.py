@@ -1,9 +1,13 @@
-"""XML answers to writes (origin/s3/writing/messages.py, answer_xml.py)."""
+"""XML answers to writes (origin/s3/writing/messages.py, origin/s3/answer_xml.py)."""
+
+from collections.abc import Callable
+from functools import partial
 
 from cachefs.errors import BadDataError
 from cachefs.origin.s3.writing import messages
 from tests.fuzz.targets._support import check_text
 
+_PART = b"<Part><PartNumber>1</PartNumber><Size>1</Size><ETag>a</ETag></Part>"
 GROWING = {
     "white space": lambda count: b" " * count,
     "white space before": lambda count: b"\n" * count + b"<R><ETag>a</ETag></R>",
@@ -13,6 +17,18 @@ GROWING = {
     "rows": lambda count: (
         b"<DeleteResult>" + b"<Error><Key>a</Key></Error>" * (count // 27) + b"</DeleteResult>"
     ),
+    "short rows": lambda count: (
+        b"<ListPartsResult>" + b"<a/>" * (count // 4) + b"</ListPartsResult>"
+    ),
+    "short texts": lambda count: (
+        b"<DeleteResult><Error>" + b"<a/>" * (count // 4) + b"</Error></DeleteResult>"
+    ),
+    "names": lambda count: (
+        b"<R>" + b"".join(b"<a%07x/>" % n for n in range(10**7, 10**7 + count // 11)) + b"</R>"
+    ),
+    "parts": lambda count: (
+        b"<ListPartsResult>" + _PART * (count // len(_PART)) + b"</ListPartsResult>"
+    ),
     "attributes": lambda count: b"<R " + b"".join(b"a%d='' " % n for n in range(count // 8)),
     "one text": lambda count: b"<R><ETag>" + b"&amp;" * (count // 5) + b"</ETag></R>",
     "one tag": lambda count: b"<R><" + b"a" * count,
@@ -21,16 +37,31 @@ GROWING = {
 """Inputs of about so many bytes."""
 
 
-def fuzz(data: bytes) -> None:
-    messages.is_error(data)
+def _try(parse: Callable[[bytes], object], data: bytes) -> None:
+    try:
+        parse(data)
+    except BadDataError as error:
+        check_text(error)
+
+
+PARSERS = tuple(
+    partial(_try, parse)
     for parse in (
+        messages.is_error,
+        messages.not_deleted,
+        messages.parts_in,
+    )
+)
+"""What is measured with `GROWING`."""
+
+
+def fuzz(data: bytes) -> None:
+    for parse in (
+        messages.is_error,
         messages.not_deleted,
         messages.e_tag_in,
         messages.upload_id_in,
         messages.parts_in,
-        lambda body: messages.uploads_in(body, "k"),
+        partial(messages.uploads_in, key="k"),
     ):
-        try:
-            parse(data)
-        except BadDataError as error:
-            check_text(error)
+        _try(parse, data)

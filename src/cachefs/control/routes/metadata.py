@@ -87,10 +87,11 @@ def _next(pieces: Iterator[Piece]) -> Piece | None:
 
 
 def _piece(fields: Any) -> Piece:
-    values = list(fields.values()) if isinstance(fields, dict) else []
-    if [*fields] != [*Piece._fields] or not all(map(isinstance, values, _PIECE_TYPES)):
-        raise UsageError(f"a piece has, in this order, {', '.join(Piece._fields)}")
-    return Piece(**fields)
+    if isinstance(fields, dict) and [*fields] == [*Piece._fields]:
+        piece = Piece(**fields)
+        if all(map(isinstance, piece, _PIECE_TYPES)):
+            return piece
+    raise UsageError(f"a piece has, in this order, {', '.join(Piece._fields)}")
 
 
 def _entry(fields: Any) -> KnownEntry:

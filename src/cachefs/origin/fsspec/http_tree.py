@@ -10,6 +10,7 @@ distinguishes failures, and limits the length of an answer.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, unquote
@@ -36,6 +37,7 @@ _PARTIAL = 206
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HTML = "text/html"
 _MOST_NAMES = 500_000
+_MOST_LINKS = 4 * _MOST_NAMES
 _NO_NAMES = {"", ".", "..", "../"}
 """What a page says of itself and of its parent."""
 
@@ -98,14 +100,14 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
 
     async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> list[Any]:
         start = self._quoted(url).rstrip("/") + "/"
-        names = set()
-        for link in await self._links(start):
+        names = set[str]()
+        for number, link in enumerate(await self._links(start), 1):
+            if len(names) > _MOST_NAMES or number > _MOST_LINKS:
+                raise BadDataError(f"{url}: its index page has more than {_MOST_NAMES:,} names")
             # Links with a query usually sort the page.
             if link.startswith(start) and not set("?#") & set(link):
                 names.add(unquote(link.removeprefix(start), errors="surrogateescape"))
         names -= _NO_NAMES
-        if len(names) > _MOST_NAMES:
-            raise BadDataError(f"{url}: its index page has more than {_MOST_NAMES:,} names")
         paths = [f"{url.rstrip('/')}/{name}" for name in sorted(names)]
         if not detail:
             return paths
@@ -113,18 +115,19 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         found = await asyncio.gather(*(self._described(path, turns) for path in paths))
         return [info for info in found if info is not None]
 
-    async def _links(self, url: str) -> list[str]:
-        """Return the absolute links of an index page; of an answer that is no HTML none."""
+    async def _links(self, url: str) -> Iterable[str]:
+        """Return the absolute links of an index page, which are parsed one by one; of an answer
+        that is no HTML none."""
         session = await self.set_session()
         async with session.get(self.encode_url(url)) as answer:
             self._raise_not_found_for_status(answer, url)
             kind = answer.headers.get("Content-Type", _HTML).partition(";")[0].strip().lower()
             if kind != _HTML:
-                return []
+                return ()
             body = await answer.read()
         host = url[: url.index("/", url.index("://") + 3)]
         links = index_page.links_in(body.decode(errors="surrogateescape"))
-        return [_absolute(link, url, host) for link in links]
+        return (_absolute(link, url, host) for link in links)
 
     async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
         """Return the `info` of a linked path, or None if it does not exist."""

@@ -6,6 +6,8 @@ Python's own parser of HTML needs quadratic time for some pages, depending on th
 import html
 from collections.abc import Iterator
 
+_MOST_ATTRIBUTES = 20
+"""Of one tag. After more of them no `href` is looked for."""
 _SPACE = " \t\r\n\f"
 _MOST_LINK_CHARACTERS = 4096
 """The longest path; Python refuses numbers of 4,301 digits."""
@@ -27,7 +29,10 @@ def links_in(page: str) -> Iterator[str]:
 
 def _target(page: str, start: int, end: int) -> str | None:
     """Return the value of `href` among the attributes in `page[start:end]`, or None."""
-    while (equals := page.find("=", start, end)) >= 0:
+    for _ in range(_MOST_ATTRIBUTES):
+        equals = page.find("=", start, end)
+        if equals < 0:
+            return None
         before = page[start:equals]
         if ">" in before:
             return None

@@ -38,6 +38,10 @@ PIECE_BYTES = 256 << 10
 """A body of at most this size is sent together with its head."""
 _LINE_BYTES = 16 << 10
 _HEAD_LINES = 100
+"""The most lines of a head, and of the trailers behind the chunks of a body."""
+_MOST_CHUNKS = 10_000
+MOST_INTERIM = 10
+"""The most heads with a status of 1xx, which may stand before the answer."""
 _MOST_BYTES = 4 << 20
 """A longer answer to a write is refused. The longest names 1,000 keys of 1,024 bytes."""
 _WITH_OBJECT = (200, 206)
@@ -211,9 +215,12 @@ class _Connection:
             self.socket.sendall(piece)
 
     def _answer(self, request: Request, sink: Sink | None) -> Answer:
-        status, headers = 100, dict[str, str]()
-        while 100 <= status < 200:
+        for _ in range(1 + MOST_INTERIM):
             status, headers = self._head()
+            if not 100 <= status < 200:
+                break
+        else:
+            raise BrokenAnswerError
         body, is_whole = b"", True
         if sink is not None and status in _WITH_OBJECT:
             is_whole = sink.begin(status, headers) and self._receive(headers, sink)
@@ -246,8 +253,8 @@ class _Connection:
         """Return the body, and whether the connection can be used again."""
         if _is_chunked(headers):
             pieces = bytearray()
-            for length in self._chunks():
-                if len(pieces) + length > most_bytes:
+            for number, length in enumerate(self._chunks()):
+                if len(pieces) + length > most_bytes or number >= _MOST_CHUNKS:
                     raise TooLongAnswerError
                 pieces += self._exactly(length)
             return bytes(pieces), True
@@ -258,10 +265,12 @@ class _Connection:
             if known > most_bytes:
                 raise TooLongAnswerError
             return self._exactly(known), True
-        body = self._answers.read(most_bytes + 1)
-        if len(body) > most_bytes:
-            raise TooLongAnswerError
-        return body, False
+        body = bytearray()
+        while piece := self._answers.read1(_LINE_BYTES):
+            body += piece
+            if len(body) > most_bytes:
+                raise TooLongAnswerError
+        return bytes(body), False
 
     def _receive(self, headers: dict[str, str], sink: Sink) -> bool:
         """Receive the body into `sink`. Return whether the connection can be used again."""

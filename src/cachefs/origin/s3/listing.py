@@ -12,11 +12,11 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_plus
-from xml.etree import ElementTree
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
 from cachefs.origin.names import is_key_name
+from cachefs.origin.s3 import answer_xml
 from cachefs.types import Entry, ObjectMeta
 
 PAGE_KEYS = 1000
@@ -26,8 +26,12 @@ _MOST_ROWS = 100_000
 _TAGS_PER_ROW = 40
 MOST_KEY_BYTES = 1024
 """S3 has no longer keys."""
-_MOST_PATH_CHARACTERS = 16 << 20
-"""Of all directories in a page. 1,000 directories of 20 parts and 200 characters have 2 million."""
+_DIRECTORY_BYTES = 400
+"""The memory of one directory of a page, beside its path."""
+_MOST_DIRECTORY_BYTES = 1 << 20
+_DIRECTORY_BYTES_PER_BYTE = 4
+"""The memory that all directories of a page may take: `_MOST_DIRECTORY_BYTES`, or for each byte of
+the page so many. 1,000 keys of 300 bytes, each in three directories of its own, take that."""
 _MOST_TIME_CHARACTERS = 40
 _TOKEN = re.compile(rb"<NextContinuationToken>([^<]+)</NextContinuationToken>")
 _MARKER = re.compile(rb"<NextMarker>([^<]+)</NextMarker>")
@@ -160,7 +164,9 @@ def parse_tree(body: bytes, prefix: str) -> Tree:
         if columns.encoded:
             keys = [_decoded(key) if "%" in key or "+" in key else key for key in keys]
         rows = _rows_by_directory(keys, prefix)
-        by_path = _directories_in(rows)
+        by_path = _directories_in(
+            rows, max(_MOST_DIRECTORY_BYTES, _DIRECTORY_BYTES_PER_BYTE * len(body))
+        )
         if by_path is None:
             return Tree({}, "", is_whole=False, is_in_order=False)
         pages = {}
@@ -204,17 +210,17 @@ def _rows_by_directory(keys: list[str], prefix: str) -> dict[str, list[int]]:
     return rows
 
 
-def _directories_in(paths: Iterable[str]) -> dict[str, list[str]] | None:
+def _directories_in(paths: Iterable[str], most_bytes: int) -> dict[str, list[str]] | None:
     """Return `paths` and all directories above them, each with the names of its directories. None
-    if their paths are too long in total: a deep path makes as many as it has parts."""
-    left = _MOST_PATH_CHARACTERS
+    if they need more memory than `most_bytes`: a deep path makes as many as it has parts."""
+    left = most_bytes
     names: dict[str, list[str]] = {"": []}
     found: list[tuple[str, str]] = []
     for leaf in paths:
         path = leaf
         while path not in names:
             names[path] = []
-            left -= len(path)
+            left -= len(path) + _DIRECTORY_BYTES
             if left < 0:
                 return None
             above, _, name = path.rpartition("/")
@@ -230,7 +236,7 @@ def _no_listing(prefix: str) -> Iterator[None]:
     try:
         yield
     except (
-        ElementTree.ParseError,
+        BadDataError,
         ValueError,
         TypeError,
         AttributeError,
@@ -242,9 +248,10 @@ def _no_listing(prefix: str) -> Iterator[None]:
 
 def _columns_of(body: bytes) -> "_Columns":
     rows = body.count(b"<Contents") + body.count(b"<CommonPrefixes")
-    if rows > _MOST_ROWS or body.count(b"<") > _TAGS_PER_ROW * (rows + PAGE_KEYS):
-        raise ValueError(rows)  # the parser would need a hundred times as much memory
-    return _columns_fast(body) or _columns(ElementTree.fromstring(body))
+    most_tags = _TAGS_PER_ROW * (rows + PAGE_KEYS)
+    if rows > _MOST_ROWS or body.count(b"<") > most_tags:
+        raise ValueError(rows)
+    return _columns_fast(body) or _columns(body, most_tags)
 
 
 class _Columns(NamedTuple):
@@ -304,16 +311,22 @@ def _unescaped(column: list[str]) -> list[str]:
     return [_unescape(text) for text in column]
 
 
-def _columns(root: ElementTree.Element) -> _Columns:
+def _columns(body: bytes, most_tags: int) -> _Columns:
     """Do the same with the XML parser, for pages that are written in another way."""
-    ns = root.tag[: root.tag.index("}") + 1] if root.tag.startswith("{") else ""
-    if root.tag != ns + "ListBucketResult":
-        raise ValueError(root.tag)
-    rows = root.findall(ns + "Contents")
-    keys, sizes, times, e_tags = ([row.findtext(ns + tag, "") for row in rows] for tag in _ROW_TAGS)
-    prefixes = [row.findtext(ns + "Prefix", "") for row in root.iterfind(ns + "CommonPrefixes")]
-    encoded = root.findtext(ns + "EncodingType") == "url"
-    return _Columns(keys, sizes, times, e_tags, prefixes, encoded)
+    columns = _Columns([], [], [], [], [], encoded=False)
+    of_rows = (columns.keys, columns.sizes, columns.times, columns.e_tags)
+
+    def take_row(name: str, texts: dict[str, str]) -> None:
+        if name == "Contents":
+            for column, tag in zip(of_rows, _ROW_TAGS, strict=True):
+                column.append(texts.get(tag, ""))
+        elif name == "CommonPrefixes":
+            columns.prefixes.append(texts.get("Prefix", ""))
+
+    document = answer_xml.parse(body, take_row, most_tags)
+    if document.root != "ListBucketResult":
+        raise ValueError(document.root)
+    return columns._replace(encoded=document.texts.get("EncodingType") == "url")
 
 
 def _page(columns: _Columns, prefix: str) -> Page:

@@ -28,11 +28,11 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
 from cachefs.origin.s3.fast_path.wire import (
     ERROR_BYTES,
     REPLACED,
+    ChunkedBody,
     Head,
     UnusualError,
     Wanted,
     get_request,
-    join_chunks,
     read_head,
 )
 
@@ -220,7 +220,7 @@ class _Connection(Connection):
         """Return the object, or None if it is absent, elsewhere, or has another version. Raises
         `UnusualError`, `EOFError` and errors of sockets."""
         text, begun = self._head()
-        head = read_head(text.split(b"\r\n"), item)
+        head = read_head(text, item)
         if head.status in (*REPLACED, *redirects.STATUSES):
             self._skip_error(head, begun)
             return None
@@ -235,12 +235,13 @@ class _Connection(Connection):
     def _head(self) -> tuple[bytes, bytes]:
         """Return the head, without the empty line at its end, and the bytes after it that have
         come."""
-        received = b""
-        while (end := received.find(b"\r\n\r\n")) < 0:
-            if len(received) > _HEAD_BYTES:
+        received, searched = bytearray(), 0
+        while (end := received.find(b"\r\n\r\n", max(0, searched - 3))) < 0:
+            searched = len(received)
+            if searched > _HEAD_BYTES:
                 raise UnusualError
             received += self._receive()
-        return received[:end], received[end + 4 :]
+        return bytes(received[:end]), bytes(received[end + 4 :])
 
     def _receive(self) -> bytes:
         received = self._socket.recv(_PIECE_BYTES)
@@ -268,8 +269,10 @@ class _Connection(Connection):
         unusual, the connection stays in use, and is closed."""
         if head.is_chunked:
             with suppress(UnusualError, EOFError):
-                while join_chunks(begun) is None:
-                    begun += self._receive()
+                chunks = ChunkedBody()
+                body = chunks.take(begun)
+                while body is None:
+                    body = chunks.take(self._receive())
                 self.is_idle = head.stays_open
         elif head.length_bytes is not None and head.length_bytes <= ERROR_BYTES:
             with suppress(UnusualError, EOFError):

@@ -13,7 +13,7 @@ from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.fast_path import small_reader
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector
-from cachefs.origin.s3.fast_path.wire import UnusualError, join_chunks
+from cachefs.origin.s3.fast_path.wire import ChunkedBody, UnusualError
 
 _CREDENTIALS_S = 1.0
 """A thread looks credentials up again if the last look-up is at least this old."""
@@ -45,14 +45,16 @@ class LoopConnection(LoopSocket, Connection):
         that have arrived. `begun` is its beginning. All connections share the buffer `piece`, so
         its content is valid only until the next await. Raises `UnusualError` for a head that is
         too long, `EOFError`, and errors of sockets."""
-        while (end := begun.find(b"\r\n\r\n")) < 0:
-            if len(begun) > len(piece):
+        received, searched = bytearray(begun), 0
+        while (end := received.find(b"\r\n\r\n", max(0, searched - 3))) < 0:
+            searched = len(received)
+            if searched > len(piece):
                 raise UnusualError
             await self.await_bytes(1)
             count = self.receive(piece)
-            begun += piece[:count]
+            received += piece[:count]
             self.has_answered = True
-        return begun[:end], memoryview(begun)[end + 4 :]
+        return bytes(received[:end]), memoryview(received)[end + 4 :]
 
     async def body(self, size_bytes: int, begun: memoryview) -> bytearray:
         """Read a body. `begun` is its beginning, which arrived together with the head. Raises as
@@ -73,13 +75,14 @@ class LoopConnection(LoopSocket, Connection):
     async def chunked_body(self, begun: bytes, piece: memoryview) -> tuple[bytes, bool]:
         """Read a short body that comes in chunks. Return it and true, or of an unusual one what has
         come and false. `begun` and `piece` are as in `head`."""
+        chunks = ChunkedBody()
         try:
-            while (body := join_chunks(begun)) is None:
+            body = chunks.take(begun)
+            while body is None:
                 await self.await_bytes(1)
-                count = self.receive(piece)
-                begun += piece[:count]
+                body = chunks.take(piece[: self.receive(piece)])
         except UnusualError:
-            return begun, False
+            return bytes(chunks.received), False
         return body, True
 
     async def await_bytes(self, count: int) -> None:

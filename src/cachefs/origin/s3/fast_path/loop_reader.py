@@ -134,7 +134,7 @@ async def _object(
     `UnusualError` (also for a body of more than `most_bytes`), `EOFError`, and errors of sockets.
     """
     head, begun = await connection.head(b"", piece)
-    told = read_head(head.split(b"\r\n"), item)
+    told = read_head(head, item)
     if told.is_wanted:
         size_bytes = told.length_bytes or 0
         if size_bytes > most_bytes:

@@ -4,7 +4,6 @@ This module handles only the usual case. For any unexpected answer, the caller r
 through `BucketReader`, which handles all cases.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +18,8 @@ from cachefs.types import ObjectMeta
 _HEAD_LINES = 100
 _SIZE_BYTES = 1024
 """The longest line with the size of a chunk, and its extensions."""
+_MOST_CHUNKS = 1000
+"""Of one short answer. Servers send it in one to twenty."""
 REPLACED = (404, 412)
 """Statuses that concern only one object: it is absent or has another version."""
 ERROR_BYTES = 64 << 10
@@ -102,12 +103,12 @@ def _request(
     return "\r\n".join([*lines, "\r\n"]).encode("ascii")
 
 
-def read_head(lines: Iterable[bytes], item: Wanted | None) -> Head:
-    """Parse the head of an answer. `lines` are its lines without line ends, and without the empty
-    line that ends the head. Without an `item`, any object is wanted. Raises `UnusualError`."""
+def read_head(head: bytes, item: Wanted | None) -> Head:
+    """Parse the head of an answer, without the empty line that ends it. Without an `item`, any
+    object is wanted. Raises `UnusualError`."""
     version = status = b""
     headers: dict[bytes, bytes] = {}
-    for number, line in enumerate(lines):
+    for number, line in enumerate(head.split(b"\r\n", _HEAD_LINES + 1)):
         if number == 0:
             version, _, rest = line.partition(b" ")
             status = rest[:3]
@@ -158,31 +159,50 @@ def chunk_bytes(line: bytes) -> int | None:
     return whole_number(line.partition(b";")[0], 16)
 
 
-def join_chunks(received: bytes) -> bytes | None:
-    """Return the body of a chunked answer; None if more bytes must come. `received` begins after
-    the head. Raises `UnusualError` if these are no chunks, if trailers or other bytes follow, and
-    for more than `ERROR_BYTES`."""
-    if len(received) > ERROR_BYTES:
-        raise UnusualError
-    body, position = b"", 0
-    while (end := received.find(b"\r\n", position)) >= 0:
-        length = chunk_bytes(received[position:end])
-        if length is None:
+class ChunkedBody:
+    """Joins the chunks of a short answer while it arrives. It looks at each byte once, however
+    small the pieces are in which a server sends them."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        """All bytes after the head."""
+        self._body = bytearray()
+        self._position = 0
+        """Where the next chunk begins."""
+        self._chunks = 0
+
+    def take(self, piece: bytes | memoryview) -> bytes | None:
+        """Take the bytes that follow. Return the whole body; None if more bytes must come. Raises
+        `UnusualError` if these are no chunks, if trailers or other bytes follow, and for more than
+        `ERROR_BYTES` or `_MOST_CHUNKS`."""
+        received = self.received
+        received += piece
+        if len(received) > ERROR_BYTES:
             raise UnusualError
-        first = end + 2
-        position = first + length + 2
-        if not b"\r\n".startswith(received[position - 2 : position]):
-            raise UnusualError
-        if position > len(received):
-            return None
-        if not length:
-            if position != len(received):
+        while (end := received.find(b"\r\n", self._position)) >= 0:
+            if end - self._position > _SIZE_BYTES:
                 raise UnusualError
-            return body
-        body += received[first : first + length]
-    if len(received) - position > _SIZE_BYTES:
-        raise UnusualError
-    return None
+            length = chunk_bytes(bytes(received[self._position : end]))
+            if length is None:
+                raise UnusualError
+            first = end + 2
+            following = first + length + 2
+            if not b"\r\n".startswith(received[following - 2 : following]):
+                raise UnusualError
+            if following > len(received):
+                return None
+            if not length:
+                if following != len(received):
+                    raise UnusualError
+                return bytes(self._body)
+            self._chunks += 1
+            if self._chunks > _MOST_CHUNKS:
+                raise UnusualError
+            self._body += received[first : first + length]
+            self._position = following
+        if len(received) - self._position > _SIZE_BYTES:
+            raise UnusualError
+        return None
 
 
 def described(headers: dict[bytes, bytes]) -> ObjectMeta | None:

@@ -15,7 +15,13 @@ import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.loop_socket import CLOSED
-from cachefs.origin.s3.exchange import Answer, BrokenAnswerError, Request, head_of
+from cachefs.origin.s3.exchange import (
+    MOST_INTERIM,
+    Answer,
+    BrokenAnswerError,
+    Request,
+    head_of,
+)
 from cachefs.origin.s3.fast_path.loop_connection import LoopClient, LoopConnection
 from cachefs.origin.s3.fast_path.wire import ERROR_BYTES, UnusualError, read_head
 from cachefs.origin.writable import Content
@@ -80,10 +86,14 @@ class LoopExchanges(LoopClient):
 
     async def _answer(self, connection: LoopConnection, method: str) -> Answer:
         head, begun = await connection.head(b"", self._piece)
-        told = read_head(head.split(b"\r\n"), None)
+        told = read_head(head, None)
+        interim = 0
         while 100 <= told.status < 200:
+            interim += 1
+            if interim > MOST_INTERIM:
+                raise UnusualError
             head, begun = await connection.head(bytes(begun), self._piece)
-            told = read_head(head.split(b"\r\n"), None)
+            told = read_head(head, None)
         body = b""
         if method == "HEAD" or told.status in (204, 304):
             connection.is_idle = told.stays_open and not begun

@@ -14,8 +14,8 @@ from xml.sax.saxutils import escape
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
+from cachefs.origin.s3 import answer_xml
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
-from cachefs.origin.s3.writing import answer_xml
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag
 from cachefs.types import ObjectMeta
 
@@ -187,11 +187,15 @@ def not_deleted(body: bytes) -> dict[str, str]:
     """Return the codes by the keys that DeleteObjects has not deleted. Raises `BadDataError`."""
     if not body.strip():  # OSS has nothing to say if all are deleted
         return {}
-    document = answer_xml.parse(body)
-    if document.root != "DeleteResult":
+    codes: dict[str, str] = {}
+
+    def take_row(name: str, row: dict[str, str]) -> None:
+        if name == "Error" and "Key" in row and row.get("Code") != "NoSuchKey":
+            codes[row["Key"]] = row.get("Code", "")
+
+    if answer_xml.parse(body, take_row).root != "DeleteResult":
         raise BadDataError("the answer to a deletion can't be understood")
-    rows = [row for name, row in document.rows if name == "Error" and "Key" in row]
-    return {row["Key"]: row.get("Code", "") for row in rows if row.get("Code") != "NoSuchKey"}
+    return codes
 
 
 def is_error(body: bytes) -> bool:
@@ -229,10 +233,15 @@ class PartsPage(NamedTuple):
 
 def parts_in(body: bytes) -> PartsPage:
     """Parse a page of ListParts. Raises `BadDataError`."""
-    document = answer_xml.parse(body)
+    parts: list[PartTag] = []
+
+    def take_row(name: str, row: dict[str, str]) -> None:
+        if name == "Part":
+            parts.append(_part(row))
+
+    document = answer_xml.parse(body, take_row)
     if document.root != "ListPartsResult":
         raise BadDataError(_NO_PARTS)
-    parts = [_part(row) for name, row in document.rows if name == "Part"]
     marker = document.texts.get("NextPartNumberMarker", "").strip()
     is_truncated = document.texts.get("IsTruncated", "").strip() == "true"
     return PartsPage(parts, marker if is_truncated and whole_number(marker) is not None else None)
@@ -248,15 +257,18 @@ def _part(row: Mapping[str, str]) -> PartTag:
 def uploads_in(body: bytes, key: str) -> list[tuple[str, float]]:
     """Return the id and the time of the beginning (seconds since 1970) of each upload of this key
     in a page of ListMultipartUploads. Raises `BadDataError`."""
-    found = []
-    for name, row in answer_xml.parse(body).rows:
+    found: list[tuple[str, float]] = []
+
+    def take_row(name: str, row: dict[str, str]) -> None:
         if name != "Upload" or row.get("Key") != key:
-            continue
+            return
         try:
             began = datetime.fromisoformat(row["Initiated"].strip()).replace(tzinfo=UTC)
             found.append((row["UploadId"], began.timestamp()))
         except (KeyError, ValueError, OverflowError):
             raise BadDataError("the list of uploads can't be understood") from None
+
+    answer_xml.parse(body, take_row)
     return found
 
 
