@@ -129,3 +129,57 @@ async def test_no_descriptor_is_left_open(root, origin) -> None:
 async def test_fsspec_s_layers_over_local_files_are_refused(root) -> None:
     with pytest.raises(UsageError, match="would follow links"):
         open_origin(f"simplecache::file://{root}")
+
+
+@pytest.mark.root
+async def test_a_link_shows_nothing_that_its_owner_could_not_reach(root, origin) -> None:
+    """The kernel checks only the target's own mode, and not the directories above it."""
+    for name, uid, gid, mode in (
+        ("private", 2001, 2001, 0o700),
+        ("team", 2001, 3000, 0o750),
+        ("public", 2001, 2001, 0o755),
+        ("drop", 0, 3000, 0o3777),
+    ):
+        (root / name / "d").mkdir(parents=True)
+        (root / name / "d/f").write_bytes(b"1")
+        os.chown(root / name, uid, gid)
+        (root / name).chmod(mode)
+    links = {
+        "to_private": ("private/d/f", 2002, 2002),
+        "to_team": ("team/d", 2002, 2002),
+        "to_public": ("public/d/f", 2002, 2002),
+        "of_member": ("team/d/f", 2002, 3000),
+        "of_owner": ("private/d/f", 2001, 2001),
+        "of_root": ("private/d/f", 0, 0),
+        "by_root": ("of_root", 2002, 2002),
+        "drop/group_of_drop": ("../team/d/f", 2001, 3000),
+        "private/inner": ("d/f", 2002, 2002),
+    }
+    for name, (target, uid, gid) in links.items():
+        (root / name).symlink_to(target)
+        os.chown(root / name, uid, gid, follow_symlinks=False)
+    os.chown(root / "team", 2003, 3000)
+    for path in ("team/d/f", "private/d/f"):
+        os.chown(root / path, 2001, 2001)  # the rule of owners alone allows these
+    found = sorted(name for name in await list_all(origin) if "_" in name)
+    assert found == ["of_member", "of_owner", "of_root", "to_public"]
+    assert sorted(await list_all(origin, "drop")) == ["d"]
+    assert "inner" in await list_all(origin, "private")
+
+
+async def test_a_directory_of_the_same_inode_number_has_another_place(root, origin) -> None:
+    """File systems use the number of a removed directory again."""
+    (root / "a").mkdir()
+    before = (await origin.stat("a")).place
+    number = (root / "a").stat().st_ino
+    (root / "a").rmdir()
+    for index in range(500):
+        (root / f"b{index}").mkdir()
+        if (root / f"b{index}").stat().st_ino == number:
+            (root / f"b{index}").rename(root / "a")
+            break
+    else:
+        pytest.skip("this file system does not use the number again")
+    after = (await origin.stat("a")).place
+    assert after != before
+    assert (await list_all(origin))["a"].meta.place == after

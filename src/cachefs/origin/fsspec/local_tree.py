@@ -7,7 +7,8 @@ follows no link (O_NOFOLLOW). If a part is a link, the module reads its text, re
 it, and starts again, provided that the new path is below the source. There is no check before a
 later open, so a link that changes meanwhile can't escape.
 
-A directory has a place: its inode number, and the number of its device if that is not the source's.
+A directory has a place: its inode number, the time at which it was made (numbers are used again),
+and the number of its device if that is not the source's.
 Who lists or changes it says which place the kernel was told of (`on_behalf.py`). If the path leads
 to another directory by now, `MovedError` is raised.
 """
@@ -19,10 +20,12 @@ import logging
 import os
 import re
 import stat
+import struct
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -41,7 +44,15 @@ _OPEN_PART = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FUSE_MAGIC = 0x65735546
 """FUSE_SUPER_MAGIC of linux/magic.h."""
 _libc = ctypes.CDLL(None, use_errno=True)
-
+_statx = getattr(_libc, "statx", None)
+_STATX_BYTES = 256
+_EMPTY_PATH, _NO_FOLLOW = 0x1000, 0x100
+"""AT_EMPTY_PATH and AT_SYMLINK_NOFOLLOW of linux/fcntl.h."""
+_BIRTH = 0x800
+"""STATX_BTIME of linux/stat.h."""
+_BIRTH_FIELD = struct.Struct("=qI")
+_BIRTH_AT = 80
+"""Where struct statx has seconds and nanoseconds of stx_btime (linux/stat.h)."""
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +138,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         """Return fsspec's `info` of an open file or directory, with a mode that grants no more than
         its access list."""
         found = os.fstat(fd)
-        return self.described_as(name, found, mode_of(f"/proc/self/fd/{fd}", found.st_mode))
+        mode = mode_of(f"/proc/self/fd/{fd}", found.st_mode)
+        return self.described_as(name, found, mode, self.place(found, fd))
 
     def _children(self, path: str, fd: int) -> list[dict[str, Any]]:
         infos = []
@@ -146,7 +158,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                         infos.append(self._link(name, found))
                     else:
                         mode = mode_of(prefix + entry.name, found.st_mode)
-                        infos.append(self.described_as(name, found, mode))
+                        place = self.place(found, directory, entry.name)
+                        infos.append(self.described_as(name, found, mode, place))
         finally:
             os.close(directory)
         return infos
@@ -156,8 +169,10 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
             return self.info(name)
         return self.described_as(name, found, found.st_mode)
 
-    def described_as(self, name: str, found: os.stat_result, mode: int) -> dict[str, Any]:
-        """Return fsspec's `info` of a file with these attributes and this mode."""
+    def described_as(
+        self, name: str, found: os.stat_result, mode: int, place: str = ""
+    ) -> dict[str, Any]:
+        """Return fsspec's `info` of a file with these attributes, this mode and this place."""
         kind = "other"
         if stat.S_ISDIR(mode):
             kind = "directory"
@@ -173,15 +188,16 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
             "mtime": found.st_mtime,
             "ino": found.st_ino,
             "nlink": found.st_nlink,
-            "place": self.place(found) if kind == "directory" else "",
+            "place": place,
         }
 
-    def place(self, found: os.stat_result) -> str:
-        """Return the place of a directory; "" if directories can't be told apart here."""
-        if not self.has_places:
+    def place(self, found: os.stat_result, fd: int, name: str = "") -> str:
+        """Return the place of the directory `name` in `fd`, or of `fd` itself; "" if it is no
+        directory, or if directories can't be told apart here. `found` are its attributes."""
+        if not (self.has_places and stat.S_ISDIR(found.st_mode)):
             return ""
-        is_here = found.st_dev == self._top_device
-        return f"{found.st_ino}" if is_here else f"{found.st_ino}-{found.st_dev}"
+        place = f"{found.st_ino}.{_made_at_ns(fd, name)}"
+        return place if found.st_dev == self._top_device else f"{place}-{found.st_dev}"
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -207,7 +223,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         """Raise `MovedError` if `fd` is not the directory that is expected at `path`, and close
         it."""
         wanted = expected_place(path)
-        if wanted and self.has_places and self.place(os.fstat(fd)) != wanted:
+        if wanted and self.has_places and self.place(os.fstat(fd), fd) != wanted:
             os.close(fd)
             raise MovedError(f"another directory has the path {path or '/'} now")
 
@@ -233,24 +249,35 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                 walk.count()
                 up = self._turned(walk.path, real, "/".join(parts[index:]))
                 return self._walk(os.dup(self._top_fd), [], up, walk)
-            fd = _opened_below(fd, part, _OPEN_PART)
-            if stat.S_ISLNK(os.fstat(fd).st_mode):
-                fd, real = self._followed(fd, real, walk)
+            try:
+                walk.check_search(fd, real)
+                below = os.open(part, _OPEN_PART, dir_fd=fd)
+                above = os.fstat(fd)
+            finally:
+                os.close(fd)
+            if stat.S_ISLNK(os.fstat(below).st_mode):
+                fd, real = self._followed(below, real, above, walk)
             else:
-                real = [*real, part]
+                fd, real = below, [*real, part]
         return fd, real
 
-    def _followed(self, link: int, place: list[str], walk: "_Walk") -> tuple[int, list[str]]:
-        """Return the target of a link in the directory `place`, as `_walk` does. Closes `link`."""
+    def _followed(
+        self, link: int, place: list[str], above: os.stat_result, walk: "_Walk"
+    ) -> tuple[int, list[str]]:
+        """Return the target of a link in the directory `place` with the attributes `above`, as
+        `_walk` does. Closes `link`."""
         try:
             walk.count()
-            owner = os.fstat(link).st_uid
+            found = os.fstat(link)
+            owner = found.st_uid
             if walk.only_trusted and not _is_trusted(owner):
                 raise PermissionError(errno.EACCES, "a symbolic link of another user")
             parts = self._turned(walk.path, place, os.readlink("", dir_fd=link))
         finally:
             os.close(link)
-        fd, real = self._walk(os.dup(self._top_fd), [], parts, walk)
+        is_free = self._follows_all or owner in (0, os.geteuid())
+        with contextlib.nullcontext() if is_free else walk.of_link(found, place, above):
+            fd, real = self._walk(os.dup(self._top_fd), [], parts, walk)
         if not self._may_lead(owner, place, fd, real):
             os.close(fd)
             self._tell_of_link(walk.path)
@@ -301,6 +328,16 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         return here[len(top) :]
 
 
+class _Link(NamedTuple):
+    """A link of a user whose rights limit where it leads."""
+
+    owner: int
+    group: int | None
+    """A group whose rights the owner has; None if that is not known."""
+    place: list[str]
+    """The directory of the link: who reads the link may search it."""
+
+
 class _Walk:
     """The walk along one path. It ends after `_MOST_TURNS` links and `..`."""
 
@@ -308,6 +345,7 @@ class _Walk:
         self.path = path
         self.only_trusted = only_trusted
         self._turns = 0
+        self._links: list[_Link] = []
 
     def count(self) -> None:
         """Count a link or `..`."""
@@ -315,18 +353,51 @@ class _Walk:
         if self._turns > _MOST_TURNS:
             raise FileNotFoundError(self.path)
 
+    @contextlib.contextmanager
+    def of_link(
+        self, link: os.stat_result, place: list[str], above: os.stat_result
+    ) -> Iterator[None]:
+        """Walk to the target of a link in the directory `place`, which has the attributes `above`.
+        Its owner is no member of the link's group if the group only comes from the directory."""
+        is_given = above.st_mode & stat.S_ISGID and above.st_mode & stat.S_IWOTH
+        self._links.append(_Link(link.st_uid, None if is_given else link.st_gid, place))
+        try:
+            yield
+        finally:
+            self._links.pop()
 
-def _opened_below(directory: int, name: str, flags: int) -> int:
-    """Open a name in a directory, and close the directory, also on failure."""
-    try:
-        return os.open(name, flags, dir_fd=directory)
-    finally:
-        os.close(directory)
+    def check_search(self, fd: int, real: list[str]) -> None:
+        """Raise `FileNotFoundError` if the owner of a link on the way may not search the directory
+        `fd` at `real`. Otherwise a link would show what the directory's mode closes: the kernel
+        checks only the target's own mode."""
+        links = [link for link in self._links if link.place[: len(real)] != real]
+        if not links:
+            return
+        found = os.fstat(fd)
+        mode = mode_of(f"/proc/self/fd/{fd}", found.st_mode)
+        for link in links:
+            is_open = mode & stat.S_IXOTH
+            is_open |= mode & stat.S_IXUSR if link.owner == found.st_uid else 0
+            is_open |= mode & stat.S_IXGRP if link.group == found.st_gid else 0
+            if not is_open:
+                raise FileNotFoundError(f"{self.path}: the owner of a link may not go there")
 
 
 def _is_trusted(owner: int) -> bool:
     caller = present_caller()
     return owner in (0, os.geteuid()) or (caller is not None and owner == caller.uid)
+
+
+def _made_at_ns(fd: int, name: str) -> int:
+    """Return when the directory `name` in `fd`, or `fd` itself, was made; 0 if the file system does
+    not say it (NFS). Links are not followed."""
+    data = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx is None or _statx(fd, os.fsencode(name), _EMPTY_PATH | _NO_FOLLOW, _BIRTH, data) < 0:
+        return 0
+    if not int.from_bytes(data.raw[:4], sys.byteorder) & _BIRTH:
+        return 0
+    seconds, nanoseconds = _BIRTH_FIELD.unpack_from(data, _BIRTH_AT)
+    return int(seconds * 1_000_000_000 + nanoseconds)
 
 
 def _is_fuse(fd: int) -> bool:
