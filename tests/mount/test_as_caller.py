@@ -281,3 +281,88 @@ def test_a_container_s_root_without_capabilities(site: Site) -> None:
     assert os.listdir(source / "d") == ["f"]
     assert can(ALICE, 'rm "$1/f"', mnt / "d")
     site.umount()
+
+
+def test_a_program_of_root_does_not_make_a_users_file_its_own(site: Site) -> None:
+    """It inherits a file that the user has created, and closes it before the user does."""
+    site.mount("--rw")
+    script = 'exec 3>"$1"; "$2" 1 >&3'
+    tool = site.files.parent / "root-tool"
+    tool.write_bytes(Path("/bin/echo").read_bytes())
+    tool.chmod(0o4755)
+    assert can(MALLORY, script, site.mountpoint / "f", tool)
+    assert (site.files / "f").read_text() == "1\n"
+    assert (site.files / "f").stat().st_uid == MALLORY
+    site.umount()
+
+
+CHANGE_WHILE_OPEN = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_TRUNC)
+os.write(file, b"2")
+os.fchmod(file, 0o600)
+os.close(file)
+"""
+
+
+def test_attributes_of_a_file_with_unsent_changes(site: Site) -> None:
+    """The kernel allows what the owner may do that the mount remembers. Another user owns it."""
+    source, mnt = site.files, site.mountpoint
+    for name in ("given", "replaced", "own"):
+        run_as(MALLORY, 'umask 0; echo 1 >"$1"', source / name)
+    site.mount("--rw", "--attr-ttl", "1h", "--entry-ttl", "1h")
+    assert can(MALLORY, 'ls -la "$1" >&2', mnt)
+    os.chown(source / "given", ALICE, ALICE)
+    (source / "replaced").unlink()
+    run_as(ALICE, 'umask 0; echo other >"$1"', source / "replaced")
+    for name, owner, mode in (
+        ("given", ALICE, 0o666),
+        ("replaced", ALICE, 0o666),
+        ("own", MALLORY, 0o600),
+    ):
+        errors = python_as(MALLORY, CHANGE_WHILE_OPEN, mnt / name)
+        assert ("Error" in errors) == (owner == ALICE)
+        found = (source / name).stat()
+        assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (owner, mode)
+    assert (source / "own").read_text() == "2"
+    site.umount()
+
+
+RENAME_WHILE_OPEN = """
+import os, sys
+new, target, size = sys.argv[1:]
+file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+os.write(file, b"2")
+os.ftruncate(file, int(size))
+os.rename(new, target)
+os.close(file)
+"""
+
+
+@pytest.mark.parametrize("size_bytes", [1, 17 << 20])
+def test_an_unsent_file_takes_over_nothing_at_its_new_name(site: Site, size_bytes: int) -> None:
+    source, mnt = site.files, site.mountpoint
+    run_as(ALICE, 'umask 022; echo 1 >"$1"', source / "theirs")
+    run_as(MALLORY, 'umask 0333; echo 1 >"$1"', source / "fixed")
+    site.mount("--rw")
+    for name in ("theirs", "fixed"):
+        assert not python_as(MALLORY, RENAME_WHILE_OPEN, mnt / "new", mnt / name, size_bytes)
+        found = (source / name).stat()
+        assert (found.st_uid, found.st_size) == (MALLORY, size_bytes)
+        assert stat.S_IMODE(found.st_mode) == 0o600
+    assert sorted(os.listdir(source)) == ["fixed", "theirs"]
+    site.umount()
+
+
+def test_chmod_keeps_the_setgid_bit_of_a_directory(site: Site) -> None:
+    """The mount does not show it, so chmod(1) would take it away."""
+    source, mnt = site.files, site.mountpoint
+    (source / "team").mkdir()
+    os.chown(source / "team", MALLORY, TEAM)
+    (source / "team").chmod(0o2750)
+    site.mount("--rw")
+    assert can(MALLORY, 'chmod g+w "$1"', mnt / "team", groups=str(TEAM))
+    os.mkdir(mnt / "team/of_root")
+    assert stat.S_IMODE((source / "team").stat().st_mode) == 0o2770
+    assert (source / "team/of_root").stat().st_mode & stat.S_ISGID
+    site.umount()

@@ -218,7 +218,7 @@ class Expected(NamedTuple):
 
 
 class SentFor(NamedTuple):
-    """The file is sent with the rights of the process that closed it, or else created it: see
+    """The file is sent with the rights of this process, which created it, or else closed it: see
     `types.Caller`."""
 
     number: int

@@ -140,12 +140,14 @@ ABSENT = Condition(None)
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """What the origin keeps beside the bytes. None means: not stated. `mode` has the permission
-    bits."""
+    bits. If `is_renamed`, the file was renamed to its name, and takes over nothing of the file that
+    it replaces there."""
 
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
     mtime_ns: int | None = None
+    is_renamed: bool = False
 
 
 NO_ATTRIBUTES = Attributes()

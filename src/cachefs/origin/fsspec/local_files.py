@@ -110,7 +110,8 @@ class LocalFiles:
             if done is not None:
                 return done
             self._compare(place, name, condition)
-            with self._new_version(place, name, upload.upload_id) as (fd, old):
+            replaces = not attributes.is_renamed
+            with self._new_version(place, name, upload.upload_id, replaces) as (fd, old):
                 write_content(fd, 0, content, task)
                 return self._publish(place, name, fd, old, upload, condition, attributes, task)
 
@@ -146,10 +147,10 @@ class LocalFiles:
 
     # -- uploads -----------------------------------------------------------------------------------
 
-    def start(self, upload: Upload, task: Task) -> None:
+    def start(self, upload: Upload, attributes: Attributes, task: Task) -> None:
         with self._parent(upload.path) as (place, name), contextlib.ExitStack() as stack:
             task.check()
-            old = self._opened_old(place, name)
+            old = None if attributes.is_renamed else self._opened_old(place, name)
             if old is not None:
                 stack.callback(os.close, old)
             fd = self._new_file(place, upload.upload_id, old)
@@ -373,11 +374,11 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _new_version(
-        self, place: int, name: str, upload_id: str
+        self, place: int, name: str, upload_id: str, replaces: bool = True
     ) -> Iterator[tuple[int, int | None]]:
-        """Yield a new hidden file, and the file that it may replace (None: there is none). What is
-        not published is removed."""
-        old = self._opened_old(place, name)
+        """Yield a new hidden file, and the file of which it is a new version (None: of none, or
+        `replaces` is false). What is not published is removed."""
+        old = self._opened_old(place, name) if replaces else None
         try:
             fd = self._new_file(place, upload_id, old)
             try:
@@ -437,8 +438,12 @@ class LocalFiles:
                 with locked(place, task):
                     self._compare(place, name, condition)
                     task.check()
+                    hidden = upload_name(upload.upload_id)
+                    if attributes.is_renamed:
+                        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+                        break
                     if _is_at(place, name, old):
-                        self._give_name(place, name, upload_name(upload.upload_id), old is not None)
+                        self._give_name(place, name, hidden, fd, replaces=old is not None)
                         break
                 if condition is not None:
                     raise Refused(ConflictError, "has been changed or deleted meanwhile")
@@ -451,8 +456,13 @@ class LocalFiles:
         return meta
 
     def _dress(self, fd: int, old: int | None, upload: Upload, attributes: Attributes) -> None:
-        """Give a new version its attributes. Those of another owner's file, and an owner, as the
-        daemon: the file is nobody else's yet, and the kernel has allowed the caller to set them."""
+        """Give a new version its attributes: those of the file that it replaces, or those of a new
+        file. An owner, and what another owner's file has, is given as the daemon: the file is
+        nobody else's yet, and the kernel has allowed the caller to give it."""
+        if attributes.is_renamed:
+            old = None
+        if old is not None:  # it may be another user's by now, so only the kernel changes more
+            attributes = Attributes(mtime_ns=attributes.mtime_ns)
         is_callers = attributes.uid is None and attributes.gid is None
         if old is not None:
             was, made = os.fstat(old), os.fstat(fd)
@@ -466,7 +476,7 @@ class LocalFiles:
             _note_write_id(fd, upload.write_id)
             apply(fd, attributes, must_own=False)
 
-    def _give_name(self, place: int, name: str, hidden: str, replaces: bool) -> None:
+    def _give_name(self, place: int, name: str, hidden: str, fd: int, *, replaces: bool) -> None:
         if not replaces:
             _link(place, hidden, name)
             return
@@ -474,7 +484,10 @@ class LocalFiles:
             os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
         except PermissionError:
             # The caller may write the file, but not change the directory or, in a sticky one, the
-            # name: so nor may it have changed what the name refers to.
+            # name: so nor can it change from now on what the names refer to. It may have done so
+            # while the hidden file was its own.
+            if not _is_at(place, hidden, fd):
+                raise
             with acting_as_daemon():
                 os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
 

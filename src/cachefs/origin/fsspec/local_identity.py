@@ -121,7 +121,8 @@ def _is_own(caller: Caller) -> bool:
             f"this mount belongs to uid {own}, and can't act for uid {caller.uid}: mount it as root"
         )
     has_all = caller.capabilities & FILE_CAPABILITIES == FILE_CAPABILITIES
-    return own != 0 or (caller.uid == 0 and has_all)
+    is_root = caller.uid == 0 and caller.gid == os.getegid()
+    return own != 0 or (is_root and has_all)
 
 
 @contextlib.contextmanager

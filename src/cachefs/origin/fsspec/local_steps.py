@@ -5,6 +5,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 import time
@@ -132,7 +133,11 @@ def apply(target: int | str, attributes: Attributes, *, must_own: bool) -> None:
         with contextlib.suppress(*(() if must_own else (PermissionError,))):
             os.chown(target, uid, gid)
     if attributes.mode is not None:
-        os.chmod(target, attributes.mode & MOST_MODE)  # noqa: PTH101 - not a path of this program
+        found = os.stat(target).st_mode  # noqa: PTH116
+        # A mount does not show this bit, so nobody means to take it from a directory.
+        kept = found & stat.S_ISGID if stat.S_ISDIR(found) else 0
+        mode = attributes.mode & MOST_MODE | kept
+        os.chmod(target, mode)  # noqa: PTH101 - not a path of this program
     if attributes.mtime_ns is not None:
         _set_mtime(target, attributes.mtime_ns)
 

@@ -143,7 +143,7 @@ class LocalWriter(WritableOrigin):
     ) -> Upload:
         """See `WritableOrigin.start_upload`."""
         upload = _new_upload(path, write_id)
-        await self._call(path, partial(self._tree.start, upload), "uploads")
+        await self._call(path, partial(self._tree.start, upload, attributes), "uploads")
         return upload
 
     async def put_part(

@@ -291,28 +291,38 @@ class WrittenNames:
     ) -> None:
         """Set those of owner, group, mode and times of an inode that are asked for. They are kept
         here. An origin with owners gets all but the atime at once; others get them with the file's
-        next upload. So does a file with unsent changes: at the origin it is still the version that
-        was changed.
+        next upload. So does the mtime of a file with unsent changes, and a new file: at the origin
+        it is still the version that was changed, and may be another user's by now.
 
         Raises `SpoolError`, or the origin's error.
         """
-        if self._files.note_attributes(ino, asked, mtime_ns):
+        is_asked_now = (
+            self._writer.keeps_attributes
+            and asked != NO_POSIX
+            and bool(self._namespace.inode(ino).version)
+        )
+        if not is_asked_now and self._files.note_attributes(ino, asked, mtime_ns):
             self._changes.set_attributes(ino, asked, mtime_ns, atime_ns)
             return
         async with self._files.quiet(ino):  # it may be sent now, with the attributes of before
             inode = self._namespace.inode(ino)
             meta, path = None, ""
-            is_sent_later = self._files.note_attributes(ino, asked, mtime_ns)
+            noted = NO_POSIX if is_asked_now else asked
+            is_sent_later = self._files.note_attributes(ino, noted, mtime_ns)
             is_at_origin = inode.is_dir or (inode.version and self._changes.is_named(ino))
-            if (asked != NO_POSIX or mtime_ns is not None) and is_at_origin and not is_sent_later:
+            if is_sent_later:
+                mtime_at_once_ns, is_due = None, is_asked_now
+            else:
+                mtime_at_once_ns, is_due = mtime_ns, asked != NO_POSIX or mtime_ns is not None
+            if is_due and is_at_origin:
                 path = self._table.path(inode)
                 version = None if inode.is_dir else inode.version
-                stated = attributes_of(asked, mtime_ns)
+                stated = attributes_of(asked, mtime_at_once_ns)
                 places = {inode.parent, ino} if inode.is_dir else {inode.parent}
                 async with self._present.meaning(*places):
                     meta = await self._writer.set_attributes(path, stated, version)
                 if meta is not None and meta.version != version:
                     await self._moves.make_room(path, meta)
             inode = self._changes.set_attributes(ino, asked, mtime_ns, atime_ns)
-            if meta is not None and not inode.is_dir:
+            if meta is not None and not (inode.is_dir or is_sent_later):
                 self._moves.note_moved(ino, self._namespace.object_ref(inode), meta)

@@ -72,7 +72,9 @@ class FileSends:
         file = self._entries.get(ino)
         if file is None or (process and not file.writers & {process, 0}):
             return
-        if (caller := present_caller()) is not None:
+        # A new file stays the one of its creator: a program of root may have inherited it.
+        is_new = file.staged.caller is not None and not self._namespace.inode(ino).version
+        if (caller := present_caller()) is not None and not is_new:
             file.staged.send_for(caller)
         try:
             await self.send(ino, is_close=file.is_close_of(process))

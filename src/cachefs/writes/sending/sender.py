@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import trio
@@ -113,15 +114,19 @@ class Sender:
 
         def describe() -> Attributes:
             inode = namespace.inode(file.ino)
-            posix = file.staged.posix if self.keeps_attributes else inode.posix
-            return attributes_of(posix, inode.mtime_ns)
+            if not self.keeps_attributes:
+                return attributes_of(inode.posix, inode.mtime_ns)
+            is_renamed = not inode.version and bool(file.staged.expected_version)
+            stated = attributes_of(file.staged.posix, inode.mtime_ns)
+            return replace(stated, is_renamed=is_renamed)
 
         return namespace.table.path(namespace.inode(file.ino)), describe
 
     def acting_for(self, staged: StagedFile, posix: Posix) -> AbstractContextManager[None]:
-        """Send a file with the rights of the process that closed it. If that is not known (only
-        mapped pages were written, or an earlier cachefs has not recorded it), the rights are those
-        of the file's owner, without supplementary groups."""
+        """Send a new file with the rights of the process that created it, and another with those of
+        the process that closed it. If that is not known (only mapped pages were written, or an
+        earlier cachefs has not recorded it), the rights are those of the file's owner, without
+        supplementary groups."""
         caller = staged.caller
         if caller is None and self._writer.acts_for_callers and posix.uid != UNKNOWN_ID:
             caller = Caller(posix.uid, posix.gid)
