@@ -366,3 +366,32 @@ def test_chmod_keeps_the_setgid_bit_of_a_directory(site: Site) -> None:
     assert stat.S_IMODE((source / "team").stat().st_mode) == 0o2770
     assert (source / "team/of_root").stat().st_mode & stat.S_ISGID
     site.umount()
+
+
+ACCESS = "system.posix_acl_access"
+
+
+def test_the_access_list_of_a_directory_limits_what_is_new(site: Site) -> None:
+    """It denies others everything, and has no entries that a file could not have as a mode."""
+    source, mnt = site.files, site.mountpoint
+    plain = [(OWNER, 7, NOBODY), (GROUP_OWNER, 5, NOBODY), (OTHERS, 0, NOBODY)]
+    named = [*plain[:1], (USER, 7, ALICE), plain[1], (MASK, 7, NOBODY), plain[2]]
+    for name, entries in (("plain", plain), ("named", named)):
+        for place in (source / name, source / f"{name}-twin"):
+            place.mkdir()
+            os.chown(place, MALLORY, MALLORY)
+            os.setxattr(place, "system.posix_acl_default", access_list(*entries))
+    site.mount("--rw")
+    for name in ("plain", "named"):
+        for uid, prefix in ((MALLORY, "user"), (0, "root")):
+            script = f'umask 0; echo 1 >"$1/{prefix}-file"; mkdir "$1/{prefix}-dir"'
+            assert can(uid, script, mnt / name)
+            run_as(uid, script, source / f"{name}-twin")
+            for made in (f"{prefix}-file", f"{prefix}-dir"):
+                facts = [
+                    (path.stat().st_mode, ACCESS in os.listxattr(path))
+                    for path in (source / name / made, source / f"{name}-twin" / made)
+                ]
+                assert facts[0] == facts[1]
+                assert not facts[0][0] & 0o007
+    site.umount()

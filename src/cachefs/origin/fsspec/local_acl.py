@@ -11,12 +11,13 @@ import os
 import struct
 
 ACL = "system.posix_acl_access"
+_DEFAULT = "system.posix_acl_default"
 
 _VERSION = 2
 _HEAD = struct.Struct("<I")
 _ENTRY = struct.Struct("<HHI")
 """Tag, permissions, id (linux/posix_acl_xattr.h)."""
-_USER, _GROUP_OWNER, _GROUP, _MASK = 0x02, 0x04, 0x08, 0x10
+_OWNER, _USER, _GROUP_OWNER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 _NAME = ACL.encode()
 _MOST_BYTES = 64 << 10
 """The most bytes of an extended attribute (linux/limits.h)."""
@@ -58,6 +59,24 @@ def _limited(mode: int, acl: bytes) -> int:
         if tag in (_USER, _GROUP):
             others &= bits & mask
     return mode & (~0o077 | group << 3 | others)
+
+
+def default_list(directory: int) -> bytes:
+    """Return the access list that a directory (O_PATH) gives to new files; empty if it has none."""
+    try:
+        return os.getxattr(f"/proc/self/fd/{directory}", _DEFAULT)
+    except OSError:
+        return b""
+
+
+def make_as_new(file: int, inherited: bytes, mode: int) -> None:
+    """Give a file the access list of a new one with this mode in a directory that has the list
+    `inherited`, as the kernel does it (acl(5), "object creation"): the mode only takes away."""
+    entries = list(_ENTRY.iter_unpack(inherited[_HEAD.size :]))
+    group = _MASK if any(tag == _MASK for tag, _, _ in entries) else _GROUP_OWNER
+    limits = {_OWNER: mode >> 6, group: mode >> 3, _OTHERS: mode}
+    made = [_ENTRY.pack(tag, bits & limits.get(tag, 7), who) for tag, bits, who in entries]
+    os.setxattr(file, ACL, inherited[: _HEAD.size] + b"".join(made))
 
 
 def copy_attributes(source: int, target: int) -> None:

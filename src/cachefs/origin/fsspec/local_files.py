@@ -19,6 +19,7 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from cachefs.errors import (
@@ -29,6 +30,7 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginError,
 )
+from cachefs.origin.fsspec.local_acl import default_list, make_as_new
 from cachefs.origin.fsspec.local_identity import acting_as_daemon, acts_for
 from cachefs.origin.fsspec.local_steps import (
     Refused,
@@ -333,6 +335,8 @@ class LocalFiles:
                 if write_id is not None:
                     _note_write_id(fd, write_id)
                 if caller is None:  # the umask of the daemon was applied
+                    if default_list(place):
+                        attributes = replace(attributes, mode=None)
                     apply(fd, attributes, must_own=False)
                 made = self._directory(fd)
             finally:
@@ -433,7 +437,7 @@ class LocalFiles:
         write that, too. Return its description."""
         with contextlib.ExitStack() as stack:
             while True:
-                self._dress(fd, old, upload, attributes)
+                self._dress(place, fd, old, upload, attributes)
                 os.fsync(fd)
                 with locked(place, task):
                     self._compare(place, name, condition)
@@ -455,7 +459,9 @@ class LocalFiles:
         assert meta is not None
         return meta
 
-    def _dress(self, fd: int, old: int | None, upload: Upload, attributes: Attributes) -> None:
+    def _dress(
+        self, place: int, fd: int, old: int | None, upload: Upload, attributes: Attributes
+    ) -> None:
         """Give a new version its attributes: those of the file that it replaces, or those of a new
         file. An owner, and what another owner's file has, is given as the daemon: the file is
         nobody else's yet, and the kernel has allowed the caller to give it."""
@@ -471,8 +477,12 @@ class LocalFiles:
         with contextlib.nullcontext() if is_callers else acting_as_daemon():
             if old is not None:
                 take_over(old, fd)
-            elif attributes.mode is None:
-                os.fchmod(fd, self._file_mode)
+            else:
+                mode = self._file_mode if attributes.mode is None else attributes.mode
+                attributes = replace(attributes, mode=mode)
+                if inherited := default_list(place):
+                    make_as_new(fd, inherited, mode)
+                    attributes = replace(attributes, mode=None)
             _note_write_id(fd, upload.write_id)
             apply(fd, attributes, must_own=False)
 
