@@ -395,3 +395,23 @@ def test_the_access_list_of_a_directory_limits_what_is_new(site: Site) -> None:
                 assert facts[0] == facts[1]
                 assert not facts[0][0] & 0o007
     site.umount()
+
+
+def test_capabilities_in_another_user_namespace_are_none(site: Site) -> None:
+    """A container's root can give a namespace all users, and has all capabilities there."""
+    source, mnt = site.files, site.mountpoint
+    run_as(ALICE, 'mkdir -m 700 "$1"', source / "private")
+    site.mount("--rw")
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]
+    script = 'echo ready; read -r _; mkdir "$1/planted"'
+    inside = ["unshare", "--user", "--", "sh", "-c", script, "sh", mnt / "private"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*bound, *inside], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{process.pid}/{name}").write_text(f"0 0 {NOBODY}")
+        _, errors = process.communicate(b"\n")
+    assert b"denied" in errors
+    assert os.listdir(source / "private") == []
+    site.umount()

@@ -20,7 +20,7 @@ def caller_of(uid: int, gid: int, thread: int) -> Caller:
         return Caller(uid, gid, (), _ALL_CAPABILITIES if uid == _ROOT else 0)
     groups = tuple(map(int, status.get("Groups", "").split()))
     capabilities = 0
-    if uid == _ROOT and _user_ids(thread) == _user_ids("self"):
+    if uid == _ROOT and _is_in_own_namespace(thread):
         # In a user namespace of its own, a process has capabilities that are none here.
         capabilities = int(status.get("CapEff", "0"), 16)
     return Caller(uid, gid, groups, capabilities)
@@ -31,10 +31,14 @@ def _status(thread: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
-def _user_ids(thread: int | str) -> list[str]:
-    """Return which users the thread's user namespace has (user_namespaces(7)). Unlike the link
-    ns/user, all processes may read this."""
-    return _read(thread, "uid_map").split()
+def _is_in_own_namespace(thread: int) -> bool:
+    """Whether a thread is in the user namespace of this process (user_namespaces(7)). Another one
+    may have the same users. Without CAP_SYS_PTRACE, this process may not see which namespace a
+    thread with more capabilities is in; then the users decide, which all processes may read."""
+    try:
+        return Path(f"/proc/{thread}/ns/user").readlink() == Path("/proc/self/ns/user").readlink()
+    except OSError:
+        return _read(thread, "uid_map").split() == _read("self", "uid_map").split()
 
 
 def _read(thread: int | str, name: str) -> str:

@@ -24,6 +24,9 @@ FILE_CAPABILITIES = sum(1 << number for number in (0, 1, 2, 3, 4, 9, 24, 27, 32)
 """CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, LINUX_IMMUTABLE, SYS_RESOURCE (it passes
 over disk quotas), MKNOD, MAC_OVERRIDE (linux/capability.h)."""
 
+_GIVING = 1 << 0 | 1 << 3
+"""CHOWN and FOWNER, with which a new version gets the owner and the mode of the old one."""
+
 _SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
 """The numbers of setgroups(2) by architecture (asm/unistd.h)."""
 _CLONE_FS = 0x200
@@ -140,7 +143,10 @@ def working_in(directory: int) -> Iterator[str]:
 
 
 def can_act() -> bool:
-    """Return whether this process can act for any user. Blocks for a moment."""
+    """Return whether this process can act for any user, and give files to any. Blocks for a
+    moment."""
+    if _GIVING & ~_sets().effective_low:
+        return False
     found = []
 
     def act() -> None:

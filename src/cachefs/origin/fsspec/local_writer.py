@@ -102,7 +102,7 @@ class LocalWriter(WritableOrigin):
         """See `WritableOrigin.check_writable`."""
         if os.geteuid() == 0 and not await trio.to_thread.run_sync(can_act):
             log.warning(
-                "changes of other users than root will be refused: to make them with the rights of "
+                "changes of other users than root may be refused: to make them with the rights of "
                 "each user, cachefs needs CAP_SETUID, CAP_SETGID, CAP_CHOWN and CAP_FOWNER"
             )
         keeps_ids, links = await self._call(path, partial(self._tree.probe, path))
