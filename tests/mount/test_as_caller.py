@@ -404,7 +404,7 @@ def test_capabilities_in_another_user_namespace_are_none(site: Site) -> None:
     site.mount("--rw")
     bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]
     script = 'echo ready; read -r _; mkdir "$1/planted"'
-    inside = ["unshare", "--user", "--", "sh", "-c", script, "sh", mnt / "private"]
+    inside = ["unshare", "--user", "--", "sh", "-c", script, "sh", str(mnt / "private")]
     pipe = subprocess.PIPE
     with subprocess.Popen([*bound, *inside], stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None

@@ -19,8 +19,6 @@ _ENTRY = struct.Struct("<HHI")
 """Tag, permissions, id (linux/posix_acl_xattr.h)."""
 _OWNER, _USER, _GROUP_OWNER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 _NAME = ACL.encode()
-_MOST_BYTES = 64 << 10
-"""The most bytes of an extended attribute (linux/limits.h)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,8 +34,8 @@ def mode_of(path: str | bytes, mode: int) -> int:
     if size < 0:
         has_none = ctypes.get_errno() in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
         return mode if has_none else mode & ~0o077
-    data = ctypes.create_string_buffer(_MOST_BYTES)
-    size = read(raw, _NAME, data, _MOST_BYTES)
+    data = ctypes.create_string_buffer(max(size, 1))
+    size = read(raw, _NAME, data, size)  # it fails if the list is longer by now
     return _limited(mode, data.raw[: max(size, 0)])
 
 
