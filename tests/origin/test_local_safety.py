@@ -12,9 +12,10 @@ import trio
 from cachefs.errors import AccessDeniedError, ObjectChangedError
 from cachefs.origin.base import Origin
 from cachefs.origin.fsspec.local_steps import Task, locked
+from cachefs.origin.on_behalf import acting_for
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import Attributes, Content, WritableOrigin
-from cachefs.types import Buffer, ObjectMeta
+from cachefs.types import Buffer, Caller, ObjectMeta
 from tests.cache.harness import until
 
 OTHER_UID = 12_345
@@ -161,3 +162,26 @@ async def test_a_lock_that_nobody_waits_for_leaves_no_thread_behind(
         os.close(place)
     await writer.put("file", b"2")
     assert (tmp_path / "file").read_bytes() == b"2"
+
+
+@pytest.mark.root
+async def test_a_new_version_counts_for_the_quota_of_the_owner(
+    writer: WritableOrigin, tmp_path: Path
+) -> None:
+    """Also where only the daemon may make a file, which passes over quotas."""
+    tmp_path.chmod(0o755)
+    await writer.check_writable()  # it opens the source, to which others can't get here
+    for directory, mode in ((tmp_path / "closed", 0o755), (tmp_path / "open", 0o777)):
+        directory.mkdir()
+        directory.chmod(mode)
+        (directory / "f").write_bytes(b"1")
+        os.chown(directory / "f", OTHER_UID, OTHER_UID)
+        (directory / "f").chmod(0o666)
+        with acting_for(Caller(OTHER_UID + 1, OTHER_UID + 1)):
+            upload = await writer.start_upload(f"{directory.name}/f")
+            owners = {path.name: path.stat().st_uid for path in directory.iterdir()}
+            assert len(owners) == 2
+            assert set(owners.values()) == {OTHER_UID}
+            part = await writer.put_part(upload, 1, 0, b"22")
+            await writer.complete(upload, [part])
+        assert [path.read_bytes() for path in directory.iterdir()] == [b"22"]

@@ -37,6 +37,8 @@ from cachefs.origin.fsspec.local_steps import (
     Task,
     apply,
     copy_bytes,
+    give_owner,
+    have_one_owner,
     locked,
     new_file,
     rename_to_absent,
@@ -413,13 +415,21 @@ class LocalFiles:
         return fd
 
     def _new_file(self, place: int, upload_id: str, old: int | None) -> int:
+        """Create the hidden file of an upload. If it replaces the file `old`, it has its owner from
+        the start, whose disk quota counts."""
+        if old is None:
+            return new_file(place, upload_id)
+        fd = _also_as_daemon(lambda: new_file(place, upload_id))
         try:
-            return new_file(place, upload_id)
-        except PermissionError:
-            if old is None:
-                raise
-        with acting_as_daemon():
-            return new_file(place, upload_id)
+            if not have_one_owner(old, fd):
+                with acting_as_daemon():
+                    give_owner(old, fd)
+        except BaseException:
+            with acting_as_daemon():
+                _unlink_own(place, upload_name(upload_id), fd)
+            os.close(fd)
+            raise
+        return fd
 
     def _publish(
         self,
@@ -471,9 +481,10 @@ class LocalFiles:
             attributes = Attributes(mtime_ns=attributes.mtime_ns)
         is_callers = attributes.uid is None and attributes.gid is None
         if old is not None:
-            was, made = os.fstat(old), os.fstat(fd)
-            is_callers = is_callers and (was.st_uid, was.st_gid) == (made.st_uid, made.st_gid)
-            is_callers = is_callers and bool(was.st_mode & 0o400)  # or it can't read attributes
+            found, caller = os.fstat(old), acts_for()
+            is_callers = is_callers and caller is not None and caller.uid == found.st_uid
+            is_callers = is_callers and have_one_owner(old, fd)
+            is_callers = is_callers and bool(found.st_mode & 0o400)  # or it can't read attributes
         with contextlib.nullcontext() if is_callers else acting_as_daemon():
             if old is not None:
                 take_over(old, fd)
@@ -628,7 +639,7 @@ def _opened_directory(place: int, name: str) -> int:
 
 
 def _also_as_daemon(work: Callable[[], T]) -> T:
-    """Do something harmless as the daemon if the caller may not do it."""
+    """Do something that is harmless as the daemon if the caller may not do it."""
     try:
         return work()
     except PermissionError:

@@ -152,15 +152,27 @@ def _set_mtime(target: int | str, mtime_ns: int) -> None:
         os.utime(target)
 
 
-def take_over(old: int, fd: int) -> None:
-    """Give the new version `fd` of the file `old` its owner, mode, access list and other extended
-    attributes. A daemon without root's rights can't give the owner."""
-    found, made = os.fstat(old), os.fstat(fd)
-    if (found.st_uid, found.st_gid) != (made.st_uid, made.st_gid):
+def have_one_owner(file: int, other: int) -> bool:
+    """Return whether two open files have the same owner and group."""
+    found, others = os.fstat(file), os.fstat(other)
+    return (found.st_uid, found.st_gid) == (others.st_uid, others.st_gid)
+
+
+def give_owner(old: int, fd: int) -> None:
+    """Give the new version `fd` of the file `old` its owner and group. A daemon without root's
+    rights can't."""
+    if not have_one_owner(old, fd):
+        found = os.fstat(old)
         with contextlib.suppress(*(() if os.geteuid() == 0 else (PermissionError,))):
             os.fchown(fd, found.st_uid, found.st_gid)
+
+
+def take_over(old: int, fd: int) -> None:
+    """Give the new version `fd` of the file `old` its owner, mode, access list and other extended
+    attributes."""
+    give_owner(old, fd)
     copy_attributes(old, fd)
-    os.fchmod(fd, found.st_mode & MOST_MODE)
+    os.fchmod(fd, os.fstat(old).st_mode & MOST_MODE)
 
 
 def write_content(
