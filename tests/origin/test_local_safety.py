@@ -185,3 +185,25 @@ async def test_a_new_version_counts_for_the_quota_of_the_owner(
             part = await writer.put_part(upload, 1, 0, b"22")
             await writer.complete(upload, [part])
         assert [path.read_bytes() for path in directory.iterdir()] == [b"22"]
+
+
+async def test_a_copied_part_keeps_its_holes(
+    writer: WritableOrigin, origin: Origin, tmp_path: Path
+) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        for offset in (0, 40 << 20, 90 << 20):
+            file.seek(offset)
+            file.write(b"data")
+        file.truncate(100 << 20)
+    before = await origin.stat("f")
+    assert isinstance(before, ObjectMeta)
+    upload = await writer.start_upload("f")
+    half = 50 << 20
+    parts = [
+        await writer.copy_part(upload, 1, 0, "f", before, half),
+        await writer.copy_part(upload, 2, half, "f", before, half),
+    ]
+    wanted = (tmp_path / "f").read_bytes()
+    await writer.complete(upload, parts)
+    assert (tmp_path / "f").read_bytes() == wanted
+    assert (tmp_path / "f").stat().st_blocks * 512 < 1 << 20

@@ -38,6 +38,7 @@ from cachefs.origin.fsspec.local_steps import (
     apply,
     copy_bytes,
     give_owner,
+    grow,
     have_one_owner,
     locked,
     new_file,
@@ -117,6 +118,7 @@ class LocalFiles:
             replaces = not attributes.is_renamed
             with self._new_version(place, name, upload.upload_id, replaces) as (fd, old):
                 write_content(fd, 0, content, task)
+                grow(fd, content.size_bytes)
                 return self._publish(place, name, fd, old, upload, condition, attributes, task)
 
     def written_by(self, path: str, write_id: str, _: Task) -> ObjectMeta | None:
@@ -187,11 +189,14 @@ class LocalFiles:
         task: Task,
     ) -> PartTag:
         with self._upload_file(upload) as (fd, parts), self._source(path, meta) as source:
-            copy_bytes(source, offset, length, fd, task)
+            is_new = number not in parts
+            tag = PartTag(number, length, str(offset))
+            parts[number] = tag._replace(size_bytes=-1)  # whatever fails, it has some bytes
+            copy_bytes(source, offset, length, fd, task, is_new=is_new)
             os.fdatasync(fd)
             self._check_source(path, meta)
-            parts[number] = PartTag(number, length, str(offset))
-            return parts[number]
+            parts[number] = tag
+            return tag
 
     def complete(
         self,
@@ -204,9 +209,11 @@ class LocalFiles:
         with self._parent(upload.path) as (place, name):
             done = self._done_before(place, name, upload.write_id)
             if done is None:
-                with self._upload_file(upload) as (fd, _):
-                    if os.fstat(fd).st_size != size_bytes:
+                with self._upload_file(upload) as (fd, parts):
+                    has_all = sum(part.size_bytes for part in parts.values()) == size_bytes
+                    if not has_all or os.fstat(fd).st_size > size_bytes:
                         raise Refused(OriginError, "can't be completed: parts are missing")
+                    grow(fd, size_bytes)
                     known = self._uploads[upload.upload_id]
                     if not os.path.samestat(os.fstat(place), os.fstat(known.place)):
                         raise Refused(NotFoundError, "has no such upload: its directory was moved")
@@ -287,6 +294,7 @@ class LocalFiles:
             self._compare(place, name, condition)
             with self._new_version(place, name, upload.upload_id) as (fd, old):
                 copy_bytes(source, 0, meta.size_bytes, fd, task)
+                grow(fd, meta.size_bytes)
                 self._check_source(path, meta)
                 found = os.fstat(source)
                 kept = Attributes(found.st_mode, found.st_uid, found.st_gid, found.st_mtime_ns)

@@ -179,7 +179,7 @@ def write_content(
     fd: int, offset: int, content: Content, task: Task, *, is_new: bool = True
 ) -> None:
     """Write a content to a file from `offset` on. If the file `is_new` there, zeros become holes,
-    which need no place at the source."""
+    which need no place at the source: `grow` it afterwards."""
     done = content.size_bytes if content.is_zeros and is_new else 0
     while done < content.size_bytes:
         task.check()
@@ -192,8 +192,13 @@ def write_content(
             count = os.pwrite(fd, piece, offset + done)
             piece = piece[count:]
             done += count
-    if os.fstat(fd).st_size < offset + done:
-        os.ftruncate(fd, offset + done)
+
+
+def grow(fd: int, size_bytes: int) -> None:
+    """Let a file have this size if it is smaller: the end of its content may be a hole. Nobody else
+    may write it meanwhile, because that could be cut off."""
+    if os.fstat(fd).st_size < size_bytes:
+        os.ftruncate(fd, size_bytes)
 
 
 def rename_to_absent(old: int, old_name: str, new: int, new_name: str) -> None:
@@ -212,19 +217,37 @@ def rename_to_absent(old: int, old_name: str, new: int, new_name: str) -> None:
     os.rename(old_name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
 
-def copy_bytes(source: int, offset: int, length: int, fd: int, task: Task) -> None:
-    """Copy bytes to the same place of another file; a file system may share them instead."""
+def copy_bytes(
+    source: int, offset: int, length: int, fd: int, task: Task, *, is_new: bool = True
+) -> None:
+    """Copy bytes to the same place of another file; a file system may share them instead. If the
+    file `is_new` there, holes stay holes: `grow` it afterwards."""
     end = offset + length
+    if os.fstat(source).st_size < end:
+        raise Refused(ObjectChangedError, "can't be made: its source has become shorter")
     while offset < end:
         task.check()
+        stop = end
+        if is_new:
+            offset, stop = _next_data(source, offset, end)
         count = 0
         with contextlib.suppress(OSError):  # between file systems, or where it does not exist
             count = os.copy_file_range(
-                source, fd, min(end - offset, 16 * _PIECE_BYTES), offset, offset
+                source, fd, min(stop - offset, 16 * _PIECE_BYTES), offset, offset
             )
-        if not count:
-            piece = os.pread(source, min(end - offset, _PIECE_BYTES), offset)
+        if not count and offset < end:
+            piece = os.pread(source, min(stop - offset, _PIECE_BYTES), offset)
             if not piece:
                 raise Refused(ObjectChangedError, "can't be made: its source has become shorter")
             count = os.pwrite(fd, piece, offset)
         offset += count
+
+
+def _next_data(file: int, offset: int, end: int) -> tuple[int, int]:
+    """Return where the next bytes from `offset` on begin that are no hole, and where they stop;
+    `end` twice if only a hole is left."""
+    try:
+        begin = min(os.lseek(file, offset, os.SEEK_DATA), end)
+        return begin, min(os.lseek(file, begin, os.SEEK_HOLE), end) if begin < end else end
+    except OSError as error:
+        return (end, end) if error.errno == errno.ENXIO else (offset, end)
