@@ -5,7 +5,6 @@ bits of its own mode are the list's mask (acl(5)), so the mode alone would grant
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import struct
@@ -18,25 +17,22 @@ _HEAD = struct.Struct("<I")
 _ENTRY = struct.Struct("<HHI")
 """Tag, permissions, id (linux/posix_acl_xattr.h)."""
 _OWNER, _USER, _GROUP_OWNER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
-_NAME = ACL.encode()
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def mode_of(path: str | bytes, mode: int) -> int:
+def mode_of(path: str, mode: int) -> int:
     """Return a mode for the file or directory at `path` that grants nobody more than its access
     list. `mode` is its own. A `path` without a slash is a name in the thread's working directory.
     Links are not followed, except those of /proc."""
     if not mode & 0o077:
         return mode  # nobody but the owner has any right
-    raw = os.fsencode(path)
-    read = _libc.getxattr if raw.startswith(b"/proc/self/fd/") else _libc.lgetxattr
-    size = read(raw, _NAME, None, 0)
-    if size < 0:
-        has_none = ctypes.get_errno() in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
+    follows = path.startswith("/proc/self/fd/")
+    try:
+        if ACL not in os.listxattr(path, follow_symlinks=follows):
+            return mode
+        return _limited(mode, os.getxattr(path, ACL, follow_symlinks=follows))
+    except OSError as error:
+        has_none = error.errno in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
         return mode if has_none else mode & ~0o077
-    data = ctypes.create_string_buffer(max(size, 1))
-    size = read(raw, _NAME, data, size)  # it fails if the list is longer by now
-    return _limited(mode, data.raw[: max(size, 0)])
 
 
 def _limited(mode: int, acl: bytes) -> int:
