@@ -7,6 +7,7 @@ parsers take.
 """
 
 import gc
+import math
 import importlib
 import logging
 import time
@@ -142,9 +143,11 @@ def test_time(
     size = min(BYTES, most_bytes)
     short, long = grown(size // 2), grown(size)
     parse(grown(64))  # imports and caches
+    long_s = short_s = math.inf
+    slowness = 0.0
     for _ in range(TRIES):
-        slowness = _slowness()
-        long_s, short_s = _cpu_s(parse, long), _cpu_s(parse, short)
+        slowness = max(slowness, _slowness())
+        long_s, short_s = min(long_s, _cpu_s(parse, long)), min(short_s, _cpu_s(parse, short))
         slowness = max(slowness, _slowness())
         per_byte_s = bound.ms_per_mb / 1000 / (1 << 20)
         if (
