@@ -7,9 +7,9 @@ parsers take.
 """
 
 import gc
-import math
 import importlib
 import logging
+import math
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
