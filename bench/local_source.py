@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bench import rig, sandbox
 
-ROUNDS = 5
-_NAMES, _CHANGES = 2_000, 100
+ROUNDS = 3
+_NAMES, _CHANGES = 1_000, 50
 _UID = 54_321
 _FRESH = ("--entry-ttl", "0", "--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0")
 
