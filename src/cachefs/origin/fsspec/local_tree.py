@@ -39,6 +39,7 @@ _MOST_TURNS = 100
 
 _HIDDEN = ".cachefs-upload-"
 _UPLOAD = re.compile(re.escape(_HIDDEN) + r"[0-9a-f]{32}(\.parts)?")
+"""Earlier versions of cachefs also left files that end with `.parts`."""
 
 _OPEN_PART = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FUSE_MAGIC = 0x65735546
