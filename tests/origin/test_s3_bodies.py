@@ -1,11 +1,13 @@
 """Bodies of objects that are not what they should be cost an error, not the daemon."""
 
+import gzip
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from cachefs.errors import BadDataError, ObjectChangedError
+from cachefs.errors import BadDataError, ObjectChangedError, OriginError
 from cachefs.origin.base import Origin
 from cachefs.origin.body import Body
 from cachefs.origin.open_origin import OriginOptions, open_origin
@@ -82,3 +84,98 @@ async def test_bytes_without_the_expected_digest_are_not_kept(
     with pytest.raises(BadDataError, match="not those of its ETag"):
         await origin.read_body("f", meta, 0, len(data), body)
     assert body.take() == b""
+
+
+CONTENT = bytes(range(256)) * (LARGE.size_bytes // 256)
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_gateway_that_ignores_ranges(
+    server: ToldS3, origin: Origin, expect_log: Callable[[str], None], is_chunked: bool
+) -> None:
+    expect_log("ignores Range")
+
+    def whole(asked: Asked) -> Answer:
+        pieces = (CONTENT[at : at + 70_000] for at in range(0, len(CONTENT), 70_000))
+        return Answer(pieces if is_chunked else CONTENT, headers=HEADERS)
+
+    server.answer = whole
+    for offset, length in [(0, MIB), (MIB + 3, MIB), (2 * MIB, MIB), (7, 100), (0, 3 * MIB)]:
+        got = await origin.read("f", LARGE, offset, length)
+        assert bytes(got) == CONTENT[offset : offset + length]
+
+
+async def test_large_objects_need_ranges(server: ToldS3, origin: Origin) -> None:
+    huge = replace(LARGE, size_bytes=100 * MIB)
+    server.answer = lambda asked: Answer(endless(), headers=HEADERS, length=huge.size_bytes)
+    with pytest.raises(OriginError, match="ignores Range"):
+        await origin.read("f", huge, 99 * MIB, MIB)
+    assert server.sent_bytes < 50 * MIB
+
+
+def gzip_store(asked: Asked) -> Answer:
+    """Unpacks on the way what is stored packed, as Google Cloud Storage."""
+    told = HEADERS | {
+        "x-goog-stored-content-encoding": "gzip",
+        "x-goog-stored-content-length": str(len(PACKED)),
+    }
+    if asked.method == "HEAD":
+        return Answer(headers=told)
+    if "gzip" in asked.headers.get("accept-encoding", ""):
+        first, end = 0, len(PACKED)
+        if "range" in asked.headers:
+            first, last = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+            end = min(last + 1, end)
+            told |= {"Content-Range": f"bytes {first}-{end - 1}/{len(PACKED)}"}
+        status = 206 if "range" in asked.headers else 200
+        return Answer(PACKED[first:end], status, told | {"Content-Encoding": "gzip"})
+    return Answer(iter([TEXT]) if len(TEXT) % 2 else TEXT, headers=told)
+
+
+TEXT = b"some words " * 1000
+PACKED = gzip.compress(TEXT, mtime=0)
+
+
+async def test_an_object_that_is_unpacked_on_the_way_is_read_as_it_is_stored(
+    server: ToldS3, origin: Origin
+) -> None:
+    server.answer = gzip_store
+    meta, data = await origin.stat_and_read("f")
+    assert meta is not None
+    assert (meta.size_bytes, data) == (len(PACKED), None)
+    assert bytes(await origin.read("f", meta, 0, len(PACKED))) == PACKED
+    asked = len(server.asked)
+    assert bytes(await origin.read("f", meta, 10, 20)) == PACKED[10:30]
+    assert len(server.asked) <= asked + 2  # it has learned how to ask
+
+
+async def test_objects_that_are_packed_on_the_way(server: ToldS3, origin: Origin) -> None:
+    """By a gateway, once another object made the client say that it accepts gzip."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path.endswith("packed"):
+            return gzip_store(asked)
+        if "gzip" in asked.headers.get("accept-encoding", ""):
+            return Answer(PACKED, headers=HEADERS | {"Content-Encoding": "gzip"})
+        return Answer(TEXT, headers=HEADERS)
+
+    server.answer = answer
+    for _ in range(2):
+        packed, plain = await origin.stat("packed"), await origin.stat("plain")
+        assert packed is not None
+        assert plain is not None
+        assert bytes(await origin.read("packed", packed, 0, len(PACKED))) == PACKED
+        assert bytes(await origin.read("plain", plain, 0, len(TEXT))) == TEXT
+
+
+@pytest.mark.parametrize("size", [0, 5])
+async def test_a_look_up_without_a_length(server: ToldS3, origin: Origin, size: int) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD" or "range" not in asked.headers:
+            return Answer(iter([b"12345"[:size]]), headers=HEADERS)
+        if not size:
+            return Answer(status=416)
+        return Answer(b"1", 206, HEADERS | {"Content-Range": f"bytes 0-0/{size}"})
+
+    server.answer = answer
+    assert (await origin.stat_unlisted("f")).size_bytes == size

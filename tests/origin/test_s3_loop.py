@@ -392,15 +392,22 @@ async def test_a_part_of_an_object_is_read_on_the_loop(server: Server, origin: O
         part_of(7000, 11096, body=BODY[:4097]),
         part_of(7001, 11097),
         answer(BODY[7000:11096], "206 Partial Content"),
-        answer(),
     ],
-    ids=["another version", "too short", "too long", "another part", "no range", "whole object"],
+    ids=["another version", "too short", "too long", "another part", "no range"],
 )
 async def test_no_wrong_part_comes_through(server: Server, origin: Origin, wrong: bytes) -> None:
     server.pieces = [wrong]
     with pytest.raises((BadDataError, ObjectChangedError)):
         with trio.fail_after(300):
             await origin.read("k", META, 7000, 4096)
+
+
+async def test_a_part_is_taken_from_the_whole_object(
+    server: Server, origin: Origin, expect_log
+) -> None:
+    expect_log("ignores Range")
+    server.pieces = [answer()]
+    assert bytes(await origin.read("k", META, 7000, 4096)) == BODY[7000:11096]
 
 
 async def test_a_part_of_a_replaced_object_is_refused(server: Server, origin: Origin) -> None:

@@ -53,6 +53,8 @@ class BucketReader:
         tls: TlsConnector | None,
     ) -> None:
         self.target = target
+        self.accepts_gzip = target.unpacks
+        """Whether GETs say that they accept gzip: see `objects.get`, which also sets it."""
         self._provider = provider
         self._options = options
         self._lock = threading.Lock()

@@ -41,6 +41,12 @@ class S3Target:
     scheme: str = "s3"
 
     @property
+    def unpacks(self) -> bool:
+        """Whether the store unpacks objects that are stored with Content-Encoding gzip, unless the
+        client accepts gzip (cloud.google.com/storage/docs/transcoding)."""
+        return self.endpoint.endswith(".googleapis.com")
+
+    @property
     def url(self) -> str:
         return self.subject("").rstrip("/")
 

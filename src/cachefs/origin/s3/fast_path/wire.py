@@ -95,6 +95,8 @@ def _request(
     address = urlsplit(target.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}"
     headers = {"host": address.netloc, **conditions}
+    if target.unpacks:
+        headers["accept-encoding"] = "gzip"
     if credentials is not None:
         headers |= signed_headers(credentials, target.region, address.netloc, path, now_s)
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -126,7 +128,10 @@ def read_head(head: bytes, item: Wanted | None) -> Head:
     if encoding is None:
         length_bytes = whole_number(headers.get(b"content-length", b""))
     content_range = headers.get(b"content-range")
-    if item is None:
+    was_packed = b"gzip" in headers.get(b"x-goog-stored-content-encoding", b"")
+    if was_packed and b"gzip" not in headers.get(b"content-encoding", b""):
+        is_wanted = False  # the store has unpacked it on the way
+    elif item is None:
         is_wanted = length_bytes is not None and (
             (status == b"200" and content_range is None)
             or (status == b"206" and _is_beginning(content_range or b"", length_bytes))
