@@ -2,11 +2,18 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import trio
 
-from cachefs.errors import BadDataError, NotFoundError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    BadDataError,
+    NotFoundError,
+    ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
+)
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
@@ -278,3 +285,56 @@ async def test_a_listing_goes_on_after_a_key_that_is_no_utf8(server: ToldS3) -> 
     origin = opened(server)
     assert list(await list_all(origin)) == ["z"]
     await origin.aclose()
+
+
+def _object_store(list_tag: str, head_tag: str) -> Callable[[Asked], Answer]:
+    """Objects `d/f0`, ... whose ETag is another one in a listing than elsewhere."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.is_list:
+            keys = [key for key in KEYS if key.startswith(asked.query.get("prefix", ""))]
+            most = int(asked.query["max-keys"])
+            return page(*(row(key, e_tag=list_tag) for key in keys[:most]))
+        if asked.headers.get("if-match", head_tag) != head_tag:
+            return Answer(status=412)
+        found = {"Last-Modified": DATE, "ETag": head_tag}
+        return Answer(b"data", headers=found if head_tag else {"Last-Modified": DATE})
+
+    return answer
+
+
+KEYS = [f"d/f{number}" for number in range(4)]
+
+
+async def metas(origin: Origin) -> dict[str, ObjectMeta]:
+    listed = await list_all(origin, "d")
+    return {name: entry.meta for name, entry in listed.items()}
+
+
+@pytest.mark.parametrize("list_tag", ["", '"other"', '"d41d8cd98f00b204e9800998ecf8427e"'])
+async def test_e_tags_of_listings_that_are_others_than_those_of_objects(
+    server: ToldS3, origin: Origin, list_tag: str
+) -> None:
+    server.answer = _object_store(list_tag, '"one"')
+    listed = await metas(origin)
+    for name, meta in listed.items():
+        assert bytes(await origin.read(f"d/{name}", meta, 0, 4)) == b"data"
+    looked_up = {name: await origin.stat(f"d/{name}") for name in listed}
+    assert looked_up == await metas(origin)
+    assert origin.learned is not None
+    assert origin.learned.words == {"versions-by-time"}
+    later = replace(looked_up["f0"], mtime_ns=0, version="0-4")
+    with pytest.raises(ObjectChangedError):
+        await origin.read("d/f0", later, 0, 4)
+
+
+async def test_an_object_that_was_replaced_is_no_sign_of_two_e_tags(
+    server: ToldS3, origin: Origin
+) -> None:
+    server.answer = _object_store('"one"', '"one"')
+    listed = await metas(origin)
+    server.answer = _object_store('"two"', '"two"')  # in the same second, with the same size
+    with pytest.raises(ObjectChangedError):
+        await origin.read("d/f0", listed["f0"], 0, 4)
+    assert origin.learned is not None
+    assert not origin.learned.words

@@ -7,10 +7,11 @@ from xml.sax.saxutils import escape
 import pytest
 
 from cachefs.errors import NotFoundError, OriginError
-from cachefs.origin.base import OriginCounters
+from cachefs.origin.base import Learned, OriginCounters
 from cachefs.origin.names import Pages
 from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.pages import PagedListing, TreeShapes
+from cachefs.origin.s3.versions import Versions
 from cachefs.types import Entry
 
 PARTS = ("a", "a-", "a.b", "a b+%", "b", "é", "z", "")
@@ -23,6 +24,7 @@ class Bucket:
 
     def __init__(self, keys: Iterable[str], page_keys: int, by_part: bool = False) -> None:
         self.shapes = TreeShapes()
+        self.versions = Versions("store", Learned())
         self.counters = OriginCounters()
         self.requests: list[PageRequest] = []
         self._order = (lambda key: key.replace("/", "\0")) if by_part else (lambda key: key)

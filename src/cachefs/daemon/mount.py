@@ -11,6 +11,7 @@ import trio
 from cachefs.control.api import REPORT_ROUTES, Handler, Route
 from cachefs.control.mount_state import MountState
 from cachefs.control.serving import serve_commands, serve_metrics
+from cachefs.daemon.learned import keep_learned
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
 from cachefs.daemon.process import return_freed_memory
@@ -79,6 +80,8 @@ class RunningMount:
         await nursery.start(opened.origin.run)
         await nursery.start(base.cache.shared.run)
         await nursery.start(base.cache.run)
+        if opened.origin.learned is not None:
+            keep_learned(base.db, opened.origin.learned)
         namespace = build_namespace(opened, base, nursery)
         await self._open(namespace, nursery)
         nursery.start_soon(base.db.commit_loop)

@@ -57,6 +57,21 @@ class OriginCounters:
             )
 
 
+class Learned:
+    """What an origin has found out about its store, as words. The mount keeps them for its later
+    daemons, so that they understand versions as this one does."""
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+        self.on_change: Callable[[], None] | None = None
+
+    def note(self, word: str) -> None:
+        """Add a word."""
+        self.words.add(word)
+        if self.on_change is not None:
+            self.on_change()
+
+
 class Origin(ABC):
     """A tree of immutable object versions. What writes to it is its `writer`.
 
@@ -72,6 +87,9 @@ class Origin(ABC):
     part of every object id, and contains no credentials."""
 
     counters: OriginCounters
+
+    learned: Learned | None = None
+    """None if the origin learns nothing that later daemons must know."""
 
     held_back_at = float("-inf")
     """When a read last waited for the bandwidth limit, on trio's clock."""

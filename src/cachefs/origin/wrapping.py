@@ -20,6 +20,7 @@ class WrappingOrigin(Origin):
         self.url = inner.url
         self.identity = inner.identity
         self.counters = inner.counters
+        self.learned = inner.learned
         self.tells_owners = inner.tells_owners
         self.lists_by_stat = inner.lists_by_stat
         self.lists_in_one_piece = inner.lists_in_one_piece

@@ -13,13 +13,14 @@ from typing import TypeVar
 import trio
 
 from cachefs.errors import (
+    AccessDeniedError,
     BadDataError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
     OriginError,
 )
-from cachefs.origin.base import Origin, OriginCounters
+from cachefs.origin.base import Learned, Origin, OriginCounters
 from cachefs.origin.body import Body
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import Pages, is_key_name
@@ -42,6 +43,7 @@ from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.objects import is_strong
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
+from cachefs.origin.s3.versions import Versions, is_same, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
@@ -87,6 +89,8 @@ class ObjectStoreOrigin(Origin):
         self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
         self.shapes = TreeShapes()
+        self.learned = Learned()
+        self.versions = Versions(target.endpoint, self.learned)
         check_ca_file(target)
         tls = None
         if target.base_url.startswith("https://"):
@@ -154,6 +158,7 @@ class ObjectStoreOrigin(Origin):
             return await self.stat(path), None
         data = found.data
         self.counters.get_bytes += len(data)
+        meta = self.versions.told(meta)
         md5 = self._md5_of(meta)
         is_whole = len(data) == meta.size_bytes
         if not is_whole or (md5 is not None and not digest.has_md5(data, md5)):
@@ -177,7 +182,37 @@ class ObjectStoreOrigin(Origin):
     async def read_body(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
-        """See `Origin.read_body`."""
+        """See `Origin.read_body`. If the object has another ETag than it was listed with, one HEAD
+        and perhaps one LIST show whether it has changed, or the store just tells two ETags."""
+        meta = self.versions.told(meta)
+        try:
+            return await self._read_version(path, meta, offset, length, body)
+        except ObjectChangedError:
+            if not await self._has_two_e_tags(path, meta):
+                raise
+        self.versions.tell_by_time()
+        meta = self.versions.told(meta)
+        return await self._read_version(path, meta, offset, length, body)
+
+    async def _has_two_e_tags(self, path: str, meta: ObjectMeta) -> bool:
+        """Whether the store tells one ETag of an object in listings, and another one in the object
+        itself. `meta` is what was listed."""
+        key = self.checked_key(path)
+        parent = key[: len(key) - len(path.rpartition("/")[2])]
+        try:
+            found = await self.stat_unlisted(path)
+            if found is None or version_by_time(found) != version_by_time(meta):
+                return False
+            body = await self.fetch_page(self.start_page(PageRequest(key, max_keys=1)))
+            page = await trio.to_thread.run_sync(parse_page, body, parent)
+        except (NotFoundError, AccessDeniedError, BadDataError):
+            return False
+        is_listed = page.entries[:1] == [Entry(key.removeprefix(parent), meta)]
+        return is_listed and not is_same(meta, found)
+
+    async def _read_version(
+        self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
+    ) -> Buffer:
         key = self.checked_key(path)
         is_small = length <= _SMALL_BYTES
         if is_small and body is None and self._on_loop.is_usable:
@@ -312,7 +347,7 @@ class ObjectStoreOrigin(Origin):
     async def _head(self, path: str) -> ObjectMeta:
         key = self.checked_key(path)
         self.counters.heads += 1
-        return await self._in_thread(partial(objects.head, self._reader, key))
+        return self.versions.told(await self._in_thread(partial(objects.head, self._reader, key)))
 
     async def _in_thread(self, call: Callable[[Exchange], T]) -> T:
         """Run a blocking call in a worker thread. If the caller is cancelled, its exchange is

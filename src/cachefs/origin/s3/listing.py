@@ -96,6 +96,8 @@ class Page(NamedTuple):
     """The last of all keys and prefixes, or ""."""
     example: str = ""
     """One of the unshown keys."""
+    lacks_e_tags: bool = False
+    """A shown object that is not empty has no ETag."""
 
 
 class Tree(NamedTuple):
@@ -280,6 +282,8 @@ def _columns_fast(body: bytes) -> _Columns | None:
         return None
     rows = text.count("<Contents")
     columns = [pattern.findall(text) for pattern in _ROW_PATTERNS]
+    if "<ETag" not in text:
+        columns[3] = [""] * rows
     prefixes: list[str] = _PREFIX.findall(text)
     if any(len(column) != rows for column in columns):
         return None
@@ -333,6 +337,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
     found: list[tuple[str, Entry]] = []
     unshown = 0
     example = ""
+    lacks_e_tags = False
     start = len(prefix)
     metas = zip(columns.sizes, columns.times, columns.e_tags, strict=True)
     for key, (size_text, time_text, e_tag) in zip(columns.keys, metas, strict=True):
@@ -353,6 +358,7 @@ def _page(columns: _Columns, prefix: str) -> Page:
             example = key
             continue
         meta = ObjectMeta(size, mtime_ns, version_of(e_tag, mtime_ns, size))
+        lacks_e_tags = lacks_e_tags or (not e_tag and size > 0)
         found.append((key, Entry(name, meta)))
     for key in columns.prefixes:
         if columns.encoded:
@@ -369,7 +375,8 @@ def _page(columns: _Columns, prefix: str) -> Page:
     last_key = max([*columns.keys[-1:], *columns.prefixes[-1:]], default="")
     if columns.encoded:
         last_key = _decoded(last_key)
-    return Page([entry for _, entry in found], keys, unshown, last_key, example)
+    entries = [entry for _, entry in found]
+    return Page(entries, keys, unshown, last_key, example, lacks_e_tags)
 
 
 def _mtime_ns(text: str) -> int | None:

@@ -20,6 +20,7 @@ from cachefs.origin.s3 import digest
 from cachefs.origin.s3.bucket_reader import BucketReader
 from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
+from cachefs.origin.s3.versions import is_same
 from cachefs.types import ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -122,13 +123,14 @@ class _Bytes:
         wanted_bytes = self.meta.size_bytes if self._is_whole_answer else self._length
         self.told_bytes = wanted_bytes if told is None else told
         found = meta_from(headers, self._size_bytes(status, headers))
-        self.version = found.version
+        is_version = is_same(self.meta, found)
+        self.version = self.meta.version if is_version else found.version
         is_other_length = self.told_bytes != wanted_bytes
         self.is_changed_on_the_way = is_unpacked(headers) or (
             is_other_length and _depends_on_encoding(headers)
         )
-        self.is_wanted = not self.is_changed_on_the_way and not is_other_length
-        self.is_wanted = self.is_wanted and found.version == self.meta.version
+        is_right = not self.is_changed_on_the_way and not is_other_length
+        self.is_wanted = is_right and is_version
         if self.is_wanted and self._is_whole_answer:
             self._skip_to_part()
         return self.is_wanted

@@ -20,6 +20,7 @@ from cachefs.origin.s3.listing import (
     parse_page,
     parse_tree,
 )
+from cachefs.origin.s3.versions import Versions
 from cachefs.types import Entry
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class PageSource(Protocol):
     """The interface that `PagedListing` needs of its origin."""
 
     shapes: TreeShapes
+    versions: Versions
     counters: OriginCounters
 
     def dir_prefix(self, path: str) -> str:
@@ -134,7 +136,7 @@ class PagedListing:
                 self._keys += page.keys
                 if page.unshown:
                     self._origin.counters.note_unshown(self._path, page.example, page.unshown)
-                entries = self._merger.feed(page.entries)
+                entries = self._merger.feed(self._entries_of(page))
             if self._step is _Step.FINISH:
                 if not self._keys and self._path:
                     raise await self._origin.no_such_dir(self._path)
@@ -187,10 +189,15 @@ class PagedListing:
             is_above = not path or self._path.startswith(path + "/")
             goes_on = not tree.is_in_order or tree.last_key.startswith(f"{root}{path}/")
             if not is_above and (tree.is_whole or not goes_on):
-                self._below[path] = resolve_twins(page.entries)
+                self._below[path] = resolve_twins(self._entries_of(page))
                 self._origin.counters.begin_listing(path)
                 if page.unshown:
                     self._origin.counters.note_unshown(path, page.example, page.unshown)
+
+    def _entries_of(self, page: Page) -> list[Entry]:
+        if page.lacks_e_tags:
+            self._origin.versions.tell_by_time()
+        return self._origin.versions.told_in(page.entries)
 
     def _has_directories(self, pages: dict[str, Page]) -> bool:
         start = self._path + "/" if self._path else ""
