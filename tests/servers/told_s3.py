@@ -5,6 +5,7 @@ called in a thread for each request. Bodies may be iterators: the server sends u
 client goes, or `MOST_BYTES` or `MOST_S` are reached. No pytest here.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,8 @@ class Asked(NamedTuple):
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes = b""
+    target: str = ""
+    """The path and query as they were sent."""
 
     @property
     def is_list(self) -> bool:
@@ -35,19 +38,23 @@ class Asked(NamedTuple):
 
 @dataclass
 class Answer:
-    """`length` is what Content-Length says: None for the truth (chunked for an iterator)."""
+    """`length` is what Content-Length says: None for the truth (chunked for an iterator). It does
+    not close the connection in an answer to a HEAD."""
 
     body: bytes | Iterable[bytes] = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None
+    breaks_after_bytes: int | None = None
+    """So much of the body is sent, then the connection is closed; -1: not even the headers."""
 
 
 class ToldS3:
     """Started by `with`, gone after it."""
 
-    def __init__(self, answer: Callable[[Asked], Answer]) -> None:
+    def __init__(self, answer: Callable[[Asked], Answer], *, keeps_bodies: bool = True) -> None:
         self.answer = answer
+        self._keeps_bodies = keeps_bodies
         self.asked: list[Asked] = []
         self.sent_bytes = 0
         """Of bodies that are iterators."""
@@ -56,7 +63,7 @@ class ToldS3:
 
     def __enter__(self) -> Self:
         handler = type("Handler", (_Handler,), {"told": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -85,18 +92,30 @@ class ToldS3:
         }
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+    def handle_error(self, *args: object) -> None:
+        """A client that has gone is no news; anything else is."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(*args)  # type: ignore[arg-type]
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     told: ToldS3
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
+        parts = urlsplit(self.path if "://" in self.path else f"//_{self.path}")
         found = parse_qs(parts.query, keep_blank_values=True)
         query = {name: values[0] for name, values in found.items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = self.rfile.read(int(headers.get("content-length", 0)))
-        asked = Asked(self.command, unquote(parts.path), query, headers, body)
-        self.told.asked.append(asked)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        asked = Asked(self.command, unquote(parts.path), query, headers, body, target)
+        kept = asked if self.told._keeps_bodies else asked._replace(body=b"")
+        self.told.asked.append(kept)
         answer = self.told.answer(asked)
         try:
             self._send(answer)
@@ -106,36 +125,42 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def _send(self, answer: Answer) -> None:
+        if answer.breaks_after_bytes == -1:
+            self.close_connection = True
+            return
         self.send_response_only(answer.status)
         own = {"Date": self.date_time_string()}
-        is_whole = isinstance(answer.body, bytes)
+        body = answer.body
         if answer.length is not None:
             own["Content-Length"] = str(answer.length)
-        elif isinstance(answer.body, bytes):
-            own["Content-Length"] = str(len(answer.body))
+            self.close_connection |= self.command != "HEAD"
+        elif isinstance(body, bytes):
+            if answer.status not in (204, 304):
+                own["Content-Length"] = str(len(body))
         else:
             own["Transfer-Encoding"] = "chunked"
-        if answer.length is not None:
-            self.close_connection = True
         for name, value in (own | answer.headers).items():
             self.send_header(name, value)
-        self.end_headers()
         if self.command == "HEAD":
-            return
-        if isinstance(answer.body, bytes):
-            self.wfile.write(answer.body)
-            return
-        assert not is_whole
-        self._send_pieces(answer.body, "Transfer-Encoding" in own)
+            self.end_headers()
+        elif isinstance(body, bytes):
+            if answer.breaks_after_bytes is not None:
+                body = body[: answer.breaks_after_bytes]
+                self.close_connection = True
+            self._headers_buffer.append(b"\r\n" + body)  # one packet for small answers
+            self.flush_headers()
+        else:
+            self.end_headers()
+            self._send_pieces(body, "Transfer-Encoding" in own)
 
     def _send_pieces(self, pieces: Iterable[bytes], chunked: bool) -> None:
         ends_at = time.monotonic() + MOST_S
+        sent_bytes = 0
         for piece in pieces:
-            if self.told._stopped or time.monotonic() > ends_at:
-                break
-            if self.told.sent_bytes > MOST_BYTES:
+            if self.told._stopped or time.monotonic() > ends_at or sent_bytes > MOST_BYTES:
                 break
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            sent_bytes += len(piece)
             self.told.sent_bytes += len(piece)
         if chunked:
             self.wfile.write(b"0\r\n\r\n")
