@@ -262,15 +262,16 @@ def test_who_is_not_signed_or_unknown_is_refused(store) -> None:
     assert code_of(client_of(store, store.endpoint).get_object, Key="a") == "ExpiredToken"
 
 
-@pytest.mark.parametrize("where", ["header", "body", "no"])
+@pytest.mark.parametrize("where", ["both", "header", "body", "no"])
 def test_the_region_is_named_where_the_dial_says(store, where) -> None:
-    """botocore signs for the region that it is told."""
+    """botocore signs for the region that a body tells it."""
     client = client_of(store, store.endpoint)
     store.turn(region="eu-west-9", names_region=where)
-    expected = "AuthorizationHeaderMalformed" if where == "no" else ""
+    is_in_body = where in ("both", "body")
+    expected = "" if is_in_body else "AuthorizationHeaderMalformed"
     assert code_of(client.get_object, Key="a") == expected
     last = store.requests[-1].asked.headers["authorization"]
-    assert ("/eu-west-9/" in last) == (where != "no")
+    assert ("/eu-west-9/" in last) == is_in_body
 
 
 def test_a_clock_that_is_far_off_is_refused(store) -> None:

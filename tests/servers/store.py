@@ -413,7 +413,7 @@ def _redirection(request: Request, asked: Asked, dials: Dials) -> Refusal:
     headers = {}
     if dials.redirect_location:
         headers["Location"] = dials.redirects_to + asked.target
-    if dials.names_region == "header":
+    if dials.names_region in ("both", "header"):
         headers["x-amz-bucket-region"] = dials.region
     host = dials.redirects_to.partition("://")[2]
     more = element("Endpoint", host) + element("Bucket", request.bucket)

@@ -25,7 +25,7 @@ class Dials:
     region: str = "us-east-1"
     other_regions: tuple[str, ...] | None = ()
     """Regions that a signature may name, too. None: any."""
-    names_region: Literal["header", "body", "no"] = "header"
+    names_region: Literal["both", "header", "body", "no"] = "both"
     """Where an answer to a signature for another region names the right one."""
     path_style: bool = True
     """False: the bucket must be in the host name."""

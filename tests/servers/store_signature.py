@@ -61,8 +61,8 @@ def _check_region(region: str, dials: Dials) -> None:
         400,
         "AuthorizationHeaderMalformed",
         f"the region '{region}' is wrong; expecting '{dials.region}'",
-        {"x-amz-bucket-region": dials.region} if dials.names_region == "header" else {},
-        f"<Region>{dials.region}</Region>" if dials.names_region == "body" else "",
+        {"x-amz-bucket-region": dials.region} if dials.names_region in ("both", "header") else {},
+        f"<Region>{dials.region}</Region>" if dials.names_region in ("both", "body") else "",
     )
 
 
