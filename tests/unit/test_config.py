@@ -176,6 +176,29 @@ def test_a_source_must_be_a_url() -> None:
         load_mount_config("/data", "/mnt", {})
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("https://data.s3.eu-west-1.amazonaws.com/p/", "write s3://data/p "),
+        ("https://s3.cn-north-1.amazonaws.com.cn/data/p", "write s3://data/p "),
+        ("https://s3.amazonaws.com", "write s3://BUCKET/PREFIX "),
+        ("https://data.oss-cn-beijing.aliyuncs.com/p", "write oss://data/p with --endpoint oss-cn"),
+        ("https://eu-west-1.console.aws.amazon.com/s3/buckets/data", "write s3://BUCKET/PREFIX"),
+        ("arn:aws:s3:::data/p", "write s3://data/p$"),
+    ],
+)
+def test_an_address_of_a_bucket_says_what_to_write(source: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        load_mount_config(source, "/mnt", {})
+    assert "\n" not in str(caught.value)
+
+
+def test_hadoops_names_of_a_scheme_are_the_same_source() -> None:
+    one, other = (load_mount_config(f"{scheme}://b/p", "/mnt", {}) for scheme in ("s3a", "s3"))
+    assert one.source == "s3://b/p"
+    assert one.tiers == other.tiers
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"can't read .*missing\.toml: No such file"):
         load(file=None) and load_mount_config("s3://b", "/mnt", {}, tmp_path / "missing.toml")

@@ -16,18 +16,14 @@ from cachefs.config.options import (
     SharedSection,
 )
 from cachefs.config.record import Check
-from cachefs.config.source_url import refuse_secrets, shown
+from cachefs.config.source_url import normal_source, refuse_secrets, refuse_web_address
 
 
 def _check_source(value: object) -> str:
     source = check_text(value)
-    scheme, separator, _ = source.partition("://")
-    if not separator or not scheme:
-        raise ValueError(
-            f'"{shown(source)}" is no URL; write s3://BUCKET/PREFIX, or file:///DIR for a directory'
-        )
-    refuse_secrets(source)
-    return source
+    if "://" in source:
+        refuse_secrets(source)
+    return normal_source(source)
 
 
 class _Arguments(Section):
@@ -58,6 +54,8 @@ class MountConfig(
         super()._check_together()
         if self.manifest is not None and not self.read_only:
             raise ValueError("a manifest fixes what the mount shows; leave out --rw or --manifest")
+        if self.manifest is None:
+            refuse_web_address(self.source)
         places = [("cache directory", path) for tier in self.tiers for path in tier.paths]
         if self.log_file is not None:
             places.append(("log_file", self.log_file))

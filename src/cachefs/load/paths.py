@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from cachefs.config.source_url import with_own_scheme
 from cachefs.errors import UsageError
 from cachefs.origin.names import is_encodable
 
@@ -40,7 +41,7 @@ class PathReader:
     def path(self, written: str) -> str:
         """Return the path relative to the mount's root. Raises `UsageError` if the path is not
         below it, has a `..` or a zero byte, or cannot be encoded."""
-        path = written
+        path = with_own_scheme(written) if "://" in written else written
         for prefix in self._prefixes:
             if (path + "/") == prefix:
                 return ""

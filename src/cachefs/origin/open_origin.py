@@ -4,7 +4,7 @@ The libraries behind the origins take up to a second to import. This module impo
 they are used, so that `cachefs --help` stays fast.
 """
 
-from cachefs.config.source_url import refuse_secrets, shown
+from cachefs.config.source_url import normal_source, refuse_secrets
 from cachefs.errors import UsageError
 from cachefs.origin.base import Origin
 from cachefs.origin.options import OriginOptions
@@ -22,15 +22,12 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     options = options or OriginOptions()
     if options.max_threads < 1:
         raise UsageError(f"max threads is {options.max_threads}: give a number of 1 or more")
-    scheme, separator, rest = url.partition("://")
-    if not separator or not scheme:
-        raise UsageError(
-            f"source {shown(url)!r} is no URL: write s3://BUCKET/PREFIX or file:///DIR"
-        )
     try:
         refuse_secrets(url)
+        url = normal_source(url)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"source: {error}") from None
+    scheme, _, rest = url.partition("://")
     for option, path in (
         ("--credentials-dir", options.credentials_dir),
         ("--ca-file", options.ca_file),

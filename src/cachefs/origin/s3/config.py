@@ -17,10 +17,17 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 from cachefs.errors import UsageError, reason_of
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3.endpoints import aws_endpoint
 from cachefs.trusted_path import read_file
 
 _DEFAULT_REGION = "us-east-1"
 _MOST_CA_BYTES = 16 << 20
+_BUCKET = re.compile(r"[A-Za-z0-9._:-]{1,255}")
+"""Names of all stores; Ceph puts a tenant and a colon in front."""
+_DIRECTORY_BUCKET = "--x-s3"
+"""The end of the names of S3's directory buckets. They need a session for each few minutes, their
+own endpoints, and their listings have no order:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-high-performance.html"""
 _VIRTUAL_ONLY = (".aliyuncs.com",)
 """Hosts that refuse path-style requests."""
 
@@ -84,13 +91,18 @@ def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Tar
     bucket, prefix = split_location("s3", location)
     region = _region(options, session)
     custom = options.endpoint or _configured_endpoint(session)
-    suffix = ".cn" if region.startswith("cn-") else ""
-    endpoint = (custom or f"https://s3.{region}.amazonaws.com{suffix}").rstrip("/")
+    if custom:
+        endpoint, virtual = custom.rstrip("/"), _is_virtual(options, session, custom, True)
+    else:
+        endpoint, region, virtual = aws_endpoint(region, session)
+        if virtual and "." in bucket:
+            raise UsageError(f"{bucket} can't be reached with acceleration: its name has dots")
+        virtual = virtual or _is_virtual(options, session, endpoint, False)
     return S3Target(
         bucket=bucket,
         prefix=prefix,
         endpoint=endpoint,
-        base_url=base_url_of(endpoint, bucket, _is_virtual(options, session, endpoint, custom)),
+        base_url=base_url_of(endpoint, bucket, virtual),
         region=region,
         owns_names=not custom,
         ca_file=chosen_ca_file(options, session.get_config_variable("ca_bundle")),
@@ -103,6 +115,13 @@ def split_location(scheme: str, location: str) -> tuple[str, str]:
     prefix = prefix.rstrip("/")
     if not bucket:
         raise UsageError(f"the source names no bucket: write {scheme}://BUCKET/PREFIX")
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"{bucket!r} can't be a bucket: write {scheme}://BUCKET/PREFIX")
+    if bucket.endswith(_DIRECTORY_BUCKET):
+        raise UsageError(
+            f"{bucket} is a directory bucket (S3 Express One Zone), which cachefs can't read: use "
+            "a general purpose bucket"
+        )
     if prefix and not all(is_key_name(part) for part in prefix.split("/")):
         raise UsageError(f"prefix {prefix!r} has a part that can't be a name: write a/b/c")
     return bucket, prefix + "/" if prefix else ""
@@ -152,14 +171,14 @@ def _configured_endpoint(session: Any) -> str | None:
     return found
 
 
-def _is_virtual(options: OriginOptions, session: Any, endpoint: str, custom: str | None) -> bool:
+def _is_virtual(options: OriginOptions, session: Any, endpoint: str, custom: bool) -> bool:
     style: str = options.addressing
     if style == "auto":
         section = session.get_scoped_config().get("s3")
         style = section.get("addressing_style", "auto") if isinstance(section, dict) else "auto"
     if style != "auto":
         return style == "virtual"
-    return not custom or endpoint.endswith(_VIRTUAL_ONLY)
+    return not custom or endpoint.rstrip("/").endswith(_VIRTUAL_ONLY)
 
 
 def base_url_of(endpoint: str, bucket: str, virtual: bool) -> str:

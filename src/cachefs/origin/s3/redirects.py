@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from cachefs.errors import OriginError
 from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.endpoints import aws_hosts
 
 STATUSES = (301, 302, 303, 307, 308)
 MOST = 3
@@ -23,12 +24,8 @@ _MOST_CHARACTERS = 4096
 """Of an address. A longest key with all bytes quoted has 3,072."""
 _SHOWN = re.compile("[A-Za-z0-9.:_\\[\\]-]{1,255}")
 _ENDPOINT = re.compile(rb"<Endpoint>([A-Za-z0-9.-]{1,255})</Endpoint>")
-_AWS = re.compile(
-    r"s3(?:[.-](?:dualstack|fips|accelerate))*(?:[.-]([a-z]{2}(?:-[a-z0-9]+)+))?"
-    r"\.amazonaws\.(com|com\.cn|eu)"
-)
 _OSS = re.compile(r"oss-([a-z0-9-]+?)(?:-internal)?\.(aliyuncs\.com)")
-"""Hosts of a provider, without the bucket. The groups are the region and the partition."""
+"""Hosts of OSS, without the bucket. The groups are as in `aws_hosts`."""
 
 
 def followed(
@@ -108,7 +105,7 @@ def _own(
         return None
     base_url = f"{here.scheme}://{place.netloc}{root}"
     own = urlsplit(target.endpoint).netloc.lower()
-    for pattern in (_AWS, _OSS):
+    for pattern in (aws_hosts(), _OSS):
         ours, found = pattern.fullmatch(own), pattern.fullmatch(there)
         if ours is not None and found is not None:
             name = region or found[1] or target.region
