@@ -130,6 +130,22 @@ async def test_other_spellings_are_the_same_source(written: str, url: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "identity"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", "s3://data"),
+        ("https://s3.cn-north-1.amazonaws.com.cn/", "s3://data"),
+        ("https://s3-accelerate.amazonaws.com", "s3://data"),
+        ("https://s3.amazonaws.com.example.com", "s3+s3.amazonaws.com.example.com://data"),
+        ("http://Store:80", "s3+store://data"),
+        ("https://store:443/", "s3+store://data"),
+        ("http://store:443", "s3+store:443://data"),
+    ],
+)
+def test_an_endpoint_does_not_change_what_a_source_is(endpoint: str, identity: str) -> None:
+    assert target(endpoint=endpoint).identity == identity
+
+
+@pytest.mark.parametrize(
     ("source", "said"),
     [
         ("arn:aws:s3:::data/p/q", "write s3://data/p/q$"),

@@ -26,7 +26,7 @@ def _arguments(target: S3Target, options: OriginOptions) -> dict[str, Any]:
         "config_kwargs": config,
         "client_kwargs": {"region_name": target.region},
     }
-    if not target.owns_names:
+    if options.endpoint:
         settings["endpoint_url"] = target.endpoint
     if options.profile:
         settings["profile"] = options.profile

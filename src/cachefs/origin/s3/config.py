@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 from cachefs.errors import UsageError, reason_of
 from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
-from cachefs.origin.s3.endpoints import aws_endpoint
+from cachefs.origin.s3.endpoints import aws_endpoint, is_aws
 from cachefs.trusted_path import read_file
 
 _DEFAULT_REGION = "us-east-1"
@@ -66,7 +66,8 @@ class S3Target:
         """AWS and OSS bucket names are global; elsewhere the endpoint is part of the name."""
         if self.owns_names:
             return self.url
-        host = self.endpoint.partition("://")[2].lower()
+        scheme, _, host = self.endpoint.lower().partition("://")
+        host = host.removesuffix(":443" if scheme == "https" else ":80")
         return f"{self.scheme}+{host}://{self.bucket}/{self.prefix}".rstrip("/")
 
 
@@ -104,7 +105,7 @@ def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Tar
         endpoint=endpoint,
         base_url=base_url_of(endpoint, bucket, virtual),
         region=region,
-        owns_names=not custom,
+        owns_names=not custom or is_aws(endpoint),
         ca_file=chosen_ca_file(options, session.get_config_variable("ca_bundle")),
     )
 
