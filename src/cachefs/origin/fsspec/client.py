@@ -39,6 +39,7 @@ from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
 from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.proxies import proxy_for
 from cachefs.types import (
     NO_POSIX,
     UNKNOWN_MODE,
@@ -117,7 +118,7 @@ def open_fsspec(url: str, options: OriginOptions) -> "FsspecOrigin":
 
         fs = HttpTree(root, options, **settings)
     if protocol in _WEBHDFS_PROTOCOLS:
-        _set_timeouts(fs.session, options)
+        _set_up(fs.session, options)
     if hasattr(fs, "retries"):
         fs.retries = 1  # s3fs counts the first try as one; `resilience` does the retries
     return FsspecOrigin(fs, root, shown, identity, options)
@@ -130,14 +131,18 @@ def _hadoop_user() -> str | None:
     return None
 
 
-def _set_timeouts(session: Any, options: OriginOptions) -> None:
-    """Give the session of `requests` timeouts and enough connections, as fsspec sets neither."""
+def _set_up(session: Any, options: OriginOptions) -> None:
+    """Give the session of `requests` timeouts and enough connections, as fsspec sets neither, and
+    our own choice of a proxy, for each host that a request is redirected to."""
     from requests.adapters import HTTPAdapter
 
     class Adapter(HTTPAdapter):  # type: ignore[misc, unused-ignore]
-        def send(self, *args: Any, **kwargs: Any) -> Any:
+        def send(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            proxy = proxy_for(request.url)
+            request.headers.pop("Proxy-Authorization", None)  # the library's own choice
+            kwargs["proxies"] = {} if proxy is None else {"all": proxy.url}
             kwargs["timeout"] = (options.connect_timeout_s, options.idle_timeout_s)
-            return super().send(*args, **kwargs)
+            return super().send(request, *args, **kwargs)
 
     for scheme in ("http://", "https://"):
         session.mount(scheme, Adapter(pool_maxsize=options.max_threads))

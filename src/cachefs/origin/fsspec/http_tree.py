@@ -19,10 +19,11 @@ import aiohttp
 import yarl
 from fsspec.implementations.http import HTTPFileSystem
 
-from cachefs.errors import BadDataError, OriginError
+from cachefs.errors import BadDataError, OriginError, UsageError
 from cachefs.log import warn_once
 from cachefs.origin.fsspec import index_page
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.proxies import proxy_for
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,26 @@ def leaves_tls(asked: yarl.URL, status: int, location: str) -> bool:
     return is_redirect and location.strip().lower().startswith("http:")
 
 
+class _Request(aiohttp.ClientRequest):
+    """A request that goes through the proxy of its host, also after a redirect."""
+
+    def update_proxy(self, *_: Any) -> None:
+        """Note the proxy. aiohttp calls this for each request. Raises `OriginError`."""
+        try:
+            found = proxy_for(str(self.url))
+        except UsageError as error:
+            raise OriginError(str(error)) from None
+        if found is None:
+            super().update_proxy(None, None, None)
+            return
+        headers = {"Proxy-Authorization": found.authorization} if found.authorization else {}
+        if self.is_ssl():  # only the CONNECT, because the rest is for the server
+            super().update_proxy(yarl.URL(found.address), None, headers)
+        else:
+            super().update_proxy(yarl.URL(found.address), None, None)
+            self.headers.update(headers)
+
+
 class HttpTree(HTTPFileSystem):  # type: ignore[misc]
     """A file system whose paths are the root's URL followed by unquoted names."""
 
@@ -89,7 +110,12 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
             sock_connect=options.connect_timeout_s,
             sock_read=options.idle_timeout_s,
         )
-        client = {"response_class": _BoundedAnswer, "timeout": timeout}
+        proxy_for(root)  # refuses a variable that can't be used
+        client = {
+            "request_class": _Request,
+            "response_class": _BoundedAnswer,
+            "timeout": timeout,
+        }
         super().__init__(encoded=True, client_kwargs=client, **settings)
         self._plain_root = root.rstrip("/")
         self._quoted_root = str(yarl.URL(root)).rstrip("/")

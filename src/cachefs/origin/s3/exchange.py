@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.httpsession import URLLib3Session
-from botocore.utils import get_environ_proxies
 
 from cachefs.foreign_numbers import whole_number
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.proxies import proxy_for
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.fast_path.small_reader import REUSED_S, address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
@@ -356,12 +356,12 @@ class Exchanges:
         self._total_s = total_s
         self._idle: deque[_Connection] = deque()
         self._closed = False
-        proxies = get_environ_proxies(target.base_url)
+        proxy = proxy_for(target.base_url)
         self._proxied = None
-        if proxies:
+        if proxy is not None:
             self._proxied = URLLib3Session(
                 verify=target.ca_file or True,
-                proxies=proxies,
+                proxies={address.scheme: proxy.url},
                 timeout=(options.connect_timeout_s, options.idle_timeout_s),
                 max_pool_connections=options.max_threads,
             )

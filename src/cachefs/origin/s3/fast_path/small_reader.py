@@ -10,9 +10,8 @@ from collections import deque
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from botocore.utils import get_environ_proxies
-
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.proxies import proxy_for
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.fast_path.tls import TlsConnector
@@ -66,7 +65,7 @@ class SmallReader(Generic[C]):
         self._options = options
         self._tls = tls
         self._host, self._port = address_of(target)
-        self._fits = not get_environ_proxies(target.base_url)
+        self._fits = proxy_for(target.base_url) is None
         """Whether the bucket can be read this way at all."""
         self._idle: deque[C] = deque()
         """Idle connections; the most recently used one is at the end."""
