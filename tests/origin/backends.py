@@ -3,17 +3,25 @@
 import itertools
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
+import pytest
 
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from tests.memory_origin import MemoryOrigin
 from tests.servers.hdfs import Hdfs as HdfsServer
 from tests.servers.s3_server import S3Server
+from tests.servers.store import Store
+from tests.servers.store_dials import AISTORE, GCS, PROFILES
+from tests.sizes import IS_LONG
 
 BUCKET = "contract"
+STORES = [f"store-{name}" for name in PROFILES if IS_LONG or PROFILES[name] in (GCS, AISTORE)]
+"""The profiles of the store with dials: all of them in `make test-long`."""
 MANY = 10_000
 _roots = itertools.count()
 
@@ -28,6 +36,14 @@ class Backend(ABC):
     """A file can't have entries below it."""
     impossible = ""
     """Characters that no name in the store can have."""
+    sees_below = False
+    """One LIST shows whole trees."""
+    reads_many = False
+    """Small objects are asked for together."""
+    checks_absent = True
+    """A write to a name that must be free is refused by the store itself."""
+    completes_again = False
+    """A second completion of an upload succeeds whatever came after the first."""
 
     @abstractmethod
     def open(self) -> Origin:
@@ -112,6 +128,8 @@ class FsspecMemory(Backend):
 class S3(Backend):
     name = "s3"
     conditional_reads = True
+    sees_below = True
+    reads_many = True
     impossible = "\\"
     """SeaweedFS takes it for a slash; test_s3_specific has it on another server."""
     scheme = "s3"
@@ -140,6 +158,8 @@ class S3(Backend):
 class Oss(S3):
     name = "oss"
     scheme = "oss"
+    reads_many = False
+    """The server is its own proxy here."""
 
 
 class Ossfs(S3):
@@ -147,6 +167,7 @@ class Ossfs(S3):
 
     name = "ossfs"
     conditional_reads = False
+    sees_below = reads_many = False
 
     def __init__(self, server: S3Server, endpoint: str) -> None:
         super().__init__(server)
@@ -160,7 +181,35 @@ class Ossfs(S3):
 class S3fs(S3):
     name = "s3fs"
     conditional_reads = False
+    sees_below = reads_many = False
     scheme = "fsspec+s3"
+
+
+class Dialled(S3):
+    """A store with dials, of the test's own."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.name = f"store-{store.dials.name}"
+        self.scheme = store.scheme
+        self.reads_many = store.dials.path_style
+        self.impossible = "" if store.dials.backslash else "\\"
+        self.checks_absent = store.dials.put_absent == "checks" or store.dials.forbid_overwrite
+        self.completes_again = store.dials.completes_again == "always"
+        store.make_bucket(BUCKET)
+
+    def fill_dir(self) -> int:
+        self.put_many({f"dir/f{number:05}": b"" for number in range(MANY)})
+        return MANY
+
+
+@contextmanager
+def dialled(name: str, environment: pytest.MonkeyPatch) -> Iterator[Dialled]:
+    """The backend of one of `STORES`, which clients find."""
+    with Store(PROFILES[name.removeprefix("store-")]) as store:
+        for variable, value in store.environment.items():
+            environment.setenv(variable, value)
+        yield Dialled(store)
 
 
 class Hdfs(Backend):

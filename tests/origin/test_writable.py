@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
@@ -42,7 +42,13 @@ MIB = 1 << 20
 BACKENDS = [
     "file",
     *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3-proxy", "s3-careless")),
+    *backends.STORES,
 ]
+WAITING = {
+    ("store-gcs", "test_a_part_may_be_copied"): "a store without UploadPartCopy",
+    ("store-gcs", "test_many_are_deleted"): "a store without DeleteObjects",
+}
+"""What the writer can't do yet, by backend and test."""
 _buckets = count(1)
 
 
@@ -58,7 +64,18 @@ class S3Bucket(backends.S3):
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request, tmp_path, monkeypatch) -> Backend:
+def backend(request, tmp_path, monkeypatch) -> Iterator[Backend]:
+    reason = WAITING.get((request.param, request.function.__name__))
+    if reason is not None:
+        request.node.add_marker(pytest.mark.xfail(reason=reason))
+    if request.param in backends.STORES:
+        with backends.dialled(request.param, monkeypatch) as found:
+            yield found
+    else:
+        yield _backend(request, tmp_path, monkeypatch)
+
+
+def _backend(request, tmp_path, monkeypatch) -> Backend:
     if request.param == "file":
         root = tmp_path / "root"
         root.mkdir()
@@ -80,11 +97,13 @@ async def origin(backend) -> AsyncIterator[Origin]:
 
 
 @pytest.fixture
-def writer(request, backend, origin) -> WritableOrigin:
+async def writer(backend, origin, request) -> WritableOrigin:
     assert origin.writer is not None
-    backend = request.node.callspec.params["backend"]
-    if backend != "file":
-        origin.writer.guarantees = UNCHECKED if backend == "s3-careless" else Guarantees()
+    name = request.node.callspec.params["backend"]
+    if name in backends.STORES:
+        origin.writer.guarantees = await origin.writer.check_writable()
+    elif name != "file":
+        origin.writer.guarantees = UNCHECKED if name == "s3-careless" else Guarantees()
     return origin.writer
 
 
@@ -99,10 +118,10 @@ async def content(origin: Origin, path: str) -> bytes:
     return bytes(await origin.read(path, meta, 0, meta.size_bytes)) if meta.size_bytes else b""
 
 
-async def test_the_probe_leaves_nothing_behind(writer, origin) -> None:
+async def test_the_probe_leaves_nothing_behind(writer, origin, backend) -> None:
     guarantees = await writer.check_writable()
     assert guarantees == writer.guarantees
-    assert guarantees.put_absent
+    assert guarantees.put_absent == backend.checks_absent
     assert guarantees.keeps_write_id
     assert await list_all(origin) == {}
 
@@ -157,7 +176,7 @@ async def test_a_repeated_write_is_the_same_write(writer, origin) -> None:
 
 
 async def test_parts_become_one_object(writer, origin) -> None:
-    pieces = [os.urandom(size) for size in (5 * MIB, 6 * MIB, 1000)]
+    pieces = [os.urandom(size) for size in (6 * MIB, 6 * MIB, 1000)]
     upload = await writer.start_upload("a")
     assert await list_all(origin) == {}
     tags = []
@@ -186,15 +205,18 @@ async def test_parts_may_come_in_any_order_and_twice(writer, origin) -> None:
     assert await content(origin, "a") == data
 
 
-async def test_an_upload_is_completed_once(writer, origin) -> None:
+async def test_an_upload_is_completed_once(writer, origin, backend) -> None:
     upload = await writer.start_upload("a")
     tags = [await writer.put_part(upload, 1, 0, b"one")]
     first = await writer.complete(upload, tags, ABSENT)
     again = await writer.complete(upload, tags, ABSENT)
     assert again.version == first.version
     await writer.put("a", b"from elsewhere")
-    with pytest.raises(NotFoundError):
-        await writer.complete(upload, tags)
+    if backend.completes_again:
+        assert (await writer.complete(upload, tags)).version == first.version
+    else:
+        with pytest.raises(NotFoundError):
+            await writer.complete(upload, tags)
     assert await content(origin, "a") == b"from elsewhere"
 
 

@@ -70,6 +70,7 @@ class StoredUpload:
     parts: dict[int, Part] = field(default_factory=dict)
     upload_id: str = field(default_factory=lambda: f"upload-{next(_upload_numbers)}")
     answer: Any = None
+    made: StoredObject | None = None
 
 
 class Rows(NamedTuple):

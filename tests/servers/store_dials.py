@@ -123,8 +123,8 @@ class Dials:
     """All parts but the last must have one size, and the last may not be larger."""
     least_part_bytes: int = 5 << 20
     """Of all parts but the last."""
-    completes_again: bool = True
-    """A second CompleteMultipartUpload has the answer of the first."""
+    completes_again: Literal["always", "while it is there", "never"] = "always"
+    """When a second CompleteMultipartUpload has the answer of the first."""
     lists_uploads_of: Literal["prefix", "key"] = "prefix"
     """`key`: ListMultipartUploads wants the whole key as prefix."""
     quota_bytes: int | None = None
@@ -165,7 +165,7 @@ GCS = Dials(
     delete_version="ignores",
     # cloud.google.com/storage/docs/hashes-etags: the ETag of an upload in parts is no MD5
     e_tags_of_uploads="opaque",
-    completes_again=False,
+    completes_again="never",
     # cloud.google.com/storage/docs/xml-api/delete-object: 404 if there is none
     delete_of_nothing=(404, "NoSuchKey"),
 )
@@ -183,9 +183,6 @@ R2 = Dials(
     # apache/opendal#2904: equal parts, the last not larger
     equal_parts=True,
     gzip="packs",  # developers.cloudflare.com: compressible types, for who accepts it
-    # gist.github.com/johnspurlock-skymethod/6027c81953f81aa535d889d86a1061ba, for long:
-    # no ListParts (developers.cloudflare.com/r2/api/s3/api lists it now)
-    lacks={"ListParts": (501, "NotImplemented")},
 )
 
 CEPH = Dials(
@@ -201,6 +198,8 @@ CEPH = Dials(
     delete_version="ignores",
     # src/rgw/driver/rados/rgw_rados.cc: -ERR_PRECONDITION_FAILED for an absent object, too
     version_of_nothing=(412, "PreconditionFailed"),
+    # src/rgw/rgw_op.cc, RGWCompleteMultipart: compares with the object that is there
+    completes_again="while it is there",
     quota_error=(403, "QuotaExceeded"),  # docs.ceph.com/en/latest/radosgw/s3/php and rgw_common.cc
 )
 
@@ -213,7 +212,7 @@ MINIO = Dials(
     copy_absent="ignores",
     copy_version="ignores",
     delete_version="ignores",
-    completes_again=False,  # minio/minio#13318
+    completes_again="never",  # minio/minio#13318
     # docs.min.io/community/minio-object-store/reference/s3-api-compatibility
     lists_uploads_of="key",
     below_a_file="hidden",  # minio/minio#12851, #20167, minio/docs#1040
@@ -244,7 +243,7 @@ AISTORE = Dials(
     copy_version="ignores",
     delete_version="ignores",
     get_if_match=False,
-    completes_again=False,
+    completes_again="never",
 )
 
 OSS = Dials(
@@ -270,7 +269,7 @@ OSS = Dials(
     # alibabacloud.com/help/en/oss/developer-reference/deletemultipleobjects: nothing if quiet
     delete_many_quiet_body=False,
     least_part_bytes=100 << 10,  # alibabacloud.com/help/en/oss/developer-reference/uploadpart
-    completes_again=False,
+    completes_again="never",
     # alibabacloud.com/help/en/oss/developer-reference/headobject and common headers
     tells_md5=True,
     request_id="x-oss-request-id",
@@ -284,7 +283,8 @@ SEAWEEDFS = Dials(
     double_slash="merges",
     backslash=False,
     keeps_metadata_of_markers=False,
-    # seen: version 4.48, test_store.py
+    # seen: version 4.48, test_store.py and test_writable.py
+    completes_again="while it is there",
     quotes_copies=False,
     version_of_nothing=(412, "PreconditionFailed"),
 )

@@ -86,7 +86,7 @@ def complete(call: Call) -> Answer:
     """CompleteMultipartUpload."""
     dials, query = call.dials, call.asked.query
     again = call.bucket.completed.get(query["uploadId"])
-    if again is not None and again.key == call.key and dials.completes_again:
+    if again is not None and again.key == call.key and _is_answered_again(call, again):
         answer: Answer = again.answer
         return answer
     upload = _upload(call)
@@ -109,7 +109,8 @@ def complete(call: Call) -> Answer:
     data = b"".join(part.data for part in parts)
     e_tag = joined_e_tag(parts, data, dials.e_tags_of_uploads)
     del call.bucket.uploads[upload.upload_id]
-    call.bucket.put(call.key, StoredObject(data, e_tag, upload.headers))
+    upload.made = StoredObject(data, e_tag, upload.headers)
+    call.bucket.put(call.key, upload.made)
     inner = element("Bucket", call.bucket.name) + element("Key", call.key) + element("ETag", e_tag)
     inner = element("Location", f"http://{call.asked.headers['host']}/{call.key}") + inner
     upload.parts.clear()
@@ -117,6 +118,12 @@ def complete(call: Call) -> Answer:
     call.bucket.completed[upload.upload_id] = upload
     done: Answer = upload.answer
     return done
+
+
+def _is_answered_again(call: Call, again: StoredUpload) -> bool:
+    if call.dials.completes_again == "while it is there":
+        return call.bucket.objects.get(call.key) is again.made
+    return call.dials.completes_again == "always"
 
 
 def _named_parts(upload: StoredUpload, wanted: list[tuple[int, str]]) -> list[Part]:

@@ -41,6 +41,9 @@ _ROW_PATTERNS = [re.compile(f"<{tag}>([^<]*)</{tag}>") for tag in _ROW_TAGS]
 _PREFIX = re.compile(r"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
 _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _REFERENCE = re.compile("&(#[0-9]{1,7}|#x[0-9A-Fa-f]{1,6}|amp|lt|gt|quot|apos);")
+_ROOTS = ("ListBucketResult", "ListObjectResult")
+"""The name of a listing: of S3, and of AIStore (github.com/NVIDIA/aistore/issues/201)."""
+_ENDS = tuple(f"</{root}>" for root in _ROOTS)
 _ENCODED = "<EncodingType>url</EncodingType>"
 _NS_PER_S = 1_000_000_000
 _MOST_SECONDS = (1 << 63) // _NS_PER_S
@@ -278,7 +281,7 @@ def _columns_fast(body: bytes) -> _Columns | None:
     text = (
         body.decode(errors="surrogateescape").replace("&#34;", '"').replace("&quot;", '"')
     )  # every ETag has these
-    if not text.rstrip().endswith("</ListBucketResult>") or "<!" in text:
+    if not text.rstrip().endswith(_ENDS) or "<!" in text:
         return None
     rows = text.count("<Contents")
     columns = [pattern.findall(text) for pattern in _ROW_PATTERNS]
@@ -328,7 +331,7 @@ def _columns(body: bytes, most_tags: int) -> _Columns:
             columns.prefixes.append(texts.get("Prefix", ""))
 
     document = answer_xml.parse(body, take_row, most_tags)
-    if document.root != "ListBucketResult":
+    if document.root not in _ROOTS:
         raise ValueError(document.root)
     return columns._replace(encoded=document.texts.get("EncodingType") == "url")
 
