@@ -120,6 +120,11 @@ class OriginBusyError(OriginUnavailableError):
         self.retry_after_s = retry_after_s
 
 
+class CredentialsError(OriginUnavailableError):
+    """There are no credentials at present, or they have ended. Others may come, so this is no
+    denial. EIO."""
+
+
 class UntrustedOriginError(OriginUnavailableError):
     """The certificate of the origin is refused, so a retry has no use. EIO."""
 

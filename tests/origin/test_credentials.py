@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.errors import UsageError
+from cachefs.errors import AccessDeniedError, CredentialsError, OriginError, UsageError
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3 import credential_files
+from cachefs.origin.s3 import credential_files, credentials
 from cachefs.origin.s3.credential_files import open_credentials_dir
+from cachefs.origin.s3.credentials import CredentialProvider, Credentials, CredentialSource
+from cachefs.origin.writable import BufferContent
 from cachefs.types import ObjectMeta
+from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row
 
 META = ObjectMeta(4, 1_793_613_600_000_000_000, '"one"')
 
@@ -256,3 +259,259 @@ async def test_temporary_credentials_are_renewed(tmp_path, recorder) -> None:
         await origin.read("f", META, 0, 4)
     assert len(counter.read_text()) <= 4, "good ones are kept"
     await origin.aclose()
+
+
+class Store:
+    """An S3 server that accepts some access keys, and refuses others with `code`."""
+
+    def __init__(self) -> None:
+        self.valid = {"OLD"}
+        self.code, self.status = "ExpiredToken", 400
+        self.refused = 0
+
+    def answer(self, asked: Asked) -> Answer:
+        if re.search(r"Credential=([^/]*)", asked.headers["authorization"])[1] not in self.valid:
+            self.refused += 1
+            return Answer(f"<Error><Code>{self.code}</Code></Error>".encode(), self.status)
+        if asked.is_list:
+            return page(row("f"))
+        headers = {"ETag": '"one"', "Last-Modified": DATE}
+        return Answer(b"data" if asked.path == "/b/f" else b"x" * LARGE.size_bytes, headers=headers)
+
+
+LARGE = ObjectMeta(3 << 20, 1_793_613_600_000_000_000, '"one"')
+REFUSALS = [("ExpiredToken", 400), ("InvalidAccessKeyId", 403), ("SignatureDoesNotMatch", 403)]
+WAYS = {
+    "check": lambda origin: origin.check(),
+    "look up": lambda origin: origin.stat_and_read("f"),
+    "stat": lambda origin: origin.stat("f"),
+    "small": lambda origin: origin.read("f", META, 0, 4),
+    "large": lambda origin: origin.read("large", LARGE, 0, LARGE.size_bytes),
+    "small write": lambda origin: origin.writer.put("f", BufferContent(b"x")),
+    "large write": lambda origin: origin.writer.put("f", BufferContent(bytes(1 << 20))),
+}
+
+
+def write_file(access_key: str) -> None:
+    file = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
+    new = file.with_suffix(".new")
+    new.write_text(
+        f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = s\n"
+        f"aws_session_token = hunter2-{access_key}\n"
+    )
+    new.replace(file)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+async def refusing(store):
+    """An origin whose credentials are in a shared file, and have worked once."""
+    write_file("OLD")
+    with ToldS3(store.answer) as server:
+        origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
+        await origin.check()
+        yield origin
+        await origin.aclose()
+
+
+@pytest.mark.parametrize(("code", "status"), REFUSALS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refused_request_uses_the_new_file_at_once(
+    refusing, store, way, code, status
+) -> None:
+    store.code, store.status, store.valid = code, status, {"NEW"}
+    write_file("NEW")
+    if way == "stat" and status == 403:  # the answer to a HEAD says no reason
+        await refusing.check()
+    await WAYS[way](refusing)
+    assert store.refused <= 2
+
+
+async def test_a_changed_file_is_used_before_anything_is_refused(
+    refusing, store, monkeypatch
+) -> None:
+    monkeypatch.setattr(credentials, "_LOOK_AGAIN_S", 0.0)
+    store.valid = {"OLD", "NEW"}
+    write_file("NEW")
+    until(lambda: refusing._provider.current().access_key == "NEW")
+    store.valid = {"NEW"}
+    await refusing.check()
+    assert not store.refused
+
+
+@pytest.mark.parametrize(("code", "status"), REFUSALS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_credentials_that_ended_are_no_denial(refusing, store, way, code, status) -> None:
+    store.code, store.status, store.valid = code, status, set()
+    with pytest.raises(CredentialsError):
+        await refusing.check()
+    with pytest.raises(CredentialsError) as caught:
+        await WAYS[way](refusing)
+    assert "hunter2" not in str(caught.value)
+    store.valid = {"OLD"}
+    await WAYS[way](refusing)
+
+
+@pytest.mark.expect_log("going on with the")
+async def test_a_file_that_is_gone_leaves_the_old_keys_in_use(refusing, monkeypatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).unlink()
+    refusing._provider.has_newer(refusing._provider.current(), "ExpiredToken")
+    await refusing.check()
+
+
+@pytest.mark.parametrize(("code", "status"), REFUSALS[1:])
+async def test_wrong_keys_are_a_denial_from_the_start(store, code, status) -> None:
+    store.code, store.status, store.valid = code, status, set()
+    write_file("OLD")
+    with ToldS3(store.answer) as server:
+        origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
+        with pytest.raises(AccessDeniedError, match="check the credentials"):
+            await origin.check()
+        await origin.aclose()
+
+
+async def test_a_denial_is_asked_once(refusing, store) -> None:
+    store.code, store.status, store.valid = "AccessDenied", 403, set()
+    for ask in WAYS.values():
+        with pytest.raises(AccessDeniedError):
+            await ask(refusing)
+    assert store.refused <= len(WAYS) + 2, "a look-up sends a HEAD, a small write a LIST"
+
+
+class Agent(CredentialSource):
+    """Gives KEY1, KEY2, ..., each for `session_s`."""
+
+    advice = "ask the agent"
+
+    def __init__(self, session_s: float) -> None:
+        self.session_s = session_s
+        self.problem: Exception | None = None
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def find(self) -> Credentials:
+        self.asked += 1
+        number = self.asked
+        assert self.answers.wait(300)
+        if self.problem is not None:
+            raise self.problem
+        return Credentials(f"KEY{number}", "s", "t", time.time() + self.session_s)
+
+
+@pytest.fixture
+def at_every_use(monkeypatch):
+    monkeypatch.setattr(credentials, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(credentials, "_MOST_BACK_OFF_S", 0.01)
+
+
+def until(condition) -> None:
+    with_end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < with_end
+        time.sleep(0.005)
+
+
+async def test_a_short_session_is_not_renewed_for_each_request(at_every_use) -> None:
+    agent = Agent(540.0)
+    provider = CredentialProvider(agent)
+    for _ in range(50):
+        assert provider.current().access_key == "KEY1"
+    assert agent.asked == 1
+
+
+@pytest.mark.expect_log("going on with the old credentials")
+@pytest.mark.parametrize("problem", [CredentialsError("the agent is away"), OSError("hunter2")])
+async def test_valid_credentials_are_used_while_the_agent_is_away(
+    at_every_use, monkeypatch, problem, caplog
+) -> None:
+    agent = Agent(540.0)
+    provider = CredentialProvider(agent)
+    provider.current()
+    monkeypatch.setattr(credentials.time, "time", lambda now=time.time: now() + 500)
+    agent.problem = problem
+    until(lambda: provider.current().access_key == "KEY1" and agent.asked > 3)
+    assert caplog.text.count("going on") == 1
+    assert "hunter2" not in caplog.text
+    agent.problem = None
+    until(lambda: provider.current().access_key != "KEY1")
+
+
+async def test_nobody_waits_for_an_agent_that_hangs_while_the_keys_are_valid(
+    at_every_use, monkeypatch
+) -> None:
+    agent = Agent(540.0)
+    provider = CredentialProvider(agent)
+    provider.current()
+    monkeypatch.setattr(credentials.time, "time", lambda now=time.time: now() + 500)
+    agent.answers.clear()
+    until(lambda: provider.current().access_key == "KEY1" and agent.asked == 2)
+    for _ in range(50):
+        assert provider.current().access_key == "KEY1"
+    assert agent.asked == 2, "one thread asks"
+    agent.answers.set()
+    until(lambda: provider.current().access_key == "KEY2")
+
+
+async def test_keys_that_have_ended_are_not_used(at_every_use, monkeypatch) -> None:
+    agent = Agent(540.0)
+    provider = CredentialProvider(agent)
+    provider.current()
+    monkeypatch.setattr(credentials.time, "time", lambda now=time.time: now() + 600)
+    agent.problem = CredentialsError("the agent is away")
+    with pytest.raises(CredentialsError, match="the agent is away"):
+        provider.current()
+    assert provider.at_hand() is None
+    agent.problem = None
+    until(lambda: _found(provider) is not None)
+
+
+def _found(provider):
+    try:
+        return provider.current()
+    except OriginError:
+        return None
+
+
+async def test_the_agent_is_asked_with_pauses(monkeypatch) -> None:
+    agent = Agent(540.0)
+    agent.problem = CredentialsError("the agent is away")
+    provider = CredentialProvider(agent)
+    for _ in range(50):
+        with pytest.raises(CredentialsError):
+            provider.current()
+    assert agent.asked == 1
+    for _ in range(50):
+        assert not provider.has_newer(
+            credentials.ReadOnlyCredentials("a", "b", None), "ExpiredToken"
+        )
+    assert agent.asked == 2
+
+
+@pytest.mark.expect_log("AWS credentials can't be loaded")
+async def test_a_container_agent(monkeypatch, store, caplog) -> None:
+    """botocore asks it, once for a session of 9 minutes; its texts are not in the log."""
+    ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 540))
+    keys = f'{{"AccessKeyId": "OLD", "SecretAccessKey": "s", "Token": "t", "Expiration": "{ends}"}}'
+    answers = [Answer(keys.encode()), Answer(b"hunter2", 403)]
+    with ToldS3(store.answer) as server, ToldS3(lambda _: answers[0]) as agent:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{agent.endpoint}/get")
+        origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
+        for ask in WAYS.values():
+            await ask(origin)
+        assert len(agent.asked) == 1
+        answers.pop(0)
+        store.valid = set()
+        with pytest.raises(CredentialsError):
+            await origin.check()
+        store.valid = {"OLD"}
+        await origin.check()
+        await origin.aclose()
+    assert "hunter2" not in caplog.text
+    assert "Traceback" not in caplog.text
+    assert caplog.text.count("can't be loaded") == 1

@@ -13,6 +13,7 @@ import pytest
 from cachefs.errors import (
     AccessDeniedError,
     BadDataError,
+    CredentialsError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
@@ -266,10 +267,10 @@ async def test_no_credentials_anywhere(monkeypatch, mute_endpoint) -> None:
     assert "AWS_ACCESS_KEY_ID" in str(await no_credentials(options))
 
 
-async def no_credentials(options: OriginOptions) -> AccessDeniedError:
+async def no_credentials(options: OriginOptions) -> CredentialsError:
     origin = open_origin("s3://b", options)
     started = time.monotonic()
-    with pytest.raises(AccessDeniedError) as caught:
+    with pytest.raises(CredentialsError) as caught:
         await origin.check()
     assert time.monotonic() - started < 50
     await origin.aclose()

@@ -17,6 +17,7 @@ from cachefs.errors import (
     AccessDeniedError,
     BadDataError,
     ConflictError,
+    CredentialsError,
     NotFoundError,
     OriginBusyError,
     OriginError,
@@ -123,7 +124,7 @@ def test_the_e_tag_of_parts_is_the_md5_of_their_md5s() -> None:
         ("PreconditionFailed", 412, ConflictError),
         ("FileAlreadyExists", 409, ConflictError),
         ("AccessDenied", 403, AccessDeniedError),
-        ("ExpiredToken", 400, AccessDeniedError),
+        ("ExpiredToken", 400, CredentialsError),
         ("NoSuchBucket", 404, NotFoundError),
     ],
 )

@@ -41,7 +41,10 @@ GROWING = {
 
 
 class _NoCredentials:
-    anonymous = False
+    anonymous = True
+
+    def at_hand(self) -> None:
+        """There are none."""
 
 
 class _Reader(LoopReader):
@@ -51,9 +54,6 @@ class _Reader(LoopReader):
         super().__init__(TARGET, _NoCredentials(), OriginOptions(), None)  # type: ignore[arg-type]
         self.data = data
         self.peers: list[socket.socket] = []
-
-    async def _renew_credentials(self) -> None:
-        self._credentials_at = float("inf")
 
     async def _opened(self) -> LoopConnection:
         with socket.create_server(("127.0.0.1", 0)) as server:

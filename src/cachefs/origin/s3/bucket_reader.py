@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
@@ -76,17 +77,38 @@ class BucketReader:
         is one. `exchange` can break the request off. `query` is quoted and sorted. Raises
         `OriginError`, also one that `sink` raises."""
         subject = f"{self.target.scheme}://{self.target.bucket}/{key}"
-        credentials = self._provider.current()
+        wanted = _Wanted(method, key, query, headers or {}, most_bytes)
+        provider = self._provider
+        credentials = provider.current()
+        answer = self._follow(wanted, subject, credentials, exchange, sink)
+        if s3_errors.can_sign_anew(provider, credentials, method, answer.status, answer.body):
+            credentials = provider.current()
+            answer = self._follow(wanted, subject, credentials, exchange, sink)
+        if answer.status in (200, 206):
+            provider.note_success()
+            return answer
+        refused = s3_errors.refused_credentials(self.target, provider, credentials, subject, answer)
+        is_signed = credentials is not None
+        raise refused or s3_errors.from_answer(self.target, subject, *answer, is_signed)
+
+    def _follow(
+        self,
+        wanted: "_Wanted",
+        subject: str,
+        credentials: ReadOnlyCredentials | None,
+        exchange: Exchange | None,
+        sink: Sink | None,
+    ) -> Answer:
+        """Send a request and return the answer that is no redirect."""
         place = self.target
         for _ in range(redirects.MOST + 1):
-            request = _request(place, credentials, method, key, query, headers or {}, most_bytes)
+            request = _request(place, credentials, wanted)
             answer = self._ask(place, subject, request, exchange or Exchange(), sink)
-            if answer.status in (200, 206):
-                return answer
-            moved = self._moved(key, subject, answer)
+            moved = None
+            if answer.status not in (200, 206):
+                moved = self._moved(wanted.key, subject, answer)
             if moved is None:
-                is_signed = credentials is not None
-                raise s3_errors.from_answer(self.target, subject, *answer, is_signed)
+                return answer
             place = moved
         raise OriginError(f"{subject} can't be read: {self.target.endpoint} redirects without end")
 
@@ -135,16 +157,19 @@ class BucketReader:
                 exchanges.close()
 
 
-def _request(
-    place: S3Target,
-    credentials: ReadOnlyCredentials | None,
-    method: str,
-    key: str,
-    query: str,
-    headers: Mapping[str, str],
-    most_bytes: int,
-) -> Request:
+class _Wanted(NamedTuple):
+    """A request that is not signed yet."""
+
+    method: str
+    key: str
+    query: str
+    headers: Mapping[str, str]
+    most_bytes: int
+
+
+def _request(place: S3Target, credentials: ReadOnlyCredentials | None, wanted: _Wanted) -> Request:
     """Return the request, signed for `place`."""
+    method, key, query, headers, most_bytes = wanted
     address = urlsplit(place.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}" if key else address.path or "/"
     if credentials is not None:

@@ -63,7 +63,7 @@ def open_s3(location: str, options: OriginOptions) -> "ObjectStoreOrigin":
     """Return the origin for `BUCKET[/PREFIX]`. Sends no request. Raises `UsageError`."""
     session = new_session(options.profile)
     target = resolve_target(location, options, session)
-    source = choose_source(options, lambda _: BotocoreSource(session))
+    source = choose_source(options, lambda _: BotocoreSource(partial(new_session, options.profile)))
     return ObjectStoreOrigin(target, CredentialProvider(source), options)
 
 

@@ -4,6 +4,7 @@ botocore's session reads the environment, the shared files and profiles, so that
 same settings as every other tool on the machine.
 """
 
+import logging
 import os
 import re
 import ssl
@@ -19,6 +20,10 @@ from cachefs.origin.names import is_key_name
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3.endpoints import aws_endpoint, is_aws
 from cachefs.trusted_path import read_file
+
+for _name in ("botocore", "urllib3"):
+    # Their texts have tracebacks and answers of others; what fails is said by an exception, too.
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 
 _DEFAULT_REGION = "us-east-1"
 _MOST_CA_BYTES = 16 << 20

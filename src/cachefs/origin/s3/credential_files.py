@@ -72,6 +72,10 @@ class FileSource(CredentialSource):
     def advice(self) -> str:
         return f"see the files in {self._dir}"
 
+    def has_changed(self) -> bool:
+        """See `CredentialSource.has_changed`: `find` itself looks at the files."""
+        return True
+
     def find(self) -> Credentials:
         """See `CredentialSource.find`. While new files are unusable, this returns the old ones."""
         with self._lock:

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from botocore.credentials import ReadOnlyCredentials
+
 from cachefs.errors import (
     AccessDeniedError,
+    CredentialsError,
     NotFoundError,
     ObjectChangedError,
     OriginBusyError,
@@ -21,9 +24,11 @@ from cachefs.errors import (
 )
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3.config import S3Target
+from cachefs.origin.s3.credentials import ENDED_CODES, WRONG_CODES, CredentialProvider
 from cachefs.units import format_duration
 
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
+CREDENTIAL_STATUSES = (400, 401, 403)
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 _BUSY_STATUS = (429, 503)
 _SKEWED = "RequestTimeTooSkewed"
@@ -108,6 +113,52 @@ def from_answer(
     retry_after_s = parse_retry_after(headers.get("retry-after"))
     date = headers.get("date") if is_signed else None
     return from_status(target, subject, status, error_code(body), region, retry_after_s, date)
+
+
+def refused_credentials(
+    target: S3Target,
+    provider: CredentialProvider,
+    used: ReadOnlyCredentials | None,
+    subject: str,
+    answer: tuple[int, Mapping[str, str], bytes],
+    verb: str = "read",
+) -> CredentialsError | None:
+    """Return the exception for an answer that refuses credentials which have ended or have been
+    replaced; None for another. It is no denial: the next ones may be valid."""
+    status, _, body = answer
+    code = error_code(body)
+    if status not in CREDENTIAL_STATUSES or not provider.are_at_fault(used, code):
+        return None
+    return CredentialsError(
+        f"{subject} can't be {verb}: {target.endpoint} does not accept the credentials any more "
+        f"({f'HTTP {status} {code}'.rstrip()}), and there are no others: {provider.advice}"
+    )
+
+
+def may_have_old_credentials(method: str, status: int, body: bytes) -> bool:
+    """Return whether an answer refuses credentials that have ended or been replaced. The answer to
+    a HEAD has no body that says so, only a status that a denial does not have."""
+    if status not in CREDENTIAL_STATUSES:
+        return False
+    code = error_code(body)
+    return code in ENDED_CODES or code in WRONG_CODES or (method == "HEAD" and status == 400)
+
+
+def can_sign_anew(
+    provider: CredentialProvider,
+    used: ReadOnlyCredentials | None,
+    method: str,
+    status: int,
+    body: bytes,
+) -> bool:
+    """Return whether an answer refuses credentials as old, and there are others now. May block, see
+    `CredentialProvider.has_newer`."""
+    is_silent = method == "HEAD" and status in CREDENTIAL_STATUSES
+    if may_have_old_credentials(method, status, body) or (
+        is_silent and provider.are_at_fault(used, "")
+    ):
+        return provider.has_newer(used, error_code(body))
+    return False
 
 
 def _seconds_ahead(server_time: str | None) -> float | None:

@@ -7,6 +7,7 @@ credentials have their own environment variables.
 
 import os
 import re
+from functools import partial
 
 from cachefs.errors import UsageError
 from cachefs.origin.options import OriginOptions
@@ -76,7 +77,8 @@ def oss_credential_provider(options: OriginOptions) -> CredentialProvider:
 
 def _default_source(options: OriginOptions) -> CredentialSource:
     if options.profile:
-        return BotocoreSource(new_session(options.profile))
+        new_session(options.profile)  # refuses a profile that is missing
+        return BotocoreSource(partial(new_session, options.profile))
     return VariableSource(_VARIABLES)
 
 

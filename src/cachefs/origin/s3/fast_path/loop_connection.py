@@ -15,11 +15,8 @@ from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import ChunkedBody, UnusualError
 
-_CREDENTIALS_S = 1.0
-"""A thread looks credentials up again if the last look-up is at least this old."""
 _CREDENTIAL_THREADS = 4
-"""The most threads for that. A command that provides credentials may hang and block its thread,
-even if the caller has given up."""
+"""The most threads that wait for credentials. A program that gives them may hang."""
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _RECORD_BYTES = 16 << 10
@@ -110,23 +107,17 @@ class LoopClient(SmallReader[LoopConnection]):
         tls: TlsConnector | None,
     ) -> None:
         super().__init__(target, provider, options, tls)
-        self._credentials: ReadOnlyCredentials | None = None
-        self._credentials_at = float("-inf")
         self._credential_threads = trio.CapacityLimiter(_CREDENTIAL_THREADS)
         self._piece = memoryview(bytearray(_PIECE_BYTES))
 
     async def _current_credentials(self) -> ReadOnlyCredentials | None:
-        """Return credentials that are at most a second old. Raises `OriginError`."""
-        if time.monotonic() >= self._credentials_at + _CREDENTIALS_S:
-            await self._renew_credentials()
-        return self._credentials
-
-    async def _renew_credentials(self) -> None:
-        current = self._provider.current
-        self._credentials = await trio.to_thread.run_sync(
-            current, limiter=self._credential_threads, abandon_on_cancel=True
+        """Return the present credentials. Raises `OriginError`."""
+        found = self._provider.at_hand()
+        if found is not None or self._provider.anonymous:
+            return found
+        return await trio.to_thread.run_sync(
+            self._provider.current, limiter=self._credential_threads, abandon_on_cancel=True
         )
-        self._credentials_at = time.monotonic()
 
     def _give_back(self, connection: LoopConnection) -> None:
         now = time.monotonic()

@@ -84,8 +84,10 @@ class LoopReader(LoopClient):
         subject: str,
     ) -> LookedUp | None:
         """Send a request on an idle connection or a new one, and return the answer."""
+        credentials = None
         try:
-            request = request_with(await self._current_credentials(), time.time())
+            credentials = await self._current_credentials()
+            request = request_with(credentials, time.time())
             connection = self._idle_connection()
             if connection is not None:
                 try:
@@ -94,6 +96,10 @@ class LoopReader(LoopClient):
                     pass  # the server had closed the idle connection
             return await self._ask(await self._opened(), request, item, most_bytes)
         except _RefusedError as refused:
+            if s3_errors.may_have_old_credentials("GET", refused.status, refused.body):
+                # `BucketReader` waits for others. Its HEAD may not tell what has been told here.
+                self._provider.note_refused(credentials, s3_errors.error_code(refused.body))
+                return None
             if item is None and not _is_plain_answer(refused.status):
                 return None  # such as 416 for an empty object; the caller's HEAD tells the cause
             raise s3_errors.from_answer(

@@ -171,8 +171,10 @@ class Sender:
         except Exception as error:  # its text is not shown: it may quote headers
             self._counters.errors += 1
             raise s3_errors.from_connection(self.target, subject, error, "written") from None
+        if s3_errors.may_have_old_credentials(method, answer.status, answer.body):
+            return await self._by_thread(method, key, query, headers, content)  # may wait for new
         try:
-            return self._checked(subject, answer, credentials is not None)
+            return self._checked(subject, answer, credentials)
         except (ConflictError, NotFoundError):
             raise
         except OriginError:
@@ -197,17 +199,25 @@ class Sender:
     ) -> Answer:
         subject = self._subject(key)
         credentials = self._provider.current()
-        try:
-            request = self._request(credentials, method, key, query, headers, content)
-            exchange.check()
-            answer = self._exchanges.send(request, exchange)
-        except GivenUpError:
-            raise s3_errors.unreachable(self.target, subject, "written") from None
-        except OriginError:
-            raise
-        except Exception as error:  # its text is not shown: it may quote headers
-            raise s3_errors.from_connection(self.target, subject, error, "written") from None
-        return self._checked(subject, answer, credentials is not None)
+
+        def once() -> Answer:
+            try:
+                request = self._request(credentials, method, key, query, dict(headers), content)
+                exchange.check()
+                return self._exchanges.send(request, exchange)
+            except GivenUpError:
+                raise s3_errors.unreachable(self.target, subject, "written") from None
+            except OriginError:
+                raise
+            except Exception as error:  # its text is not shown: it may quote headers
+                raise s3_errors.from_connection(self.target, subject, error, "written") from None
+
+        answer = once()
+        provider = self._provider
+        if s3_errors.can_sign_anew(provider, credentials, method, answer.status, answer.body):
+            credentials = provider.current()
+            answer = once()
+        return self._checked(subject, answer, credentials)
 
     def _subject(self, key: str) -> str:
         return f"{self.target.scheme}://{self.target.bucket}/{key}"
@@ -235,14 +245,21 @@ class Sender:
             )
         return Request(method, path, query, headers, content)
 
-    def _checked(self, subject: str, answer: Answer, is_signed: bool) -> Answer:
+    def _checked(
+        self, subject: str, answer: Answer, credentials: ReadOnlyCredentials | None
+    ) -> Answer:
         """Return an answer that is a success. Raises `OriginError` for another."""
         status, body = answer.status, answer.body
         if 200 <= status < 300:
             if not messages.is_error(body):
+                self._provider.note_success()
                 return answer
             status = _STATUS_OF.get(s3_errors.error_code(body), 500)
-        raise self.failure(subject, status, answer.headers, body, is_signed)
+        refused = s3_errors.refused_credentials(
+            self.target, self._provider, credentials, subject, answer, "written"
+        )
+        is_signed = credentials is not None
+        raise refused or self.failure(subject, status, answer.headers, body, is_signed)
 
     def failure_of_code(self, subject: str, code: str) -> OriginError:
         """Return the exception for an error that an answer with status 200 names."""
