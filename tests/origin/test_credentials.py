@@ -380,7 +380,7 @@ async def test_a_denial_is_asked_once(refusing, store) -> None:
     for ask in WAYS.values():
         with pytest.raises(AccessDeniedError):
             await ask(refusing)
-    assert store.refused <= len(WAYS) + 2, "a look-up sends a HEAD, a small write a LIST"
+    assert store.refused <= len(WAYS) + 4, "a look-up adds a HEAD, and a denied HEAD a LIST"
 
 
 class Agent(CredentialSource):

@@ -39,7 +39,7 @@ from cachefs.origin.s3.fast_path.small_reader import address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
-from cachefs.origin.s3.listing import next_token, parse_page
+from cachefs.origin.s3.listing import keys_in, next_token, parse_page
 from cachefs.origin.s3.objects import is_strong
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
@@ -133,6 +133,9 @@ class ObjectStoreOrigin(Origin):
             if await self._has_keys(below):
                 return None
             raise error from None
+        except AccessDeniedError as error:
+            await self._explain_denial(path, error)
+            return None
         if not meta.size_bytes and await self._has_keys(below):
             return None
         return meta
@@ -164,6 +167,21 @@ class ObjectStoreOrigin(Origin):
         if not is_whole or (md5 is not None and not digest.has_md5(data, md5)):
             return meta, None
         return meta, memoryview(data)
+
+    async def _explain_denial(self, path: str, error: AccessDeniedError) -> None:
+        """Return if a denied HEAD was for a directory. Raises `NotFoundError` if there is no
+        such key, and else `error`. S3 denies a HEAD of an absent key to those who may list only
+        some prefixes, and policies often allow to list a directory and to read only below it."""
+        key = self.checked_key(path)
+        try:
+            if await self._has_keys(key + "/"):
+                return
+            body = await self.fetch_page(self.start_page(PageRequest(key, "/", max_keys=1)))
+        except AccessDeniedError:
+            raise error from None
+        if key in await trio.to_thread.run_sync(keys_in, body):
+            raise error
+        raise NotFoundError(f"{self._subject(path)} does not exist: no listing shows it")
 
     async def stat_unlisted(self, path: str) -> ObjectMeta | None:
         """See `Origin.stat_unlisted`. Costs one HEAD."""
@@ -373,7 +391,7 @@ class ObjectStoreOrigin(Origin):
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
         first pages have no key."""
-        request = PageRequest(prefix, max_keys=1)
+        request = PageRequest(prefix, "/", max_keys=1)  # some policies allow no other form
         for _ in range(EMPTY_PAGES):
             body = await self.fetch_page(self.start_page(request))
             # A server may send more than one key; a long page would block the loop.
@@ -408,4 +426,6 @@ class ObjectStoreOrigin(Origin):
             await self._head(path)
         except NotFoundError as error:
             return error
+        except AccessDeniedError:
+            return NotFoundError(f"{self._subject(path)} does not exist: no listing shows it")
         return NotADirError(f"{self._subject(path)} is an object, not a directory")

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from cachefs.errors import BadDataError, OriginError
+from cachefs.errors import AccessDeniedError, BadDataError, OriginError
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import TwinMerger, join, resolve_twins
@@ -29,6 +29,8 @@ _DIRECTORIES = 10_000
 """The most directories in each collection of `TreeShapes`."""
 _LISTS_PER_WIDE = 8
 """Of so many listings below the same parent, one also covers the siblings that follow."""
+_MOST_DENIALS = 3
+"""After so many denials in succession, LISTs always have a delimiter."""
 EMPTY_PAGES = 100
 """The most successive pages without a key (S3 sends such pages where keys were deleted)."""
 
@@ -40,10 +42,22 @@ class TreeShapes:
     def __init__(self) -> None:
         self._deep: set[str] = set()
         self._listed_in: dict[str, int] = {}
+        self._denials = 0
 
     def is_deep(self, path: str) -> bool:
-        """Whether the directory has more keys below it than one LIST shows."""
-        return path in self._deep
+        """Whether the directory has more keys below it than one LIST shows, or a LIST without a
+        delimiter is denied there."""
+        return self._denials >= _MOST_DENIALS or path in self._deep
+
+    def note_denied(self, path: str) -> None:
+        """Record that a LIST without a delimiter was denied. After some of them in succession, none
+        is sent any more."""
+        self._denials += 1
+        self.note_deep(path)
+
+    def note_allowed(self) -> None:
+        """Record that a LIST without a delimiter was allowed."""
+        self._denials = 0
 
     def note_deep(self, path: str) -> None:
         if len(self._deep) >= _DIRECTORIES:
@@ -107,6 +121,9 @@ class PagedListing:
     beginning has only files, the listing continues from there. Otherwise it starts again with a
     delimiter, and later listings of this directory use the delimiter at once. Every eighth listing
     of a directory below the same parent continues with the siblings that follow it.
+
+    A policy may allow only LISTs with the delimiter "/", or only below some directories. So after a
+    denial of a LIST without it, one with it follows.
     """
 
     def __init__(self, origin: PageSource, path: str, below: dict[str, list[Entry]] | None) -> None:
@@ -162,7 +179,13 @@ class PagedListing:
         else:
             top = self._path
             request = PageRequest(own_prefix)
-        body = await self._origin.fetch_page(self._origin.start_page(request))
+        try:
+            body = await self._origin.fetch_page(self._origin.start_page(request))
+        except AccessDeniedError:
+            self._origin.shapes.note_denied(top)
+            self._step = _Step.LIST_TREE if with_siblings else _Step.LIST_PAGES
+            return Page([])
+        self._origin.shapes.note_allowed()
         tree = await _in_thread(partial(parse_tree, body, request.prefix))
         pages = {join(top, path): page for path, page in tree.pages.items()}
         page = pages.pop(self._path, None) or Page([])

@@ -8,7 +8,7 @@ import trio
 
 from cachefs.errors import CachefsError, ConflictError, NotADirError, NotEmptyError
 from cachefs.origin.s3.lister import PageRequest, S3Lister
-from cachefs.origin.s3.listing import keys_in
+from cachefs.origin.s3.listing import keys_in, parse_page
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.writable import ABSENT
@@ -100,7 +100,12 @@ class Markers:
             raise NotADirError(f"{self._subject(path)} is an object, not a directory")
 
     async def _keys_below(self, path: str) -> set[str]:
-        """Return one or two of the keys below a directory, its marker included."""
-        request = PageRequest(self._key(path) + "/", max_keys=2)
+        """Return one or two of the keys and prefixes below a directory, its marker included."""
+        request = PageRequest(self._key(path) + "/", "/", max_keys=2)
         body = await self._sender.in_thread(partial(self._lister.fetch, request))
-        return await self._sender.in_thread(partial(keys_in, body))
+
+        def shown() -> set[str]:
+            last_key = parse_page(body, request.prefix).last_key
+            return keys_in(body) | ({last_key} if last_key else set())
+
+        return await self._sender.in_thread(shown)
