@@ -106,6 +106,19 @@ def test_a_mountpoint_that_is_not_empty(site: Site) -> None:
     assert os.listdir(site.mountpoint) == ["precious"]
 
 
+def test_source_mountpoint_and_cache_in_one_another(site: Site, tmp_path: Path) -> None:
+    (site.files / "mnt").mkdir()
+    (tmp_path / "link").symlink_to(site.files / "mnt")
+    before = contents(tmp_path)
+    memory = ("--mem-size", "64MiB", "--mem-dir", site.files / "mnt/mem")
+    assert "would show its own cache" in site.refused(*memory, code=2)
+    mountpoint, site.mountpoint = site.mountpoint, tmp_path / "link"
+    assert "would show itself without end" in site.refused(code=2)
+    site.mountpoint, site.cache = mountpoint, tmp_path / "link/cache"
+    assert "would show its own cache" in site.refused(code=2)
+    assert contents(tmp_path) == before
+
+
 def test_a_mountpoint_that_is_mounted_already(site: Site) -> None:
     (site.files / "file").write_text("y")
     site.mount()

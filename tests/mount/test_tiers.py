@@ -82,6 +82,9 @@ def test_tiers_change_while_the_mount_serves(
     )
     assert "already" in tier(site, "add", new, "--size", "64MiB", code=1)
     assert list(tiers_of(site)) == ["cache", "new"]
+    inside = site.files / "tier"
+    assert "its own cache" in tier(site, "add", inside, "--size", "64MiB", code=1)
+    assert not inside.exists()
     tier(site, "resize", new, "128MiB")
     assert tiers_of(site)["new"]["quota_bytes"] == 128 * MIB
     assert "names and attributes" in tier(site, "remove", site.cache, code=1)

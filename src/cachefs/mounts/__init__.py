@@ -9,6 +9,7 @@ from cachefs.mounts.inside import (
     served_on,
     why_out_of_reach,
 )
+from cachefs.mounts.overlap import local_directory, refuse_overlaps
 from cachefs.mounts.prepare import prepare_mountpoint
 from cachefs.mounts.runtime import (
     RuntimeEntry,
@@ -54,6 +55,7 @@ __all__ = [
     "find_mount",
     "holders",
     "keeper_path",
+    "local_directory",
     "locate",
     "mountpoint_of",
     "not_mounted",
@@ -61,6 +63,7 @@ __all__ = [
     "open_owner",
     "prepare_mountpoint",
     "read_entries",
+    "refuse_overlaps",
     "remove_leftovers",
     "report_dir",
     "report_path",

@@ -121,7 +121,12 @@ def find_mount(mountpoint: Path) -> MountEntry | None:
 def mount_above(path: Path) -> MountEntry | None:
     """Return the visible mount in which an absolute path lies, by its name alone. None only if the
     process can't see its root file system."""
-    above = [mount for mount in all_mounts() if path.is_relative_to(mount.mountpoint)]
+    return deepest_mount(all_mounts(), path)
+
+
+def deepest_mount(mounts: Iterable[MountEntry], path: Path) -> MountEntry | None:
+    """Do the same in a mount table that was read before."""
+    above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=None)
 
 

@@ -14,7 +14,13 @@ from cachefs.cli.mounts.one_mount import mountpoint_or_configured
 from cachefs.config import MountConfig, load_mount_config, to_json, view_key
 from cachefs.daemon.log_setup import log_file_of, set_up_log
 from cachefs.errors import MountError, RelayUnusableError
-from cachefs.mounts import RuntimeFile, canonical, checked_mountpoint, default_log_file
+from cachefs.mounts import (
+    RuntimeFile,
+    canonical,
+    checked_mountpoint,
+    default_log_file,
+    refuse_overlaps,
+)
 from cachefs.systemd_notify import NOBODY, ServiceManager
 from cachefs.types import DataPath, DataPathName
 
@@ -44,6 +50,8 @@ def start(config: MountConfig, given: Mapping[str, Any]) -> None:
     Raises `CachefsError` or `UsageError` if the mount fails.
     """
     manager = systemd_notify.take_over()  # a daemon in the background must not inherit it
+    caches = [path for tier in config.tiers for path in tier.paths]
+    refuse_overlaps(config.source, config.mountpoint, caches)
     why_python = _why_python(config)
     given = {**given, "config": json.loads(to_json(config))}
     if config.foreground:

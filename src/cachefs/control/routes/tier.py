@@ -18,6 +18,7 @@ from cachefs.control import api
 from cachefs.control.api import Handler, NoSuchTierError, Route
 from cachefs.control.report import TierReport, tier_report
 from cachefs.errors import CacheDirError, UsageError
+from cachefs.mounts import refuse_overlaps
 from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class TierRoutes:
                 raise CacheDirError(
                     f"{path} is a tier of this mount already; cachefs tier resize changes its quota"
                 )
-            (tier,) = await trio.to_thread.run_sync(self._open_tiers, wanted)
+            (tier,) = await trio.to_thread.run_sync(self._open, wanted)
             self._tiers.append(tier)
             try:
                 await self._cache.add_tier(tier)
@@ -134,6 +135,10 @@ class TierRoutes:
         # In a list, so that a comma or colon in the path doesn't split it.
         table["path"] = [str(_checked_path(arguments.get("path")))]
         return load_tier(self._config, table)
+
+    def _open(self, wanted: TierConfig) -> list[CacheDirectory]:
+        refuse_overlaps(self._config.source, self._config.mountpoint, wanted.paths)
+        return self._open_tiers(wanted)
 
     def _find(self, path: object) -> CacheDirectory:
         wanted = _checked_path(path)
