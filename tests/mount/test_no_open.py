@@ -393,3 +393,33 @@ def test_a_directory_that_is_gone_is_absent(five: Site) -> None:
     eventually(lambda: os.listdir(five.mountpoint) == [], SEEN_S)
     with pytest.raises(OSError, match=os.strerror(errno.ENOENT)):
         os.listdir(directory)
+
+
+def test_tar_finds_no_directory_that_has_changed(site: Site) -> None:
+    """GNU tar compares the ctime of each directory before and after."""
+    for number in range(4):
+        (site.files / f"d{number}/s").mkdir(parents=True)
+        (site.files / f"d{number}/s/file").write_text("content")
+    site.mount(*RELAY, *(word for name in TTL_NAMES for word in (name, "0")))
+
+    def times() -> dict[Path, tuple[int, int]]:
+        directories = [site.mountpoint, *site.mountpoint.glob("d*"), *site.mountpoint.glob("d*/s")]
+        found = {directory: directory.stat() for directory in directories}
+        return {path: (info.st_ctime_ns, int(info.st_mtime)) for path, info in found.items()}
+
+    before = times()
+    for _ in range(3):
+        tar = ["tar", "-cf", os.devnull, "--checkpoint=1", "--checkpoint-action=exec=sleep 0.01"]
+        done = subprocess.run(
+            [*tar, "-C", site.mountpoint, "."], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert times() == before
+        site.cli("refresh", site.mountpoint)
+        assert times() == before
+    site.umount()
+    site.mount(*RELAY, *SHORT)
+    assert times() == before
+    (site.files / "d0/s/new").write_text("content")
+    new = site.mountpoint / "d0/s/new"
+    eventually(lambda: new in new.parent.iterdir() and times() != before, SEEN_S)

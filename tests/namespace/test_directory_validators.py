@@ -9,8 +9,9 @@ import trio
 import trio.testing
 
 from cachefs.errors import NotFoundError, OriginUnavailableError
+from cachefs.namespace.clock import coarse_ns
 from cachefs.namespace.namespace import ROOT_INO, Ttls
-from tests.namespace.harness import NS, TTLS, Kernel, ScriptedOrigin, Tree, WallClock
+from tests.namespace.harness import TTLS, Kernel, ScriptedOrigin, Tree, WallClock
 
 STALE = replace(TTLS, stale_if_error_s=math.inf)
 DOWN = OriginUnavailableError("no answer from fake://test")
@@ -106,14 +107,51 @@ async def test_a_stale_directory_shows_another_mtime_once_per_ttl(
 ) -> None:
     """What `stat` shows, without anybody who reads the directory."""
     await tree.names()
-    listed_ns = clock.now_ns()
     seen = []
     for _ in range(7):
-        seen.append(kernel.mtime_ns() - listed_ns)
+        seen.append(kernel.mtime_ns())
         clock.advance(50)
-    fresh, again, *stamps = seen
-    assert fresh == again <= 0
-    assert stamps == [pytest.approx(s * NS, abs=1000) for s in (100, 100, 200, 200, 300)]
+    assert [mtime_ns - seen[0] for mtime_ns in seen] == [0, 0, 1, 1, 2, 2, 3]
+
+
+@is_logged
+async def test_the_time_of_a_directory_is_that_of_its_last_change(
+    tree: Tree, origin: ScriptedOrigin, clock: WallClock, kernel: Kernel
+) -> None:
+    """Whatever the kernel must read again. `coarse_ns` of the mtime is what it shows as ctime."""
+    fill(origin, 15)
+    await kernel.names()
+    seen = {coarse_ns(kernel.mtime_ns())}
+
+    async def look() -> None:
+        mtime_ns = kernel.mtime_ns()
+        await kernel.names()
+        for shown_ns in (mtime_ns, kernel.mtime_ns()):
+            assert shown_ns >= mtime_ns, "never backwards"
+            seen.add(coarse_ns(shown_ns))
+
+    for seconds in (1, 99, 1, 250, 1_000_000):  # within and after TTLs
+        clock.advance(seconds)
+        await look()
+    await tree.namespace.listed_since(ROOT_INO, clock.now_ns())  # a refresh
+    await look()
+    clock.advance(200)
+    origin.down = DOWN
+    await look()
+    clock.advance(1000)
+    await look()
+    origin.down = None
+    await tree.restart(STALE)
+    await look()
+    await tree.restart(replace(STALE, list_s=0))
+    for _ in range(3):
+        clock.advance(5)
+        await look()
+    assert len(seen) == 1
+    origin.put("new", b"x")
+    await look()
+    assert len(seen) == 2
+    assert max(seen) == coarse_ns(clock.now_ns())
 
 
 async def test_on_the_python_path_the_mtime_stays(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyfuse3
 
 from cachefs.format.inode_record import KIND_DIR, Inode
+from cachefs.namespace.clock import coarse_ns
 from cachefs.types import MOST_MODE, UNKNOWN_ID
 
 _FOREVER_S = float(10 * 365 * 86_400)
@@ -83,11 +84,15 @@ class AttrBuilder:
         into.st_gid = self._gid if gid > self._gid_most else gid
         into.st_size = size_bytes
         into.st_blocks = (size_bytes + 511) >> 9
-        self.set_mtime(into, mtime_ns)
-
-    def set_mtime(self, into: pyfuse3.EntryAttributes, mtime_ns: int) -> None:
-        """Set all three timestamps to `mtime_ns`."""
         into.st_atime_ns = into.st_mtime_ns = into.st_ctime_ns = mtime_ns
+        if kind == KIND_DIR:
+            self.set_directory_times(into, mtime_ns)
+
+    def set_directory_times(self, into: pyfuse3.EntryAttributes, mtime_ns: int) -> None:
+        """Set the timestamps of a directory. Only the mtime has the nanoseconds from which the
+        kernel learns that it must read the directory again."""
+        into.st_mtime_ns = mtime_ns
+        into.st_atime_ns = into.st_ctime_ns = coarse_ns(mtime_ns)
 
     def build(
         self, inode: Inode, mtime_ns: int, attr_ttl_s: float, entry_ttl_s: float = 0.0

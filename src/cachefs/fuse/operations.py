@@ -357,7 +357,7 @@ class Operations(pyfuse3.Operations):
             self._attrs.fill(entry, child, *stat)
             if stat[0] == KIND_DIR:
                 mtime_ns, ttl_s = self._namespace.directory_mtime(child, stat[2])
-                self._attrs.set_mtime(entry, mtime_ns)
+                self._attrs.set_directory_times(entry, mtime_ns)
                 entry.attr_timeout = kernel_timeout_s(ttl_s)
             if set_own_times is not None:
                 set_own_times(entry, child)

@@ -290,9 +290,10 @@ class WritingOperations(Operations):
         if times is None:
             return
         into.st_atime_ns = times.atime_ns
-        into.st_ctime_ns = times.ctime_ns
         if stat.S_ISDIR(into.st_mode):
-            into.st_ctime_ns = max(times.ctime_ns, into.st_mtime_ns)
+            into.st_ctime_ns = max(times.ctime_ns, into.st_ctime_ns)
+        else:
+            into.st_ctime_ns = times.ctime_ns
 
 
 class RefusingOperations(Operations):

@@ -8,6 +8,16 @@ import math
 import time
 from collections.abc import Callable
 
+GRAIN_NS = 10_000_000
+"""What the times of directories are multiples of. Other file systems have such a grain, too: their
+times are those of the kernel's last tick."""
+
+
+def coarse_ns(time_ns: int) -> int:
+    """Return the last multiple of `GRAIN_NS`. The rest of the mtime of a directory is no time, see
+    `directories/directory_validators.py`."""
+    return time_ns - time_ns % GRAIN_NS
+
 
 class Clock:
     """The clock of a mount. `now` returns wall-clock nanoseconds; tests pass their own."""

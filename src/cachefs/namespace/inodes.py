@@ -53,7 +53,7 @@ from cachefs.format.inode_record import (
     unpack_stat,
     unpack_times,
 )
-from cachefs.namespace.clock import Clock
+from cachefs.namespace.clock import Clock, coarse_ns
 from cachefs.namespace.inode_numbers import MOST_INO, InodeNumbers
 from cachefs.namespace.own_names import OwnNames
 from cachefs.types import NO_POSIX, Directory, Found, ObjectMeta, Posix
@@ -140,7 +140,7 @@ class InodeTable:
 
     def _put_root(self) -> Inode:
         """Make the root, in a new database or after damage, and return it."""
-        root = Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, self._clock.now_ns(), "")
+        root = Inode(ROOT_INO, KIND_DIR, ROOT_INO, b"", 0, coarse_ns(self._clock.now_ns()), "")
         self.put(root)
         if self.listing(ROOT_INO) is not None or self._db.is_damaged:
             self._miscounted.add(ROOT_INO)
@@ -310,7 +310,7 @@ class InodeTable:
             ino = self._numbers.allocate()
             inos.append(ino)
             if is_dir:
-                record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, "", posix)
+                record = pack_inode_of(KIND_DIR, parent, name, 0, coarse_ns(observed_ns), "", posix)
             else:
                 record = pack_inode_of(
                     KIND_FILE, parent, name, size_bytes, mtime_ns, version, posix
@@ -355,7 +355,8 @@ class InodeTable:
             )
         else:
             posix, place = meta or Directory()
-            record = pack_inode_of(KIND_DIR, parent, name, 0, observed_ns, place, posix)
+            made_at_ns = coarse_ns(observed_ns)
+            record = pack_inode_of(KIND_DIR, parent, name, 0, made_at_ns, place, posix)
         self._db.put("inodes", ino_key(ino), record)
         self._put_dirent(parent, name, Dirent(ino, observed_ns))
         return ino, True

@@ -30,6 +30,8 @@ outage soon."""
 _PAUSE_S = 1.0
 _PROBE_DEADLINE_S = 10.0
 _MOST_WAIT_S = 10.0
+_NUMBERS = 99_991
+"""A prime, so that daemons that start at regular intervals begin with different numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Outage:
         self.is_on = False
         self.changed_at_ns = clock.now_ns()
         """When an outage last began or ended; at first, when this daemon started."""
+        self.change_number = self.changed_at_ns // 1_000_000 % _NUMBERS
+        """Grows by one when an outage begins or ends, and is hardly that of a daemon before."""
 
     @property
     def state(self) -> StaleState:
@@ -110,9 +114,13 @@ class Outage:
         self._answered = False
         self.reason = str(error)
         if not self.is_on and self._stale_if_error_ns > 0:
-            self.is_on = True
-            self.changed_at_ns = self._clock.now_ns()
+            self._note_change(is_on=True)
             self._nursery.start_soon(self._wait_for_end)
+
+    def _note_change(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.changed_at_ns = self._clock.now_ns()
+        self.change_number += 1
 
     async def wait(self, pause_s: float) -> None:
         """Wait before a request is repeated: for `pause_s`, then until the outage ends, at most
@@ -128,8 +136,7 @@ class Outage:
             # Hundreds of nodes may lose their origin at the same moment: spread their probes.
             await trio.sleep(_PAUSE_S * random.uniform(1.0, 1.5))
             is_over = self._answered or await self._probe()
-        self.is_on = False
-        self.changed_at_ns = self._clock.now_ns()
+        self._note_change(is_on=False)
         if self._stale_since_ns is not None:
             lasted_s = max(0, self._clock.now_ns() - self._stale_since_ns) / NS
             log.info(

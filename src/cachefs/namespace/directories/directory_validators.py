@@ -1,13 +1,17 @@
 """The mtime that the mount shows for a directory.
 
+It is the time when a change of the names was last seen, as a multiple of `GRAIN_NS`, plus some
+nanoseconds that are no time. The ctime is without them, so it only changes with the names: GNU tar
+compares it before and after it reads a directory, and says "file changed as we read it".
+
 On the relay path the kernel sends no OPENDIR: it caches whole directories, and reads one again only
 when its mtime has changed. So there the mtime is a validator: when the kernel has read names under
 an mtime, the directory is never shown with this mtime and other names.
 
 - While the listing is fresh, the inode's mtime is shown. It changes when the names change.
-- While the listing is stale, a *temporary validator* is shown. It changes once per list TTL until
-  the directory is listed, and whenever an outage begins or ends. So the kernel reads the directory
-  again, and doesn't cache for long what was shown in an outage.
+- While the listing is stale, a *temporary validator* is shown: the mtime and some nanoseconds. It
+  grows once per list TTL until the directory is listed, and whenever an outage begins or ends. So
+  the kernel reads the directory again, and doesn't cache for long what was shown in an outage.
 - A listing that finds nothing new makes the temporary validator the inode's mtime: what the kernel
   has just read under it is valid as long as the listing is.
 - If there was no temporary validator, because the listing before was still fresh, the mtime grows
@@ -15,6 +19,8 @@ an mtime, the directory is never shown with this mtime and other names.
   doesn't look up each expired name.
 - A first listing that only adds names doesn't change the mtime: no reader has seen the whole
   directory before.
+
+The nanoseconds reach `GRAIN_NS` after ten million TTLs, or after some hundred restarts and outages.
 
 The kernel must not cache an mtime for longer than the names that it reads under it are valid, so
 each mtime has a time limit. Names that are read later are listed later, so they are valid for
@@ -24,7 +30,7 @@ longer, except when the reader joins a listing that has already begun.
 import math
 from collections.abc import Callable
 
-from cachefs.namespace.clock import Clock
+from cachefs.namespace.clock import Clock, coarse_ns
 from cachefs.namespace.inodes import InodeTable
 from cachefs.namespace.outage import NS, STALE_TTL_S, Outage
 
@@ -82,16 +88,13 @@ class DirectoryValidators:
 
     def _temporary(self, since_ns: int, mtime_ns: int, now_ns: int) -> tuple[int, float]:
         ttl_ns = int(self.list_ttl_ns)
-        if ttl_ns <= 0:
-            return max(now_ns, mtime_ns + 1), 0.0
         # If it is in the future, the clock was set back, and the staleness is unknown.
         since_ns = since_ns if since_ns <= now_ns else 0
-        periods, past_ns = divmod(now_ns - since_ns, ttl_ns)
-        # The mtime may be ahead of the clock, too. The validator must still change in each period.
-        validator_ns = max(since_ns + periods * ttl_ns, mtime_ns + periods)
-        if self._outage.changed_at_ns <= now_ns:
-            validator_ns = max(validator_ns, self._outage.changed_at_ns)
-        left_ns = float(ttl_ns - past_ns)
+        periods, past_ns = divmod(now_ns - since_ns, ttl_ns) if ttl_ns > 0 else (1, 0)
+        validator_ns = mtime_ns + periods
+        if since_ns < self._outage.changed_at_ns <= now_ns:
+            validator_ns += self._outage.change_number
+        left_ns = max(0.0, float(ttl_ns - past_ns))
         return validator_ns, min(left_ns, STALE_TTL_S * NS) if self._outage.is_on else left_ns
 
     def touch(self, ino: int) -> None:
@@ -100,7 +103,14 @@ class DirectoryValidators:
         inode = self._table.get(ino)
         if inode is not None:
             shown_ns, _ = self.of(ino, inode.mtime_ns)
-            self._table.touch(ino, max(self._clock.now_ns(), shown_ns + 1))
+            self._table.touch(ino, max(coarse_ns(self._clock.now_ns()), shown_ns + 1))
+
+    def bump(self, ino: int) -> None:
+        """Give the directory another validator, and leave the time of its last change."""
+        inode = self._table.get(ino)
+        if inode is not None:
+            shown_ns, _ = self.of(ino, inode.mtime_ns)
+            self._table.touch(ino, shown_ns + 1)
 
     def renew(self, ino: int) -> None:
         """Call this after a listing, just before its row is put. Makes the temporary validator that
@@ -122,8 +132,7 @@ class DirectoryValidators:
             self._on_changed(ino)
 
     def not_to_be_kept(self, ino: int) -> None:
-        """Give the directory a new mtime, so that the kernel doesn't show to the next reader what
-        it is reading now."""
+        """Do `bump`, so that the kernel doesn't show to the next reader what it is reading now."""
         if self.are_shown:
-            self.touch(ino)
+            self.bump(ino)
             self._on_changed(ino)

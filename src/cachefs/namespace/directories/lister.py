@@ -44,8 +44,8 @@ _BEHIND_S = 0.05
 class ListingProgress:
     """The progress of one listing, and the state of the table when it began.
 
-    `was_known`: the directory had a complete listing. `knew_names`: it had names. The other
-    `..._before` are the table's counters and the directory's mtime at that time.
+    `was_known`: the directory had a complete listing. `knew_names`: it had names. `found_before` is
+    the table's counter, and `mtime_before_ns` the directory's mtime at that time.
     """
 
     snapshot: DirectorySnapshot
@@ -57,7 +57,6 @@ class ListingProgress:
     was_known: bool
     knew_names: bool
     found_before: int
-    unbound_before: int
     mtime_before_ns: int
     seen: set[bytes] = field(default_factory=set)
     page_count: int = 0
@@ -69,6 +68,8 @@ class ListingProgress:
     """Names that the snapshot had before the listing began."""
     changed: bool = False
     """Whether names of the directory have changed."""
+    has_lost: bool = False
+    """Whether a name is gone, or is another version now."""
 
 
 class Lister:
@@ -114,7 +115,6 @@ class Lister:
             was_known=table.listing(ino) is not None,
             knew_names=next(table.dirents(ino), None) is not None,
             found_before=table.found_count,
-            unbound_before=table.unbound_count,
             mtime_before_ns=self._mtime_ns(ino),
         )
 
@@ -130,15 +130,14 @@ class Lister:
             # After the first listing of a large directory no sweep is needed: the table has no
             # other names.
             if listing.knew_names or self._table.found_count != listing.found_before:
-                listing.changed |= await self._sweep(ino, snapshot, listing.seen)
+                listing.has_lost |= await self._sweep(ino, snapshot, listing.seen)
             is_whole = self._mtime_ns(ino) == listing.mtime_before_ns
             self._validators.renew(ino)
             self._table.finish_listing(ino, Listing(snapshot.as_of_ns, len(listing.seen)))
         finally:
             # What a failed listing has found is shown, too. Names that the first complete listing
             # adds are no change: no reader has seen the whole directory before.
-            was_shown = listing.was_known or self._table.unbound_count != listing.unbound_before
-            if listing.changed and was_shown:
+            if listing.has_lost or (listing.changed and listing.was_known):
                 self._validators.touch(ino)
         if is_whole:
             snapshot.mtime_ns = self._mtime_ns(ino)
@@ -230,10 +229,12 @@ class Lister:
             name = text.encode("utf-8", "surrogateescape")
             if name in listing.seen:
                 continue  # twice in the listing: only the first entry counts
+            unbound_before = self._table.unbound_count
             child, is_new = self._table.bind_seen(
                 ino, name, meta, snapshot.as_of_ns, note_check=False
             )
             listing.changed |= is_new
+            listing.has_lost |= self._table.unbound_count != unbound_before
             if is_new:
                 self._on_new(ino, name)
             listing.seen.add(name)

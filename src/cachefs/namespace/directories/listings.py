@@ -135,10 +135,11 @@ class Listings:
 
     def note_change(self, ino: int) -> None:
         """Note that a look-up has changed a name: the names that readers were shown are no longer
-        correct."""
-        under_way = ino in self._running or ino in self._paused
-        if under_way or self._table.listing(ino) is not None:
+        correct. While the first listing runs, the name may be new to this mount only."""
+        if self._table.listing(ino) is not None:
             self._validators.touch(ino)
+        elif ino in self._running or ino in self._paused:
+            self._validators.bump(ino)
 
     def note_absence(self, ino: int) -> None:
         """Note that a look-up found a name absent. A bounded listing or a listing above may have
