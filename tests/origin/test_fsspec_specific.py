@@ -140,6 +140,23 @@ async def test_a_user_is_not_shown_and_a_password_is_refused() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "hidden", "listed"),
+    [
+        ("file:///tmp", (b".snapshot", b".zfs", b".snap", b"~snapshot"), (b"a", b"a.b")),
+        ("http://127.0.0.1:1/", (b"README", b"a", b".b"), ()),
+        ("memory://", (), (b".snapshot", b"a")),
+    ],
+)
+async def test_names_that_no_listing_may_show(
+    url: str, hidden: tuple[bytes, ...], listed: tuple[bytes, ...]
+) -> None:
+    origin = open_origin(url)
+    found = [name for name in (*hidden, *listed) if origin.may_hide and origin.may_hide.match(name)]
+    assert found == list(hidden)
+    await origin.aclose()
+
+
 async def test_memory_root() -> None:
     fsspec.filesystem("memory").pipe_file("/at-the-root", b"data")
     origin = open_origin("memory://")

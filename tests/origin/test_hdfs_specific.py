@@ -21,7 +21,7 @@ from cachefs.errors import (
 from cachefs.origin.hdfs import client as hdfs_origin
 from cachefs.origin.hdfs.config import resolve_target
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.types import UNKNOWN_ID, Posix
+from cachefs.types import UNKNOWN_ID, ObjectMeta, Posix
 from tests.origin.listing import list_all
 from tests.servers.ports import free_ports, wait_until
 from tests.servers.suspend import suspend
@@ -358,6 +358,21 @@ async def test_a_listing_that_hangs_is_left_behind(hdfs, root, opened, monkeypat
     monkeypatch.undo()
     await trio.to_thread.run_sync(wait_until, lambda: origin._listers._value == 2, 60, "threads")
     assert await list_all(opened(f"{hdfs.url}{root}")) == {}
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "webhdfs"])
+async def test_snapshots_are_entered_and_not_listed(hdfs, root, opened, scheme) -> None:
+    hdfs.put(f"{root}/d/f", b"old")
+    hdfs.make_snapshot(f"{root}/d", "s1")
+    hdfs.put(f"{root}/d/f", b"new")
+    origin = opened(f"{hdfs.url if scheme == 'hdfs' else hdfs.webhdfs_url}{root}")
+    assert not isinstance(await origin.stat("d/.snapshot"), ObjectMeta)
+    assert list(await list_all(origin, "d/.snapshot")) == ["s1"]
+    assert await read_all(origin, "d/.snapshot/s1/f") == b"old"
+    assert list(await list_all(origin, "d")) == ["f"]
+    assert origin.may_hide.fullmatch(b".snapshot")
+    assert not origin.may_hide.fullmatch(b".hidden"), "HDFS lists it"
+    hdfs.delete_snapshot(f"{root}/d", "s1")
 
 
 async def test_webhdfs_knows_the_file_id(hdfs, root, opened) -> None:

@@ -257,6 +257,14 @@ class Hdfs:
     def set_mtime(self, path: str, mtime_ms: int) -> None:
         self._operate("PUT", path, "SETTIMES", f"&modificationtime={mtime_ms}&accesstime=-1")
 
+    def make_snapshot(self, path: str, name: str) -> None:
+        self._operate("PUT", path, "ALLOWSNAPSHOT", "")
+        self._operate("PUT", path, "CREATESNAPSHOT", f"&snapshotname={name}")
+
+    def delete_snapshot(self, path: str, name: str) -> None:
+        self._operate("DELETE", path, "DELETESNAPSHOT", f"&snapshotname={name}")
+        self._operate("PUT", path, "DISALLOWSNAPSHOT", "")
+
     def _operate(self, method: str, path: str, operation: str, more: str) -> None:
         target = f"/webhdfs/v1{quote(path)}?op={operation}&user.name={self.user}{more}"
         _request(self.http_address, method, target, b"", 200)

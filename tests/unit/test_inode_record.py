@@ -66,6 +66,10 @@ def test_dirent_golden_bytes() -> None:
     golden = bytes.fromhex("0300000000000000 00002a36fe9c9717")
     assert record.pack_dirent(Dirent(3, 1_700_000_000_000_000_000)) == golden
     assert record.unpack_dirent(golden) == Dirent(3, 1_700_000_000_000_000_000)
+    unlisted = Dirent(3, 1_700_000_000_000_000_000, is_listed=False)
+    golden = bytes.fromhex("0300000000000000 0000d6c9016368e8")
+    assert record.pack_dirent(unlisted) == golden
+    assert record.unpack_dirent(golden) == unlisted
 
 
 def test_listing_golden_bytes() -> None:

@@ -10,7 +10,8 @@ valid UTF-8 are kept as surrogate escapes in `str`.
 |          |                          | size u64, mtime_ns i64, uid u32, gid u32, name,    |
 |          |                          | version (UTF-8); the size of a directory is the    |
 |          |                          | number of its rows in `dirents`                    |
-| dirents  | parent u64, name         | ino u64, checked_at_ns i64                         |
+| dirents  | parent u64, name         | ino u64, checked_at_ns i64, negative for a name    |
+|          |                          | that no listing has shown                          |
 | listings | directory ino u64        | listed_at_ns i64, entry count u64                  |
 | orphans  | ino u64                  | empty                                              |
 | meta     | name                     | free form: `format`, `identity`, `next_ino` (u64)  |
@@ -71,10 +72,12 @@ class Inode:
 
 class Dirent(NamedTuple):
     """The inode that a name refers to. The request that last confirmed it began at
-    `checked_at_ns` (wall clock)."""
+    `checked_at_ns` (wall clock). Without `is_listed`, a look-up has found the name, and no listing
+    shows it (see `Origin.may_hide`)."""
 
     ino: int
     checked_at_ns: int
+    is_listed: bool = True
 
 
 class Listing(NamedTuple):
@@ -200,12 +203,14 @@ def unpack_stat(
 
 def pack_dirent(dirent: Dirent) -> bytes:
     """Return the value of a row in `dirents`."""
-    return _DIRENT.pack(*dirent)
+    ino, checked_at_ns, is_listed = dirent
+    return _DIRENT.pack(ino, checked_at_ns if is_listed else -checked_at_ns)
 
 
 def unpack_dirent(record: bytes) -> Dirent:
     """Decode the value of a row in `dirents`. Raises `BadRecordError`."""
-    return Dirent(*_DIRENT.unpack(record))
+    ino, checked_at_ns = _DIRENT.unpack(record)
+    return Dirent(ino, abs(checked_at_ns), checked_at_ns >= 0)
 
 
 def pack_listing(listing: Listing) -> bytes:

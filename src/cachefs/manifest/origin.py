@@ -42,6 +42,7 @@ class ManifestOrigin(WrappingOrigin):
     def __init__(self, inner: Origin, table: ManifestTable) -> None:
         super().__init__(inner)
         self.lists_by_stat = True
+        self.may_hide = None
         self._table = table
 
     async def stat(self, path: str) -> Found:

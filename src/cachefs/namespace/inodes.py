@@ -21,6 +21,7 @@ Invariants:
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -91,12 +92,13 @@ class InodeTable:
         on_changed: Callable[[int], None] = lambda ino: None,
         wal_stem: Path | None = None,
         is_successor: bool = False,
+        may_hide: re.Pattern[bytes] | None = None,
     ) -> None:
         """Use `db`; create the root if the database is new.
 
         `on_unbound(parent, name)` is called whenever a name no longer refers to its inode, and
         `on_changed(ino)` when an inode gets another owner, group or mode. Both must not call back
-        into the table. `wal_stem` and `is_successor`: see `Namespace`.
+        into the table. `wal_stem` and `is_successor`: see `Namespace`; `may_hide`: see `Origin`.
 
         Raises `CacheDirError` if `db` has another format, belongs to another source, or has no
         unused inode numbers (which means damage).
@@ -105,6 +107,8 @@ class InodeTable:
         self._on_unbound = on_unbound
         self._on_changed = on_changed
         self._clock = clock
+        self.may_hide = may_hide
+        """Matches names that may exist though no listing shows them; None if there are none."""
         self.own = OwnNames()
         """The names that this mount has changed itself."""
         self.found_count = 0
@@ -220,16 +224,23 @@ class InodeTable:
         except BadRecordError:
             return None
 
-    def dirents(self, parent: int, after: bytes | None = None) -> Iterator[tuple[bytes, Dirent]]:
-        """Iterate over the directory's names greater than `after`, in order. The iterator is
-        invalid after the next await or write."""
+    def is_hidden(self, name: bytes) -> bool:
+        """Return whether the name may exist though no listing shows it."""
+        return self.may_hide is not None and self.may_hide.fullmatch(name) is not None
+
+    def dirents(
+        self, parent: int, after: bytes | None = None, *, unlisted: bool = False
+    ) -> Iterator[tuple[bytes, Dirent]]:
+        """Iterate over the directory's names greater than `after`, in order; with `unlisted`, also
+        over those that no listing shows. The iterator is invalid after the next await or write."""
         start = None if after is None else dirent_key(parent, after) + b"\0"
         for key, record in self._db.scan("dirents", ino_key(parent), start):
             try:
                 dirent = unpack_dirent(record)
             except BadRecordError:
                 continue
-            yield name_of_key(key), dirent
+            if unlisted or dirent.is_listed:
+                yield name_of_key(key), dirent
 
     def listing(self, ino: int) -> Listing | None:
         """Return the directory's last complete listing; None if there was none."""
@@ -284,10 +295,14 @@ class InodeTable:
         listing that began later didn't show the name. Raises `CacheDirError` if the name needs a
         new number and none can be reserved; so do all `bind...` methods.
         """
+        hidden = self.is_hidden(name)
         if self._is_newer(self._listed_at_ns(parent), observed_ns):
             current = self.dirent(parent, name)
-            return (None if current is None else current.ino), False
-        ino, is_new = self.bind_seen(parent, name, meta, observed_ns, note_check=True)
+            if current is not None or not hidden:
+                return (None if current is None else current.ino), False
+        ino, is_new = self.bind_seen(
+            parent, name, meta, observed_ns, note_check=True, listed=not hidden
+        )
         self.found_count += is_new
         return ino, is_new
 
@@ -323,27 +338,38 @@ class InodeTable:
         return inos
 
     def bind_seen(
-        self, parent: int, name: bytes, meta: Found, observed_ns: int, note_check: bool
+        self,
+        parent: int,
+        name: bytes,
+        meta: Found,
+        observed_ns: int,
+        note_check: bool,
+        listed: bool = True,
     ) -> tuple[int | None, bool]:
         """Do the same as `bind` for an entry that a listing or another node has seen. The caller
         has checked that no listing of the directory is newer. The inode number is None if this
         mount has removed the name since.
 
         Without `note_check`, an unchanged entry costs no write: the listing's row, which
-        `finish_listing` puts, has the time at which all were checked.
+        `finish_listing` puts, has the time at which all were checked. With `listed`, a listing
+        shows the name; a name that none has shown before counts as new.
         """
         current = self.dirent(parent, name)
         if self.own and self.own.outranks(parent, name, observed_ns):
             return (None if current is None else current.ino), False
+        is_shown = current is not None and current.is_listed
+        listed |= is_shown
         if current is not None:
             if self._is_newer(current.checked_at_ns, observed_ns):
-                return current.ino, False
+                if listed != is_shown:
+                    self._put_dirent(parent, name, current._replace(is_listed=True))
+                return current.ino, listed != is_shown
             inode = self.child(parent, name, current.ino)
             if inode is not None and _is_same(inode, meta):
                 self._note_attributes(inode, meta)
-                if note_check:
-                    self._put_dirent(parent, name, Dirent(current.ino, observed_ns))
-                return current.ino, False
+                if note_check or listed != is_shown:
+                    self._put_dirent(parent, name, Dirent(current.ino, observed_ns, listed))
+                return current.ino, listed != is_shown
         ino = self._numbers.allocate()
         if current is not None:
             self._unbound(parent, name, current.ino)
@@ -358,7 +384,7 @@ class InodeTable:
             made_at_ns = coarse_ns(observed_ns)
             record = pack_inode_of(KIND_DIR, parent, name, 0, made_at_ns, place, posix)
         self._db.put("inodes", ino_key(ino), record)
-        self._put_dirent(parent, name, Dirent(ino, observed_ns))
+        self._put_dirent(parent, name, Dirent(ino, observed_ns, listed))
         return ino, True
 
     def note_root(self, found: Found) -> None:
@@ -386,7 +412,9 @@ class InodeTable:
     def unbind(self, parent: int, name: bytes, observed_ns: int) -> bool:
         """Unbind the name: a look-up that began at `observed_ns` found that it doesn't exist.
         Return whether this removed a binding."""
-        if self._is_newer(self._listed_at_ns(parent), observed_ns):
+        current = self.dirent(parent, name)
+        is_listed = current is not None and current.is_listed
+        if is_listed and self._is_newer(self._listed_at_ns(parent), observed_ns):
             return False
         return self.unbind_unlisted(parent, name, observed_ns)
 
@@ -451,7 +479,7 @@ class InodeTable:
         """Note that the name refers to its inode at `now_ns`, because this mount has stored it."""
         current = self.dirent(parent, name)
         if current is not None:
-            self._put_dirent(parent, name, Dirent(current.ino, now_ns))
+            self._put_dirent(parent, name, Dirent(current.ino, now_ns, current.is_listed))
 
     def put(self, inode: Inode) -> None:
         """Write the inode's row."""
@@ -470,7 +498,7 @@ class InodeTable:
         self._checked.add(ino)
         if ino in self._miscounted:
             self._miscounted.discard(ino)
-            found = sum(1 for _ in self.dirents(ino))
+            found = sum(1 for _ in self.dirents(ino, unlisted=True))
             if found < listing.entry_count:  # a look-up finds them, and a scan does not
                 self._db.note_lost_rows()
             self._count_names(ino, found - self._name_count(ino))

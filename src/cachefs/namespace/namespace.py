@@ -106,7 +106,14 @@ class Namespace:
         self.clock = clock or Clock()
         """All times of the namespace come from this clock."""
         self.table = InodeTable(
-            db, origin.identity, self.clock, on_unbound, on_changed, wal_stem, is_successor
+            db,
+            origin.identity,
+            self.clock,
+            on_unbound,
+            on_changed,
+            wal_stem,
+            is_successor,
+            origin.may_hide,
         )
         self._origin = origin
         self._ttls = ttls
@@ -274,7 +281,8 @@ class Namespace:
         dirent = self.table.dirent(parent, name)
         if dirent is not None:
             listing = self.table.listing(parent)
-            listed_at_ns = 0 if listing is None else listing.listed_at_ns
+            is_listed = listing is not None and dirent.is_listed
+            listed_at_ns = listing.listed_at_ns if listing and is_listed else 0
             if max(dirent.checked_at_ns, listed_at_ns) >= since_ns:
                 inode = self.table.child(parent, name, dirent.ino)
                 if inode is not None:
@@ -293,8 +301,7 @@ class Namespace:
                 return None
             inode = self.table.child(parent, name, dirent.ino)
             return None if inode is None else (inode, remaining_ns / NS)
-        listed_ns = self._listings.remaining_ns(parent)
-        if (self.absent.remaining_ns(parent, name, listed_ns) or 0) > 0:
+        if (self._absent_ns(parent, name) or 0) > 0:
             raise NotFoundError("no such file or directory")
         return None
 
@@ -311,12 +318,17 @@ class Namespace:
                 return None
             self.outage.note_shown()
             return inode, self._stale_ttl_s(self._ttls.entry_s)
-        listed_ns = self._listings.remaining_ns(parent)
-        remaining_ns = self.absent.remaining_ns(parent, name, listed_ns)
+        remaining_ns = self._absent_ns(parent, name)
         if remaining_ns is None or not self.outage.may_show(remaining_ns):
             return None
         self.outage.note_shown()
         raise NotFoundError("no such file or directory")
+
+    def _absent_ns(self, parent: int, name: bytes) -> float | None:
+        """Do `AbsentNames.remaining_ns`. A listing says nothing of a name that it may not show."""
+        is_hidden = self.table.is_hidden(name)
+        listed_ns = None if is_hidden else self._listings.remaining_ns(parent)
+        return self.absent.remaining_ns(parent, name, listed_ns)
 
     def _stale_ttl_s(self, ttl_s: float) -> float:
         return min(STALE_TTL_S, ttl_s)
@@ -324,7 +336,7 @@ class Namespace:
     def _dirent_remaining_ns(self, parent: int, dirent: Dirent) -> float:
         """Return the ns until the dirent expires; negative if it has expired."""
         remaining_ns = self.clock.remaining_ns(dirent.checked_at_ns, self._ttls.entry_s * NS)
-        if remaining_ns > 0:
+        if remaining_ns > 0 or not dirent.is_listed:
             return remaining_ns
         listing = self.table.listing(parent)
         if listing is None:
@@ -371,8 +383,7 @@ class Namespace:
         it may exist. The caller passes this to the kernel, so the name is noted as cached there."""
         if self.table.dirent(parent, name) is not None:
             return 0.0
-        listed_ns = self._listings.remaining_ns(parent)
-        remaining_ns = self.absent.remaining_ns(parent, name, listed_ns)
+        remaining_ns = self._absent_ns(parent, name)
         if remaining_ns is None:
             return 0.0
         self.absent.note_cached(parent, name)
@@ -400,7 +411,8 @@ class Namespace:
         if ino is None:
             raise NotFoundError("no such file or directory")
         self.absent.drop(parent, name)
-        if changed:
+        dirent = self.table.dirent(parent, name)
+        if changed and (dirent is None or dirent.is_listed):
             self._listings.note_change(parent)
         inode = self.inode(ino)
         if self._look_up_policy is not None and is_unknown and not inode.is_dir:
@@ -420,7 +432,8 @@ class Namespace:
         return await self._origin.stat(path), None
 
     def _note_absent(self, parent: int, name: bytes, observed_ns: int) -> None:
-        if self.table.unbind(parent, name, observed_ns):
+        dirent = self.table.dirent(parent, name)
+        if self.table.unbind(parent, name, observed_ns) and (dirent is None or dirent.is_listed):
             self._listings.note_change(parent)
         self._listings.note_absence(parent)
         self.absent.note(parent, name, observed_ns)

@@ -104,6 +104,8 @@ def known_pieces(snapshot: DatabaseSnapshot) -> Iterator[Piece]:
             name = name_of_key(key)
             try:
                 dirent = unpack_dirent(record)
+                if not dirent.is_listed:
+                    continue
                 stored = snapshot.get("inodes", ino_key(dirent.ino))
                 if stored is None or not _is_text(name):
                     listed_at_ns = None
@@ -271,7 +273,7 @@ class MetadataImport:
 
     def _bind_rows(self, ino: int, after: bytes, rows: list[FirstName]) -> int:
         """Bind the rows, and return how many names got a new inode."""
-        if next(self._table.dirents(ino, after or None), None) is None:
+        if next(self._table.dirents(ino, after or None, unlisted=True), None) is None:
             inos = self._table.bind_first(ino, rows)
             self._fresh |= {child: 0 for child, row in zip(inos, rows, strict=True) if row[1]}
             if ino in self._fresh:

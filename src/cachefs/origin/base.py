@@ -5,6 +5,7 @@ leading or trailing slash. They are `str`; bytes that are not UTF-8 become surro
 """
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,10 @@ class Origin(ABC):
 
     lists_by_stat = False
     """A listing may cost one request per name, so listing never saves look-ups."""
+
+    may_hide: re.Pattern[bytes] | None = None
+    """Matches names that may exist though no listing of their directory shows them. Only a look-up
+    can find such a name absent."""
 
     lists_in_one_piece = False
     """The first page of a directory takes as long as the whole listing."""

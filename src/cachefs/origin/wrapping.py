@@ -23,6 +23,7 @@ class WrappingOrigin(Origin):
         self.learned = inner.learned
         self.tells_owners = inner.tells_owners
         self.lists_by_stat = inner.lists_by_stat
+        self.may_hide = inner.may_hide
         self.lists_in_one_piece = inner.lists_in_one_piece
 
     async def check(self) -> None:

@@ -181,8 +181,8 @@ class Lister:
         after: bytes | None = None
         while True:
             count = 0
-            for name, dirent in self._table.dirents(ino, after):
-                if name not in had:
+            for name, dirent in self._table.dirents(ino, after, unlisted=True):
+                if dirent.is_listed and name not in had:
                     snapshot.append(name, dirent.ino)
                 after = name
                 count += 1

@@ -62,6 +62,8 @@ _MTIME_MS_KEY = "modificationTime"
 _FILE_ID_KEYS = ("ino", "fileId")
 _S3_PROTOCOLS = ("s3", "s3a")
 _HTTP_PROTOCOLS = ("http", "https")
+_KEY_STORES = frozenset((*_S3_PROTOCOLS, "oss", "gs", "gcs", "az", "abfs", "adl", "memory"))
+"""Here a listing shows each key."""
 _WEBHDFS_PROTOCOLS = ("webhdfs", "webHDFS")
 _PROTOCOLS_WITH_OWNERS = frozenset(("file", *_WEBHDFS_PROTOCOLS))
 _POSIX_KEY = "cachefs.posix"
@@ -173,6 +175,7 @@ class FsspecOrigin(Origin):
         self._whole_seconds = "s3" in _protocols(fs)
         self.lists_by_stat = "http" in _protocols(fs)
         self.tells_owners = not _PROTOCOLS_WITH_OWNERS.isdisjoint(_protocols(fs))
+        self.may_hide = _may_hide(_protocols(fs))
         self._limiter = trio.CapacityLimiter(options.max_threads)
         self._writer = None
         if isinstance(fs, ConfinedFileSystem):
@@ -336,6 +339,19 @@ class FsspecOrigin(Origin):
             if not isinstance(mapped, NotFoundError | NotADirError):
                 self.counters.errors += 1
             raise mapped from None
+
+
+def _may_hide(protocols: tuple[str, ...]) -> re.Pattern[bytes] | None:
+    """Return what `Origin.may_hide` is. An index page of a web server links to what its author
+    wants: Apache leaves out README*, for example. File systems have directories of snapshots that
+    are in no listing: .snapshot, .zfs, .snap, ~snapshot, .ckpt, ..."""
+    if not _KEY_STORES.isdisjoint(protocols):
+        return None
+    if not set(_HTTP_PROTOCOLS).isdisjoint(protocols):
+        return re.compile(rb".+", re.DOTALL)
+    if not set(_WEBHDFS_PROTOCOLS).isdisjoint(protocols) or "hdfs" in protocols:
+        return re.compile(rb"\.snapshot|\.reserved")
+    return re.compile(rb"[.~].*", re.DOTALL)
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

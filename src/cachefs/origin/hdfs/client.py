@@ -12,6 +12,7 @@ their own locks while they wake Python, and freeing it waits for these threads w
 interpreter's lock: with 0.14.7 one in 1,000 deadlocked the whole process.)
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -100,6 +101,8 @@ class HdfsOrigin(Origin):
     """The origin for one directory of one HDFS."""
 
     tells_owners = True
+    may_hide = re.compile(rb"\.snapshot|\.reserved")
+    """See the documents of Hadoop, HdfsSnapshots and TransparentEncryption."""
 
     def __init__(self, target: HdfsTarget, options: OriginOptions) -> None:
         self.url = target.url
