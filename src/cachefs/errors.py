@@ -48,6 +48,11 @@ class SpoolFullError(SpoolError):
     """The spool, or its disk, has no room for what is to be written. ENOSPC."""
 
 
+class PartsLostError(SpoolError):
+    """The spool no longer has the first parts of a file, because it is larger than the spool, and
+    the origin has lost them, or can't use them. EIO."""
+
+
 class FileTooLargeError(SpoolError):
     """The spool, its disk or cachefs can't have a file of this size. EFBIG."""
 

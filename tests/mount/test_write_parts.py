@@ -3,6 +3,7 @@ that is killed leaves a mix or an open upload."""
 
 import contextlib
 import errno
+import mmap
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from tests.servers.seaweedfs import SeaweedFS
 pytestmark = pytest.mark.server
 
 _buckets = count(1)
+SMALL = ("--spool-size", "64MiB")
 CONTENT = os.urandom(8 * MIB) * 3 + b"the rest"
 
 
@@ -63,7 +65,7 @@ def rw(tmp_path: Path, seaweedfs: SeaweedFS, bucket: Bucket, proxy: FaultProxy) 
     site = Site(tmp_path, f"s3://{bucket.name}")
     site.environment = seaweedfs.environment
     site.expected_trouble = ("an empty directory is shown until there is", " cachefs.supervisor.")
-    site.mount("--rw", "--data-path", "relay", "--endpoint", proxy.endpoint, *PATIENT)
+    site.mount("--rw", "--data-path", "relay", "--endpoint", proxy.endpoint, *SMALL, *PATIENT)
     yield site
     proxy.clear()
     for name in os.listdir("/proc/self/fd"):  # of a test that has failed
@@ -255,3 +257,59 @@ def test_a_file_that_is_removed_right_after_it_was_sent(rw: Site) -> None:
     found = b"".join(os.pread(fd, MIB, offset) for offset in range(0, len(CONTENT), MIB))
     assert found == CONTENT
     os.close(fd)
+
+
+def larger_than_the_spool(rw: Site, name: str) -> tuple[int, bytes]:
+    """A new file that is not closed, and its content."""
+    content = os.urandom(MIB) * 100 + b"the rest"
+    fd = os.open(rw.mountpoint / name, os.O_CREAT | os.O_RDWR)
+    write_all(fd, content)
+    return fd, content
+
+
+def test_a_file_larger_than_the_spool(rw: Site, bucket: Bucket) -> None:
+    """What was sent is not in the spool any more. The next daemon completes the upload."""
+    rw.expected_trouble += ("had no room in the spool", "can't be changed before it is closed")
+    fd, content = larger_than_the_spool(rw, "large")
+    past_the_pages = os.open(rw.mountpoint / "large", os.O_RDONLY | os.O_DIRECT)
+    with pytest.raises(OSError) as raised:
+        os.preadv(past_the_pages, [mmap.mmap(-1, 4096)], 0)
+    assert raised.value.errno == errno.EIO
+    with pytest.raises(OSError) as raised:
+        os.rename(rw.mountpoint / "large", rw.mountpoint / "other")
+    assert raised.value.errno == errno.ENOSPC
+    os.kill(rw.daemon_pid(), signal.SIGKILL)
+    write_all(fd, b" and more")
+    os.close(fd)
+    assert bucket.content("large") == content + b" and more"
+    os.close(past_the_pages)
+    assert (rw.mountpoint / "large").read_bytes() == content + b" and more"
+    assert bucket.uploads() == []
+
+
+def test_a_lost_upload_of_a_file_larger_than_the_spool(rw: Site, bucket: Bucket) -> None:
+    """The file can't be stored any more, and nothing of it is."""
+    rw.expected_trouble += ("was not stored, and its bytes stay in the spool", "had no room in")
+    fd, _ = larger_than_the_spool(rw, "large")
+    (upload,) = bucket.uploads()
+    bucket.client.abort_multipart_upload(Bucket=bucket.name, Key="large", UploadId=upload)
+    with pytest.raises(OSError) as raised:
+        os.close(fd)
+    assert raised.value.errno == errno.EIO
+    assert not (rw.mountpoint / "large").exists()
+    listed = bucket.client.list_objects_v2(Bucket=bucket.name).get("Contents", [])
+    assert listed == []
+    assert bucket.uploads() == []
+
+
+def test_a_conflict_of_a_file_larger_than_the_spool(rw: Site, bucket: Bucket) -> None:
+    """Its upload stays until a user decides."""
+    rw.expected_trouble += ("was not stored, and its bytes stay in the spool",)
+    fd, content = larger_than_the_spool(rw, "large")
+    bucket.client.put_object(Bucket=bucket.name, Key="large", Body=b"theirs")
+    with pytest.raises(OSError) as raised:
+        os.close(fd)
+    assert raised.value.errno == errno.ESTALE
+    rw.cli("writes", "send", "--overwrite", rw.mountpoint / "large")
+    assert bucket.content("large") == content
+    assert bucket.uploads() == []

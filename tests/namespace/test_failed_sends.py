@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.errors import ConflictError, OriginUnavailableError, SpoolError
+from cachefs.errors import ConflictError, OriginUnavailableError, SpoolError, SpoolFullError
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.staging import recovery as recovery_module
 from cachefs.staging.file_state import FileState
@@ -117,3 +117,47 @@ async def test_a_failed_sync_hides_no_error_of_the_origin(
     mount.store.before = away
     with pytest.raises(OriginUnavailableError):
         await mount.files.send(ino, is_close=True)
+
+
+@pytest.fixture
+async def full(reading: Reading, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Mount]:
+    """A mount whose spool has room for 100 KiB."""
+    spool = await Spool.open(tmp_path / "small", reading.origin.identity, 100 << 10)
+    await nursery.start(spool.run)
+    yield Mount(reading, spool, ObjectStore(reading.origin, can_rename=True))
+    await spool.close()
+
+
+async def test_a_file_of_which_a_write_was_refused_is_not_sent(full: Mount) -> None:
+    """Neither by a close nor later: the origin keeps what it has. When the program has repeated
+    the write, or has begun anew, the file is whole again."""
+    full.origin.put("file", b"the former content")
+    ino = (await full.tree.find("file")).ino
+    await full.files.truncate(ino, 0, 1)
+    await full.files.write(ino, 0, bytes(90 << 10), 1)
+    with pytest.raises(SpoolFullError):
+        await full.files.write(ino, 90 << 10, bytes(20 << 10), 1)
+    for is_close in (True, False):
+        with pytest.raises(SpoolFullError, match="a write was refused"):
+            await full.files.send(ino, is_close=is_close)
+    assert full.files.generations_to_send() == {}
+    assert full.objects() == {"file": b"the former content"}
+    await full.files.truncate(ino, 0, 1)
+    await full.files.write(ino, 0, b"short", 1)
+    await full.files.close(ino, 1)
+    assert full.objects() == {"file": b"short"}
+
+
+async def test_a_write_that_was_refused_and_succeeds_later(
+    full: Mount, autojump_clock: trio.testing.MockClock
+) -> None:
+    other, ino = await full.create(ROOT_INO, b"other"), await full.create(ROOT_INO, b"file")
+    await full.files.write(other, 0, bytes(88 << 10), 1)
+    with pytest.raises(SpoolFullError):
+        await full.files.write(ino, 0, bytes(97 << 10), 2)
+    with pytest.raises(SpoolFullError):
+        await full.files.close(ino, 2)
+    await full.files.close(other, 1)
+    await full.files.write(ino, 0, b"a" * (20 << 10), 2)
+    await full.files.close(ino, 2)
+    assert full.objects()["file"] == b"a" * (20 << 10)

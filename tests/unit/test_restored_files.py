@@ -16,7 +16,7 @@ class Staged(SimpleNamespace):
     is_dropped = False
     base = extents = upload = start = expected_version = None
     has_open_upload = False
-    number, generation, size_bytes = 1, 1, 1
+    number, generation, size_bytes, freed_bytes = 1, 1, 1, 0
 
     def hold(self, reason: str) -> None:
         self.held = reason
@@ -40,7 +40,7 @@ def restore(
         SimpleNamespace(table=table),  # type: ignore[arg-type]
         changes,  # type: ignore[arg-type]
         *[SimpleNamespace()] * 2,  # type: ignore[arg-type]
-        SimpleNamespace(files={1: file}),  # type: ignore[arg-type]
+        SimpleNamespace(files={1: file}, space=SimpleNamespace()),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
             drop_upload=_do_nothing,
             abort_rest=_do_nothing,

@@ -33,11 +33,13 @@ from cachefs.format.spool_record import (
     Exclusive,
     Expected,
     Extent,
+    Freed,
     PartDone,
     PartsStale,
     Ranges,
     Rebased,
     Record,
+    Refused,
     Renamed,
     Sealed,
     SentFor,
@@ -123,6 +125,8 @@ GOLDEN: list[tuple[Record, int, int, str]] = [
         0,
         NUMBER + "03000000 04000000 0500000000000000 02000000 06000000 07000000",
     ),
+    (Refused(0x102, 3), 24, 1, NUMBER + "0300000000000000"),
+    (Freed(0x102, 3), 25, 1, NUMBER + "0300000000000000"),
 ]
 
 

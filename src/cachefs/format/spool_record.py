@@ -29,6 +29,8 @@ RANGES_PER_RECORD = 4096
 """How many ranges one `Ranges` has at most."""
 MOST_GROUPS = 1 << 15
 """How many groups one `SentFor` has at most. Linux allows twice as many."""
+NONE_REFUSED = (1 << 64) - 1
+"""The offset in a `Refused` that says that no write is missing."""
 PARTS_PER_RECORD = 10_000
 """How many parts one `PartsStale` has at most."""
 
@@ -228,6 +230,22 @@ class SentFor(NamedTuple):
     groups: tuple[int, ...]
 
 
+class Refused(NamedTuple):
+    """A write at `offset` was refused, so the content is not what a program wanted to write.
+    `NONE_REFUSED`: it was repeated, or cut off."""
+
+    number: int
+    offset: int
+
+
+class Freed(NamedTuple):
+    """The spool file has no bytes before `end_bytes` any more: only the parts of the upload have
+    them. 0 after the file was truncated to nothing."""
+
+    number: int
+    end_bytes: int
+
+
 Record: TypeAlias = (
     Begin
     | Extent
@@ -251,6 +269,8 @@ Record: TypeAlias = (
     | Starting
     | Expected
     | SentFor
+    | Refused
+    | Freed
 )
 
 
@@ -305,6 +325,8 @@ def _check(record: Record) -> None:
             _check_sizes(0, *bounds)
         case Truncate(size_bytes=size_bytes):
             _check_sizes(size_bytes)
+        case Freed(end_bytes=end_bytes):
+            _check_sizes(end_bytes)
         case Exclusive(is_exclusive=is_exclusive):
             if is_exclusive > 1:
                 raise BadRecordError("neither true nor false")
@@ -477,6 +499,8 @@ _LAYOUTS = (
     _layout(Starting, 21, "QQ", "text", "text", flags=0),
     _layout(Expected, 22, "Q", "text"),
     _layout(SentFor, 23, "QIIQ", "groups", flags=0),
+    _layout(Refused, 24, "QQ"),
+    _layout(Freed, 25, "QQ"),
 )
 _LAYOUT_OF = {layout.record: layout for layout in _LAYOUTS}
 _LAYOUT_OF_KIND = {layout.kind: layout for layout in _LAYOUTS}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENAMETOOLONG, ENOSPC
 from functools import partial
@@ -18,11 +18,15 @@ from cachefs.errors import (
     reason_of,
 )
 from cachefs.format.spool_record import (
+    NONE_REFUSED,
     Attributes,
     Changed,
     Extent,
+    Freed,
     PartsStale,
     Record,
+    Refused,
+    StateChanged,
     Synced,
     Truncate,
 )
@@ -107,6 +111,11 @@ class StagedContent:
         self.reason = ""
         """Why its state is CONFLICT, FAILED or HELD, for the user."""
         self.upload: UploadProgress | None = None
+        self.refused_at: int | None = None
+        """The first offset of a write that was refused. While it is set, the file must not be
+        published: a part of what a program wanted to write is missing."""
+        self.freed_bytes = 0
+        """Up to here only the parts of the upload have the bytes: see `free`."""
         self._base = base
         self._extents = None if base is None else Extents()
         self._least_bytes = 0
@@ -122,6 +131,11 @@ class StagedContent:
     def changed_at_ns(self) -> int:
         """When the spool file was last changed, in nanoseconds since 1970."""
         return self._spool_mtime_ns
+
+    @property
+    def charged_bytes(self) -> int:
+        """How much of the spool it has; 0 when its bytes were removed."""
+        return self._charged_bytes
 
     @property
     def is_synced(self) -> bool:
@@ -155,7 +169,9 @@ class StagedContent:
         if offset >= end:
             return []
         if self._extents is None:
-            return [Piece(Source.SPOOL, offset, end - offset)]
+            kept = max(offset, min(end, self.freed_bytes))
+            freed = Piece(Source.UPLOAD, offset, kept - offset)
+            return [each for each in (freed, Piece(Source.SPOOL, kept, end - kept)) if each.length]
         return pieces_of(self._extents, self.base_bytes, offset, end)
 
     def read_spool_now(self, offset: int, length: int) -> bytes | None:
@@ -191,6 +207,7 @@ class StagedContent:
         self._check(end)
         if offset == end:
             return
+        self._check_kept(offset)
         with self._changing():
             # Behind the end of the file, zeros come between it and the write.
             self._before_change(min(offset, self.size_bytes), end)
@@ -200,13 +217,16 @@ class StagedContent:
                 self._write_tracked(self._extents, offset, end, data)
             self.note_spool_mtime()
         self._has_changed(max(self.size_bytes, end))
+        if self.refused_at is not None and offset <= self.refused_at < end:
+            self._accept()
 
     def _write_whole(self, offset: int, end: int, data: Buffer) -> None:
         stop = min(end, self.size_bytes)
         undo = [(offset, stop)] if offset < stop else []
         self._parts.files.write(self.number, offset, data, undo, self.size_bytes)
         size_bytes = max(end, self.size_bytes)
-        self._stored_bytes = min(self._stored_bytes + end - offset, size_bytes)
+        most = size_bytes - self.freed_bytes
+        self._stored_bytes = min(self._stored_bytes + end - offset, most)
 
     def _write_tracked(self, extents: Extents, offset: int, end: int, data: Buffer) -> None:
         undo = extents.within(offset, end)
@@ -222,6 +242,10 @@ class StagedContent:
         The loop frees 16 MiB of a spool file in a step, and lets other tasks run in between. If
         the caller is cancelled, the size may be one in between."""
         self._check(size_bytes)
+        if size_bytes:
+            self._check_kept(size_bytes)
+        if self.refused_at is not None and size_bytes <= self.refused_at:
+            self._accept()
         if self._extents is None:
             await self._truncate_whole(size_bytes)
         else:
@@ -237,9 +261,15 @@ class StagedContent:
         self._truncate_step(size_bytes)
 
     def _truncate_step(self, size_bytes: int) -> None:
+        had_holes = self.freed_bytes > 0
         with self._changing():
             self._before_change(min(size_bytes, self.size_bytes), MOST_SIZE_BYTES)
-            self._parts.files.truncate(self.number, size_bytes)
+            try:
+                self._parts.files.truncate(self.number, size_bytes)
+            except OSError:
+                if had_holes and not self.freed_bytes:
+                    self._hold_mixed()  # they must not count as zeros
+                raise
             self.note_spool_mtime()
         self._stored_bytes = min(self._stored_bytes, size_bytes)
         self._has_changed(size_bytes)
@@ -276,12 +306,66 @@ class StagedContent:
         stale = () if self.upload is None else self.upload.stale_parts(begin, end)
         if stale:
             records.append(PartsStale(self.number, stale))
+        if self.freed_bytes and not begin:
+            records.append(Freed(self.number, 0))
         self._append(*records)
         self.is_sealed, self.synced = False, None
+        if not begin:
+            self.freed_bytes = 0
         if self.upload is not None:
             self.upload.forget(begin, end)
         if self.state is FileState.SENDING:
             self.state = FileState.OPEN
+
+    def note_refused(self, offset: int, reason: str) -> None:
+        """Record that a write at `offset` was refused: nothing is published until it is repeated,
+        or the file is truncated before it. A content that was closed or synced is one that a
+        program wanted, so it stays one that may be published."""
+        is_known = self.refused_at is not None and self.refused_at <= offset
+        if is_known or self.is_sealed or not self.is_attached:
+            return
+        self.refused_at = offset
+        self.state, self.reason = FileState.FAILED, reason
+        with suppress(OSError):  # the disk is full: then only this daemon knows it
+            self._append(
+                Refused(self.number, offset), StateChanged(self.number, self.state.value, reason)
+            )
+
+    def _accept(self) -> None:
+        """Record that no write is missing any more. Raises `SpoolError`."""
+        open_ = StateChanged(self.number, FileState.OPEN.value, "")
+        with spool_errors(self.path):
+            self._append(Refused(self.number, NONE_REFUSED), open_)
+        self.refused_at, self.state, self.reason = None, FileState.OPEN, ""
+
+    def _check_kept(self, offset: int) -> None:
+        if offset < self.freed_bytes:
+            raise SpoolFullError(
+                f"{self.path}: its first {self.freed_bytes} bytes are at the source already, and "
+                "can't be changed before it is closed: give the spool more room with --spool-size"
+            )
+
+    async def free(self, end_bytes: int) -> None:
+        """Free the space of the bytes before `end_bytes`, which the upload has in finished parts.
+        Until the file is at the origin they can be neither read nor changed. Only for a file that
+        has no extents, and is neither sealed nor synced. Raises `SpoolError`.
+
+        The record is on the disk first: after a power cut the holes must not count as zeros."""
+        first, number = self.freed_bytes, self.number
+        with spool_errors(self.path):
+            self._append(Freed(number, end_bytes))
+            self.freed_bytes = end_bytes
+            await self._parts.journal.sync()
+            for offset in range(first, end_bytes, _STEP_BYTES):
+                if self.freed_bytes < end_bytes or not self.is_attached:
+                    return  # it was truncated, and may have new bytes here
+                length = min(_STEP_BYTES, end_bytes - offset)
+                self._parts.files.free(number, offset, length)
+                self._stored_bytes = max(0, self._stored_bytes - length)
+                self._spool_mtime_ns = self._parts.files.status(number).st_mtime_ns
+                self._append(Attributes(number, self.mtime_ns, self._spool_mtime_ns, self.posix))
+                self._charge()
+                await trio.lowlevel.checkpoint()
 
     def note_spool_mtime(self) -> None:
         """Take over the mtime of the spool file, after a change of it. Raises `OSError`."""

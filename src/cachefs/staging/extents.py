@@ -12,6 +12,9 @@ class Source(Enum):
     SPOOL = "spool"
     BASE = "base"
     ZEROS = "zeros"
+    UPLOAD = "upload"
+    """Only the origin has them, in parts of an upload that is not complete: nobody can read them.
+    """
 
 
 class Piece(NamedTuple):

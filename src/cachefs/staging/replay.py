@@ -19,6 +19,7 @@ from cachefs.format.spool_frame import (
     seed_of,
 )
 from cachefs.format.spool_record import (
+    NONE_REFUSED,
     REQUIRED,
     Attributes,
     BadRecordError,
@@ -30,11 +31,13 @@ from cachefs.format.spool_record import (
     Exclusive,
     Expected,
     Extent,
+    Freed,
     PartDone,
     PartsStale,
     Ranges,
     Rebased,
     Record,
+    Refused,
     Renamed,
     Sealed,
     SentFor,
@@ -78,6 +81,8 @@ class ReplayedFile:
     start: Start | None = None
     expected_version: str | None = None
     caller: Caller | None = None
+    refused_at: int | None = None
+    freed_bytes: int = 0
 
     def hold(self, reason: str) -> None:
         """Set the state HELD, if the file doesn't wait for a user already."""
@@ -208,7 +213,7 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             _apply_to_content(file, record)
         case Attributes():
             file.attributes, file.posix = record, record.posix
-            if file.upload is not None:
+            if file.upload is not None and not file.freed_bytes:
                 file.upload.note_other_attributes(file.generation)
         case Renamed():
             file.path = record.path
@@ -236,6 +241,12 @@ def _apply(file: ReplayedFile, record: Record) -> None:
             file.expected_version = record.version
         case SentFor(_, uid, gid, capabilities, groups):
             file.caller = Caller(uid, gid, groups, capabilities)
+        case Refused(_, offset):
+            file.refused_at = None if offset == NONE_REFUSED else offset
+        case Freed(_, end_bytes):
+            if file.extents is not None:
+                raise BadRecordError("bytes without extents were freed")
+            file.freed_bytes = end_bytes
         case PartDone() | PartsStale() | Completing() | UploadEnded():
             _apply_to_upload(file, record)
         case Rebased():

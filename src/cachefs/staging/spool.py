@@ -113,6 +113,7 @@ class Spool:
         file.upload, file.state, file.reason = state.upload, state.state, state.reason
         file.is_exclusive, file.expected_version = state.is_exclusive, state.expected_version
         file.start, file.caller = state.start, state.caller
+        file.refused_at, file.freed_bytes = state.refused_at, state.freed_bytes
         file.end_unanswered_start()
         attributes = state.attributes
         if attributes is not None and attributes.spool_mtime_ns == status.st_mtime_ns:
@@ -184,13 +185,6 @@ class Spool:
             file.expected_version = expected_version
         self._files[number] = self._of_ino[ino] = file
         return file
-
-    # -- space -------------------------------------------------------------------------------------
-
-    async def reserve(self, more_bytes: int, timeout_s: float) -> None:
-        """Wait until `more_bytes` can be written; the caller must write before its next await.
-        Raises `SpoolFullError` after `timeout_s`."""
-        await self.space.reserve(more_bytes, timeout_s)
 
     # -- life --------------------------------------------------------------------------------------
 

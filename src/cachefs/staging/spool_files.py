@@ -83,6 +83,11 @@ class SpoolFiles:
         frees."""
         self._disk.truncate(self.fd(number), size_bytes)
 
+    def free(self, number: int, offset: int, length: int) -> None:
+        """Free the space of a range. Takes about 0.1 ms for each MiB of the page cache that it
+        frees."""
+        self._disk.free(self.fd(number), offset, length)
+
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Return `length` bytes; fewer only at the end of the file. Waits for the disk if they are
         not in the page cache."""

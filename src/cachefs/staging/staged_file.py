@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from cachefs.errors import SpoolError
+from cachefs.errors import PartsLostError, SpoolError
 from cachefs.format.spool_record import (
     MOST_GROUPS,
     RANGES_PER_RECORD,
@@ -18,11 +18,13 @@ from cachefs.format.spool_record import (
     Dropped,
     Exclusive,
     Expected,
+    Freed,
     PartDone,
     PartsStale,
     Ranges,
     Rebased,
     Record,
+    Refused,
     Renamed,
     Sealed,
     SentFor,
@@ -104,7 +106,10 @@ class StagedFile(StagedContent):
             self.caller = caller
 
     def _send_again(self) -> None:
-        """Make the upload that is under way one of an older state of the file."""
+        """Make the upload that is under way one of an older state of the file. If the spool does
+        not have all bytes any more, the upload can't be replaced, and keeps what it has."""
+        if self.freed_bytes:
+            return
         self.sending_generation = 0
         if self.upload is not None:
             self.upload.note_other_attributes(self.generation)
@@ -242,6 +247,8 @@ class StagedFile(StagedContent):
             self._end()
             return True
         base_bytes = min(self._least_bytes, meta.size_bytes)
+        if self.freed_bytes:
+            raise PartsLostError(f"{self.path}: it has changed while it was sent")
         rebased = Rebased(self.number, self.sending_generation, base_bytes, meta)
         self._record(rebased)
         self.upload, self.expected_version = None, meta.version
@@ -329,6 +336,10 @@ class StagedFile(StagedContent):
             records.append(Expected(number, expected))
         if self.caller is not None:
             records.append(_sent_for(number, self.caller))
+        if self.refused_at is not None:
+            records.append(Refused(number, self.refused_at))
+        if self.freed_bytes:
+            records.append(Freed(number, self.freed_bytes))
         if self.upload is not None:
             upload = self.upload
             records.append(UploadStarted(number, upload.upload_id, upload.write_id, upload.path))

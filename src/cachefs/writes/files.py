@@ -21,13 +21,12 @@ from functools import partial
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import CachefsError, ObjectChangedError, SpoolError
+from cachefs.errors import CachefsError, FileTooLargeError, ObjectChangedError, SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.on_behalf import present_caller
-from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.file_state import is_only_begun
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
@@ -40,7 +39,7 @@ from cachefs.writes.sending.sender import Sender
 from cachefs.writes.written_file import Marks, State, WrittenFile, nameless, restored
 
 _ROOM_S = 60.0
-"""How long a write waits for room in the spool before it fails with ENOSPC."""
+"""When the spool got no room for so long, a write that waits for it fails with ENOSPC."""
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,9 @@ class WrittenFiles:
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
         self.untold = Untold(marks)
-        self._ahead = PartsAhead(sender, partial(sender.destination_of, namespace))
+        self._ahead = PartsAhead(
+            sender, partial(sender.destination_of, namespace), self._entries.all, spool.space
+        )
         self._sends = FileSends(
             namespace, changes, readers, cache, sender, self._entries, self.untold
         )
@@ -147,7 +148,8 @@ class WrittenFiles:
     def _hold(self, staged: StagedFile, reason: str) -> None:
         """Let a file that an earlier daemon has left wait for a user."""
         staged.hold(reason)
-        self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
+        if not staged.freed_bytes:
+            self._sends.jobs.start(self._sends.drop_upload, nameless(staged))
 
     def _restore_one(self, inode: Inode, staged: StagedFile) -> None:
         file = restored(inode, staged)
@@ -201,18 +203,39 @@ class WrittenFiles:
 
     async def write(self, ino: int, offset: int, data: bytes, process: int) -> None:
         """Write all of `data` at `offset`, for a process (0: unknown). Raises `SpoolFullError`, or
-        `ObjectChangedError` for an inode that is gone."""
+        `ObjectChangedError` for an inode that is gone. A file of which a write was refused is not
+        sent before that write is repeated."""
+        try:
+            await self._write(ino, offset, data, process)
+        except FileTooLargeError:
+            raise  # there is no such place in any file
+        except SpoolError as error:
+            file = self._entries.get(ino)
+            if file is not None:
+                file.staged.note_refused(offset, str(error))
+                file.note_writer(process)  # its close fails, too
+            raise
+
+    async def _write(self, ino: int, offset: int, data: bytes, process: int) -> None:
         file = self._entries.get(ino)
         if file is not None and file.is_scattered:
-            await self._spool.reserve(len(data) + 2 * BLOCK_BYTES, _ROOM_S)
+            await self._reserve(file, len(data) + 2 * BLOCK_BYTES)
             await file.fill(offset, offset + len(data))
         began_at = trio.current_time()
-        await self._spool.reserve(len(data), _ROOM_S)
+        await self._reserve(file, len(data))
         file = await self._changeable(ino)
         check_alive(process, began_at)
         file.staged.write(offset, data)
         self._note_change(file, process)
         self._ahead.note_write(file, offset, offset + len(data))
+
+    async def _reserve(self, file: WrittenFile | None, more_bytes: int) -> None:
+        space = self._spool.space
+        if space.has_room(more_bytes):
+            return
+        holder = None if file is None else file.staged
+        shrinks = file is not None and self._ahead.can_free(file)
+        await space.reserve(more_bytes, _ROOM_S, holder, shrinks=shrinks)
 
     async def truncate(self, ino: int, size_bytes: int, process: int) -> None:
         """Set the file's size. Bytes that this adds are zeros. Raises the errors of `write`."""
@@ -221,7 +244,7 @@ class WrittenFiles:
         check_alive(process, began_at)
         await file.truncate(size_bytes)
         self._note_change(file, process)
-        if size_bytes <= MOST_PUT_BYTES and file.has_open_upload:
+        if file.is_small and file.has_open_upload:
             self._sends.jobs.start(self._sends.drop_upload, file)
 
     async def _changeable(self, ino: int, *, is_whole: bool = False) -> WrittenFile:
@@ -232,6 +255,8 @@ class WrittenFiles:
                 await file.sent.wait()
             elif file.is_in_doubt:
                 await self._sends.doubts.end(file)
+                if file.is_in_upload and not is_whole:
+                    raise SpoolError(f"{file.staged.path}: wait until the source has all of it")
             elif file.state is State.STORED:
                 self._entries.end(file)
             else:
@@ -307,7 +332,8 @@ class WrittenFiles:
         """Return whether the origin was asked to store an unsent file: it may have it, even though
         this is not known."""
         file = self._entries.get(ino)
-        return file is not None and file.staged.upload is not None
+        upload = None if file is None else file.staged.upload
+        return upload is not None and (not upload.upload_id or upload.asked_generation > 0)
 
     def unsent_below(self, directory: str) -> list[int]:
         """Return the inode numbers of the unsent files below a directory."""

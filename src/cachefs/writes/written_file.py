@@ -7,6 +7,7 @@ from typing import Protocol
 
 import trio
 
+from cachefs.errors import SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.reader import FileReader
 from cachefs.origin.writable import MOST_PUT_BYTES, Condition
@@ -79,6 +80,21 @@ class WrittenFile:
         return self.staged.start is not None or (upload is not None and bool(upload.upload_id))
 
     @property
+    def is_small(self) -> bool:
+        """Whether a single request can send the file."""
+        return self.staged.size_bytes <= MOST_PUT_BYTES and not self.staged.freed_bytes
+
+    @property
+    def is_in_upload(self) -> bool:
+        """Whether the present content may be stored already, and the spool does not have all of it:
+        then no other content can be sent."""
+        return (
+            self.state is State.UNSENT
+            and self.staged.freed_bytes > 0
+            and self.was_asked_for_present
+        )
+
+    @property
     def is_in_doubt(self) -> bool:
         """Whether the origin may have the content although no sending has succeeded: the answer was
         lost, or the daemon that sent it was killed."""
@@ -98,6 +114,8 @@ class WrittenFile:
     def may_be_published(self, is_at_origin: bool) -> bool:
         """Return whether the content may be sent although no process closes the file. An empty one
         may replace the object (`is_at_origin`): no close follows if a name was truncated."""
+        if self.staged.refused_at is not None:
+            return False
         is_emptied = is_at_origin and not self.staged.size_bytes
         return self.staged.is_sealed or self.is_shown_open or is_emptied
 
@@ -110,6 +128,8 @@ class WrittenFile:
                 found.append(await self.staged.read_spool(piece.offset, piece.length))
             elif piece.source is Source.ZEROS:
                 found.append(bytes(piece.length))
+            elif piece.source is Source.UPLOAD:
+                raise no_longer_here(self.staged)
             else:
                 found.append(await self._read_base(piece.offset, piece.length))
         return found[0] if len(found) == 1 else b"".join(found)
@@ -222,6 +242,14 @@ class WrittenFile:
         """Break off the sending of full parts. It gives the lock back soon."""
         if self.ahead is not None:
             self.ahead.cancel()
+
+
+def no_longer_here(staged: StagedFile) -> SpoolError:
+    """Return the error for a read of bytes that only an upload has."""
+    return SpoolError(
+        f"{staged.path}: its first {staged.freed_bytes} bytes had no room in the spool, and can be "
+        "read when it is closed and at the source: give the spool more room with --spool-size"
+    )
 
 
 def restored(inode: Inode, staged: StagedFile) -> WrittenFile:

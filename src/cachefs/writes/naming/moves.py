@@ -1,6 +1,6 @@
 """Renames at the origin: of a file, and of a directory with everything below it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from cachefs.errors import (
     ExistsError,
     NotFoundError,
     ObjectChangedError,
+    SpoolFullError,
 )
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
@@ -80,15 +81,14 @@ class Moves:
         file = self._files.entry(ino)
         if file is None or file.state is not State.UNSENT or not file.is_named:
             return False
-        upload = file.staged.upload
         is_new = not self._namespace.inode(ino).version
-        was_asked = upload is not None and (not upload.upload_id or upload.asked_generation > 0)
-        return file.is_in_doubt or (is_new and was_asked)
+        return file.is_in_doubt or (is_new and self._files.was_sent(ino))
 
     async def _move_quiet_file(self, ino: int, move: Move, replaced_ino: int) -> None:
         old, new = move.old, move.new
         new_path = self._present.path(*new)
         inode = self._namespace.inode(ino)
+        self._check_movable([ino])
         if not inode.version:
             if self._present.hides_object(ino):
                 await self._present.keep_directory(*old)
@@ -114,6 +114,17 @@ class Moves:
             # Another program may have changed a local file just before its rename.
             is_same = meta.version == before.meta.version or not self._writer.can_rename
             self.note_moved(ino, before, meta, has_blocks=is_same)
+
+    def _check_movable(self, inos: Iterable[int]) -> None:
+        """Raise `SpoolFullError` for an unsent file that the spool does not have as a whole: its
+        upload is for the old name."""
+        for ino in inos:
+            file = self._files.entry(ino)
+            if file is not None and file.state is State.UNSENT and file.staged.freed_bytes:
+                raise SpoolFullError(
+                    f"{file.staged.path} has no room in the spool as a whole, and can't be renamed "
+                    "before it is closed: give the spool more room with --spool-size"
+                )
 
     async def _version_at(self, path: str, ino: int) -> str:
         """Return the version that the origin has of a file that is about to be replaced (0: of
@@ -229,6 +240,7 @@ class Moves:
             with self._files.moving(old_path):
                 unsent = self._files.unsent_below(old_path)
                 async with self._quiet(*unsent):
+                    self._check_movable(unsent)
                     if not any(map(self._is_in_doubt, unsent)):
                         await self._move_quiet_directory(directory, move, has_target, is_again)
                         is_moved = True

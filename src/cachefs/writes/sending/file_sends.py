@@ -12,13 +12,19 @@ from contextlib import contextmanager
 import trio
 
 from cachefs.cache.block_cache import BlockCache
-from cachefs.errors import CachefsError, ConflictError, ObjectChangedError, SpoolError
+from cachefs.errors import (
+    CachefsError,
+    ConflictError,
+    ObjectChangedError,
+    PartsLostError,
+    SpoolError,
+    SpoolFullError,
+)
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import Readers
 from cachefs.origin.on_behalf import expecting, present_caller
-from cachefs.origin.writable import MOST_PUT_BYTES
 from cachefs.staging.file_state import FileState
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import ObjectMeta
@@ -138,6 +144,10 @@ class FileSends:
             return
         if not self._entries.has(file):
             raise ConflictError(file.staged.reason)
+        if file.staged.refused_at is not None:
+            raise SpoolFullError(
+                f"it is not sent, because a write was refused: {file.staged.reason}"
+            )
         condition = file.condition
         file.state, state = State.SENDING, State.UNSENT
         try:
@@ -158,6 +168,10 @@ class FileSends:
                 file.staged.fail(str(error))  # a close has come meanwhile, and sends it again
             else:
                 self._note_conflict(file, error)
+            raise
+        except PartsLostError as error:
+            file.staged.hold(str(error))
+            self._note_kept(file, error)
             raise
         except CachefsError as error:
             file.staged.fail(str(error))
@@ -200,9 +214,12 @@ class FileSends:
     def _note_conflict(self, file: WrittenFile, error: CachefsError) -> None:
         """Note that the origin refused the content, or no longer has the rest of it. The bytes stay
         in the spool, and the name shows the origin's version from now on. Atomic."""
+        file.staged.conflict(str(error))
+        self._note_kept(file, error)
+
+    def _note_kept(self, file: WrittenFile, error: CachefsError) -> None:
         path = file.staged.path
         log.warning("%s was not stored, and its bytes stay in the spool: %s", path, error)
-        file.staged.conflict(str(error))
         self._untold.add(file.ino, file.writers, str(error))
         self._entries.give_up(file)
 
@@ -219,7 +236,7 @@ class FileSends:
         """Drop the upload of a file that has become small or has lost its name."""
         file.stop_ahead()
         async with file.lock:
-            if not file.is_named or file.staged.size_bytes <= MOST_PUT_BYTES:
+            if not file.is_named or file.is_small:
                 await self._sender.drop_upload(file.staged)
 
     async def drop(self, file: WrittenFile) -> None:

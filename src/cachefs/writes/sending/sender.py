@@ -28,6 +28,7 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    PartsLostError,
 )
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.on_behalf import acting_for
@@ -162,11 +163,11 @@ class Sender:
         lost = 0
         try:
             for turn in itertools.count(1):
-                file.keeps_writers_out = turn > _FREE_TURNS
+                # What the spool does not have any more can't be sent in a second upload.
+                file.keeps_writers_out = turn > _FREE_TURNS or file.staged.freed_bytes > 0
                 await file.rest()
-                is_small = file.staged.size_bytes <= MOST_PUT_BYTES
                 try:
-                    send = self._put if is_small else self._send_in_parts
+                    send = self._put if file.is_small else self._send_in_parts
                     meta = await send(file, path, describe)
                 except _UploadLostError as error:
                     lost += 1
@@ -179,7 +180,8 @@ class Sender:
             known = file.staged.upload
             if known is not None and known.upload_id:
                 if isinstance(error, ConflictError | ObjectChangedError):
-                    await self.drop_upload(file.staged)
+                    if not file.staged.freed_bytes:
+                        await self.drop_upload(file.staged)
                 elif not self._writer.checks_parts:
                     await self._abort(known)  # its id stays known, for the next try
             raise
@@ -201,6 +203,8 @@ class Sender:
     ) -> ObjectMeta:
         path, size_bytes, write_id = staged.path, staged.size_bytes, new_write_id()
         attributes = attributes_of(staged.posix, staged.mtime_ns)
+        if staged.freed_bytes:
+            return await self._continue_kept(staged, read, condition, attributes)
         await self.drop_upload(staged)
         if size_bytes <= MOST_PUT_BYTES:
             body = await read(0, size_bytes) if size_bytes else b""
@@ -215,6 +219,34 @@ class Sender:
             return await self._writer.complete(upload, tags, condition, attributes)
         except BaseException:
             await self.drop_upload(staged)
+            raise
+
+    async def _continue_kept(
+        self,
+        staged: StagedFile,
+        read: ReadContent,
+        condition: Condition | None,
+        attributes: Attributes,
+    ) -> ObjectMeta:
+        """Complete the upload that has bytes which the spool does not have any more."""
+        known = staged.upload
+        if known is None or known.path != staged.path:
+            _check_complete(staged)
+        upload = Upload(
+            _progress(staged).path, _progress(staged).upload_id, _progress(staged).write_id
+        )
+        try:
+            await self._compare_parts(staged, upload)
+            for part in missing_parts(staged):
+                if part.offset < staged.freed_bytes:
+                    _check_complete(staged)
+                content = LoopContent(read, part.offset, part.length)
+                tag = await self._writer.put_part(upload, part.number, part.offset, content)
+                staged.finish_part(staged.begin_part(*part), tag.tag)
+            return await self._writer.complete(upload, _tags(staged), condition, attributes)
+        except NotFoundError:
+            staged.end_upload()
+            _check_complete(staged)
             raise
 
     async def _put(self, file: WrittenFile, path: str, describe: Describe) -> ObjectMeta | None:
@@ -252,12 +284,7 @@ class Sender:
             # No await from here on until the request is sent: this is the content.
             file.begin_sending()
             staged.note_completing()
-            parts = _progress(staged).parts
-            tags = [
-                PartTag(each.number, each.length, parts[each.number].tag)
-                for each in _ranges(staged.size_bytes)
-            ]
-            return await self._writer.complete(upload, tags, file.condition, describe())
+            return await self._writer.complete(upload, _tags(staged), file.condition, describe())
         except NotFoundError as error:
             await self.drop_upload(staged)
             raise _UploadLostError(str(error)) from None
@@ -288,6 +315,7 @@ class Sender:
             if file.knows_parts or await self._compare_parts(staged, upload):
                 file.knows_parts = True
                 return upload
+        _check_complete(staged)
         await self.drop_upload(staged)
         # A write whose answer was lost is recognised by its id, but only with this content.
         is_same = known is not None and known.path == path
@@ -350,6 +378,8 @@ class Sender:
 
         async def send_some() -> None:
             for each in waiting:
+                if each.offset < file.staged.freed_bytes:
+                    _check_complete(file.staged)
                 if each.end > file.staged.size_bytes:
                     return  # it was truncated meanwhile
                 try:
@@ -445,6 +475,36 @@ class _UploadLostError(Exception):
 def _progress(staged: StagedFile) -> UploadProgress:
     assert staged.upload is not None
     return staged.upload
+
+
+def _check_complete(staged: StagedFile) -> None:
+    """Raise `PartsLostError` if the spool does not have all bytes any more."""
+    if staged.freed_bytes:
+        raise PartsLostError(
+            f"{staged.path}: its first {staged.freed_bytes} bytes were sent and had no room in the "
+            "spool, and the source has no upload with them any more; give the spool more room with "
+            "--spool-size"
+        )
+
+
+def _tags(staged: StagedFile) -> list[PartTag]:
+    """Return what completes the upload, which has all parts."""
+    parts = _progress(staged).parts
+    ranges = _ranges(staged.size_bytes)
+    return [PartTag(each.number, each.length, parts[each.number].tag) for each in ranges]
+
+
+def sent_in_order_bytes(staged: StagedFile) -> int:
+    """Return up to where the origin has full parts without a gap."""
+    upload, end = staged.upload, 0
+    if upload is None or not upload.upload_id or upload.asked_generation:
+        return 0
+    for each in _ranges(staged.size_bytes):
+        part = upload.parts.get(each.number)
+        if part is None or part[1:3] != each[1:] or each.length != part_bytes(each.number):
+            break
+        end = each.end
+    return end
 
 
 def _ranges(size_bytes: int) -> list[PartRange]:

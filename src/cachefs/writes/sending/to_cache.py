@@ -37,6 +37,8 @@ async def _local_block(
             found.append(await file.staged.read_spool(piece.offset, piece.length))
         elif piece.source is Source.ZEROS:
             found.append(bytes(piece.length))
+        elif piece.source is Source.UPLOAD:
+            return None
         else:
             assert file.base is not None
             key = BlockKey(file.base.ref.object_id, index)

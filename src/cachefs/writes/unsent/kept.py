@@ -12,6 +12,7 @@ from cachefs.staging.extents import Source
 from cachefs.staging.file_state import FileState
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES
+from cachefs.writes.written_file import no_longer_here
 
 _STEP_BYTES = 64 << 20
 """How much of a file is described between two checks for other tasks."""
@@ -36,6 +37,8 @@ class StagedReader:
                 found.append(await self._staged.read_spool(piece.offset, piece.length))
             elif piece.source is Source.ZEROS:
                 found.append(bytes(piece.length))
+            elif piece.source is Source.UPLOAD:
+                raise no_longer_here(self._staged)
             else:
                 for at, some in _blocks(piece.offset, piece.length):
                     found.append(await self._read_base(at, some))
@@ -62,6 +65,8 @@ class StagedReader:
         staged, generation = self._staged, self._staged.generation
         for first in range(0, staged.size_bytes, _STEP_BYTES):
             for source, offset, length in staged.pieces(first, _STEP_BYTES):
+                if source is Source.UPLOAD:
+                    raise no_longer_here(staged)
                 if source is not Source.BASE:
                     yield {"offset": offset, "length": length, "source": source.value}
                     continue
