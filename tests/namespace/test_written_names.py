@@ -1,6 +1,6 @@
 """Changes of names that concern each other, in every order: the answers of the origin are held."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,18 @@ from cachefs.errors import (
 )
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.own_changes import OwnChanges
-from cachefs.origin.writable import NO_ATTRIBUTES, Attributes, Condition, WritableOrigin
+from cachefs.origin.writable import (
+    MOST_PUT_BYTES,
+    NO_ATTRIBUTES,
+    Attributes,
+    Condition,
+    Content,
+    PartTag,
+    Upload,
+    WritableOrigin,
+)
 from cachefs.staging.spool import Spool
-from cachefs.types import NO_POSIX, ObjectMeta
+from cachefs.types import NO_POSIX, ObjectMeta, Posix
 from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.names import WrittenNames
@@ -42,6 +51,7 @@ class ObjectStore:
         self.before: Callable[[str, str], Awaitable[None]] | None = None
         self.after: Callable[[str, str], Awaitable[None]] | None = None
         self.requests: list[tuple[str, str]] = []
+        self.uploads: dict[Upload, dict[int, bytes]] = {}
         self._write_ids: dict[str, str] = {}
         self._markers: dict[str, str | None] = {}
 
@@ -80,6 +90,40 @@ class ObjectStore:
             meta = self._origin.put(path, bytes(body))
             self._write_ids[meta.version] = write_id or ""
         return meta
+
+    async def start_upload(
+        self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
+    ) -> Upload:
+        async with self._request("start", path):
+            upload = Upload(path, str(len(self.requests)), write_id or "")
+            self.uploads[upload] = {}
+        return upload
+
+    async def put_part(self, upload: Upload, number: int, offset: int, content: Content) -> PartTag:
+        async with self._request("part", upload.path):
+            self.uploads[upload][number] = bytes(content.read(0, content.size_bytes))
+        return PartTag(number, content.size_bytes, "tag")
+
+    async def complete(
+        self,
+        upload: Upload,
+        parts: Sequence[PartTag],
+        condition: Condition | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> ObjectMeta:
+        async with self._request("complete", upload.path):
+            self._check(upload.path, condition)
+            found = self.uploads.pop(upload)
+            meta = self._origin.put(upload.path, b"".join(found[part.number] for part in parts))
+            self._write_ids[meta.version] = upload.write_id
+        return meta
+
+    async def abort(self, upload: Upload) -> None:
+        self.uploads.pop(upload, None)
+
+    async def abort_started(self, upload: Upload, began_s: float, ended_s: float) -> None:
+        for each in [each for each in self.uploads if each.write_id == upload.write_id]:
+            del self.uploads[each]
 
     async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
         found = self._origin.objects.get(path)
@@ -457,3 +501,67 @@ async def test_a_mkdir_that_the_kernel_sends_again_knows_its_own_directory(mount
     assert (await mount.tree.find("dir")).is_dir
     with pytest.raises(ExistsError):
         await make(7, is_again=False)
+
+
+LARGE = bytes(MOST_PUT_BYTES) + b"the end"
+
+
+async def large(mount: Mount, name: bytes) -> int:
+    """A new file that is not closed, and is sent in parts."""
+    ino = await mount.create(ROOT_INO, name)
+    for offset in range(0, len(LARGE), 1 << 20):
+        await mount.files.write(ino, offset, LARGE[offset : offset + (1 << 20)], 1)
+    return ino
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "renamed", "renamed with its directory"])
+async def test_a_name_changes_while_its_large_file_is_sent(
+    mount: Mount, nursery: trio.Nursery, how: str
+) -> None:
+    """The change does not wait for the bytes. The close ends without an error."""
+    nursery.start_soon(mount.files.run)
+    mount.origin.put("a/there", b"there")
+    parent = (await mount.tree.find("a")).ino
+    other = await mount.create(ROOT_INO, b"other")
+    await mount.files.write(other, 0, b"other", 1)
+    ino = await large(mount, b"large")
+    if how == "renamed with its directory":
+        await mount.rename((ROOT_INO, b"large"), (parent, b"large"))
+    held = Held(mount.store, "part")
+    async with trio.open_nursery() as closing:
+        closing.start_soon(mount.files.close, ino, 1)
+        await held.has_come.wait()
+        match how:
+            case "removed":
+                await mount.names.unlink(ROOT_INO, b"large")
+            case "replaced":
+                await mount.rename((ROOT_INO, b"other"), (ROOT_INO, b"large"))
+                await mount.files.close(other, 1)
+            case "renamed":
+                await mount.rename((ROOT_INO, b"large"), (ROOT_INO, b"new"))
+            case _:
+                await mount.rename((ROOT_INO, b"a"), (ROOT_INO, b"new"))
+    expected = {
+        "removed": {},
+        "replaced": {"large": b"other"},
+        "renamed": {"new": LARGE},
+        "renamed with its directory": {"new/large": LARGE},
+    }
+    place = "new" if how == "renamed with its directory" else "a"
+    assert mount.objects() == expected[how] | {f"{place}/there": b"there"}
+    await trio.testing.wait_all_tasks_blocked()
+    assert mount.store.uploads == {}
+
+
+async def test_attributes_are_set_while_a_large_file_is_sent(mount: Mount) -> None:
+    ino = await large(mount, b"large")
+    held = Held(mount.store, "part")
+    async with trio.open_nursery() as closing:
+        closing.start_soon(mount.files.close, ino, 1)
+        await held.has_come.wait()
+        await mount.names.set_attributes(ino, Posix(mode=0o600), 5, None)
+        held.go.set()
+    assert mount.objects() == {"large": LARGE}
+    assert [kind for kind, _ in mount.store.requests].count("start") == 1, "it is sent once"
+    inode = mount.tree.namespace.inode(ino)
+    assert (inode.posix.mode, inode.mtime_ns) == (0o600, 5)

@@ -27,7 +27,7 @@ from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
 from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.on_behalf import present_caller
-from cachefs.staging.file_state import is_only_begun
+from cachefs.staging.file_state import FileState, is_only_begun
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, NO_POSIX, ObjectMeta, Posix
@@ -350,12 +350,13 @@ class WrittenFiles:
 
     @asynccontextmanager
     async def quiet(self, ino: int) -> AsyncIterator[None]:
-        """Keep the file from being sent while its name changes."""
+        """Keep the file from being sent while its name changes. A sending of a large file is broken
+        off, so this takes no longer than a request."""
         file = self._entries.get(ino)
         if file is None:
             yield
             return
-        file.stop_ahead()
+        file.stop_parts()
         async with file.lock:
             yield
 
@@ -364,10 +365,11 @@ class WrittenFiles:
         return self._sends.moving(directory)
 
     def note_attributes(self, ino: int, posix: Posix, mtime_ns: int | None) -> bool:
-        """Note attributes that travel with the file's next upload, if it has unsent changes. Return
-        whether it has. Raises `SpoolError`."""
+        """Note attributes that travel with the file's next upload, or with the present one as long
+        as its content is not complete. Return False if the file has no unsent changes, or the
+        origin has been asked to store them. Raises `SpoolError`."""
         file = self._entries.get(ino)
-        if file is None or file.state is not State.UNSENT:
+        if file is None or file.state is State.STORED or file.staged.state is FileState.SENDING:
             return False
         file.staged.set_attributes(mtime_ns, posix)
         return True

@@ -66,6 +66,8 @@ class WrittenFile:
         """When it is written up to here, full parts are sent."""
         self.ahead: trio.CancelScope | None = None
         """Cancelling it ends the sending of full parts."""
+        self.sending_parts: trio.CancelScope | None = None
+        """Cancelling it ends a sending that has not asked the origin to complete its upload."""
         self.absent_generation = 0
         """The generation of which it is known that the origin does not have it."""
         self.closes = 0
@@ -242,6 +244,14 @@ class WrittenFile:
         """Break off the sending of full parts. It gives the lock back soon."""
         if self.ahead is not None:
             self.ahead.cancel()
+
+    def stop_parts(self) -> None:
+        """Let whoever sends parts of the file give the lock back soon. A close or fsync takes it
+        again afterwards, and sends the file under its new name, if it still has one. Once the
+        origin was asked to store the file, it is too late: then the lock comes with the answer."""
+        self.stop_ahead()
+        if self.sending_parts is not None:
+            self.sending_parts.cancel()
 
 
 def no_longer_here(staged: StagedFile) -> SpoolError:

@@ -32,7 +32,7 @@ from cachefs.writes.entries import Entries
 from cachefs.writes.jobs import FileJobs
 from cachefs.writes.processes import Untold
 from cachefs.writes.sending.doubts import Doubts
-from cachefs.writes.sending.sender import Sender
+from cachefs.writes.sending.sender import BrokenOffError, Sender
 from cachefs.writes.sending.to_cache import give_to_cache
 from cachefs.writes.written_file import State, WrittenFile
 
@@ -124,11 +124,14 @@ class FileSends:
                 if move is None:
                     try:
                         await self._send_locked(file)
+                        return
+                    except BrokenOffError:
+                        pass  # the change of its name or its attributes gets the lock now
                     except CachefsError:
                         await self._sync(file.staged)
                         raise
-                    return
-            await move.wait()
+            if move is not None:
+                await move.wait()
 
     async def _sync(self, staged: StagedFile) -> None:
         """Let the content that the origin did not take survive a power cut: nothing else has it."""
@@ -172,6 +175,8 @@ class FileSends:
         except PartsLostError as error:
             file.staged.hold(str(error))
             self._note_kept(file, error)
+            raise
+        except BrokenOffError:
             raise
         except CachefsError as error:
             file.staged.fail(str(error))

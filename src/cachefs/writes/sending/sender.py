@@ -278,7 +278,10 @@ class Sender:
         staged.seal()
         upload = await self._open_upload(file, path, describe)
         try:
-            await self._send_parts(file, upload, missing_parts(staged))
+            with trio.CancelScope() as file.sending_parts:
+                await self._send_parts(file, upload, missing_parts(staged))
+            if file.sending_parts.cancelled_caught:
+                raise BrokenOffError(f"{path}: its name or its attributes change")
             if not file.is_at_rest or missing_parts(staged):
                 return None
             # No await from here on until the request is sent: this is the content.
@@ -288,6 +291,8 @@ class Sender:
         except NotFoundError as error:
             await self.drop_upload(staged)
             raise _UploadLostError(str(error)) from None
+        finally:
+            file.sending_parts = None
 
     async def send_ahead(
         self, file: WrittenFile, path: str, describe: Describe, written_bytes: int
@@ -466,6 +471,10 @@ class Sender:
             except OriginError:
                 pass
         self._unaborted.append(known)
+
+
+class BrokenOffError(CachefsError):
+    """A sending was broken off before the origin was asked to store anything."""
 
 
 class _UploadLostError(Exception):
