@@ -60,6 +60,8 @@ class WrittenFile:
         """Writers wait until the present sending ends, because it was overtaken several times."""
         self.knows_parts = True
         """Whether this daemon has seen which parts of the upload the origin has."""
+        self.failed_lists = 0
+        """How many sendings have failed because the parts of the upload could not be listed."""
         self.in_order_bytes = 0
         """The file was written without a gap up to here."""
         self.ahead_at_bytes = MOST_PUT_BYTES + 1

@@ -69,6 +69,8 @@ _SMALL_BYTES = 256 << 10
 _FREE_TURNS = 3
 _MOST_LOST = 2
 """How many uploads may vanish at the origin before a sending fails."""
+_MOST_FAILED_LISTS = 2
+"""How many sendings may fail because the parts can't be listed. The next one begins anew."""
 _ABORT_S = 10.0
 
 
@@ -309,7 +311,11 @@ class Sender:
             and each.length == part_bytes(each.number)
             and each.number not in changed
         ]
-        await self._send_parts(file, upload, full)
+        try:
+            await self._send_parts(file, upload, full)
+        except NotFoundError:
+            await self.drop_upload(staged)  # the store has dropped it: the next one begins anew
+            raise
 
     async def _open_upload(self, file: WrittenFile, path: str, describe: Describe) -> Upload:
         """Return the upload of the file. Begin one if there is none that can be continued."""
@@ -317,7 +323,7 @@ class Sender:
         known = staged.upload
         if known is not None and self._can_continue(known, staged, path):
             upload = Upload(known.path, known.upload_id, known.write_id)
-            if file.knows_parts or await self._compare_parts(staged, upload):
+            if file.knows_parts or await self._has_parts(file, upload):
                 file.knows_parts = True
                 return upload
         _check_complete(staged)
@@ -356,14 +362,34 @@ class Sender:
             and known.asked_generation in (0, staged.generation)
         )
 
+    async def _has_parts(self, file: WrittenFile, upload: Upload) -> bool:
+        """Do `_compare_parts`. If the origin does not answer that again and again, the upload can't
+        be continued, unless the spool has not all bytes: some stores only fail lists."""
+        try:
+            return await self._compare_parts(file.staged, upload)
+        except OriginUnavailableError:
+            file.failed_lists += 1
+            if file.staged.freed_bytes or file.failed_lists < _MOST_FAILED_LISTS:
+                raise
+            return False
+
     async def _compare_parts(self, staged: StagedFile, upload: Upload) -> bool:
         """Ask the origin which parts it has of an upload of an earlier daemon, and forget others.
-        Return whether the upload can be continued."""
+        Return whether the upload can be continued. If the origin can't or may not say which parts
+        it has, that is so only if the spool has not all bytes; the origin compares the parts again
+        when it completes the upload. Raises `OriginUnavailableError`."""
         try:
             found = {part.number: part for part in await self._writer.parts(upload)}
         except NotFoundError:
             # Completed, perhaps: then the next request for it finds its object.
             return _progress(staged).asked_generation > 0
+        except OriginUnavailableError:
+            raise
+        except OriginError as error:
+            if staged.freed_bytes:
+                return True
+            log.info("%s is sent anew: the store does not list its parts: %s", upload.path, error)
+            return False
         known = _progress(staged).parts.values()
         wrong = [
             part.number

@@ -46,6 +46,8 @@ _TEMPORARY = (
     "IncompleteBody",
     "InternalError",
 )
+_LOST_UPLOADS = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall")
+"""The upload can't be completed. Its bytes must be sent anew."""
 _DAMAGED = ("BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch")
 _STATUS_OF = {
     "SlowDown": 503,
@@ -81,7 +83,7 @@ def _kind_of(method: str, query: str, headers: Mapping[str, str]) -> WriteKind |
 
 
 class NoSuchUploadError(NotFoundError):
-    """The upload has been completed or aborted."""
+    """The upload has been completed or aborted, or a part of it is not there or not accepted."""
 
 
 class Sender:
@@ -278,8 +280,8 @@ class Sender:
         refused = redirects.refusal(self.target, subject, status, headers, body, "written")
         if refused is not None:
             return refused
-        if code == "NoSuchUpload":
-            return NoSuchUploadError(f"{place} has no such upload")
+        if code in _LOST_UPLOADS:
+            return NoSuchUploadError(f"{place} has no such upload, or not all its parts ({reason})")
         if code in _DAMAGED:
             return BadDataError(f"{place} was not written: its bytes were damaged ({reason})")
         if code in _TEMPORARY:

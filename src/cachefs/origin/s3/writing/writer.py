@@ -190,6 +190,8 @@ class S3Writer(WritableOrigin):
             for part in page.parts:
                 if found.setdefault(part.number, part) != part:
                     doubtful.add(part.number)
+            if page.after is not None and int(page.after) <= int(after):
+                raise BadDataError("the list of the parts of an upload has no end")
             after = page.after if page.parts else None
         return [found[number] for number in sorted(found.keys() - doubtful)]
 
