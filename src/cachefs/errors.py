@@ -130,6 +130,14 @@ class CredentialsError(OriginUnavailableError):
     denial. EIO."""
 
 
+class RefusedError(OriginError):
+    """The store refuses the request, and would refuse it again (4xx, 501). EIO."""
+
+
+class NotOfferedError(RefusedError):
+    """The store does not have this kind of request. EIO."""
+
+
 class UntrustedOriginError(OriginUnavailableError):
     """The certificate of the origin is refused, so a retry has no use. EIO."""
 

@@ -5,8 +5,16 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 import trio
 
-from cachefs.errors import ConflictError, NotEmptyError, NotFoundError, OriginError, TooManyError
-from cachefs.origin.writable import NO_ATTRIBUTES, Attributes
+from cachefs.errors import (
+    AccessDeniedError,
+    ConflictError,
+    NotEmptyError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+    TooManyError,
+)
+from cachefs.origin.writable import NO_ATTRIBUTES, Attributes, Condition
 from cachefs.types import ObjectMeta
 from cachefs.writes.naming.directory_rename import Copied, DirectoryRename
 from tests.namespace.harness import ScriptedOrigin, Tree
@@ -20,10 +28,15 @@ class MemoryWriter:
         self.markers: set[str] = set()
         self.copying = self.most_copying = 0
         self.deletions: list[int] = []
+        self.undeletable: dict[str, OriginError] = {}
         self.before_copy: Callable[[str], Awaitable[None]] | None = None
         self.before_deletion: Callable[[], Awaitable[None]] | None = None
 
-    async def copy(self, path: str, meta: ObjectMeta, target: str) -> ObjectMeta:
+    async def copy(
+        self, path: str, meta: ObjectMeta, target: str, condition: Condition | None = None
+    ) -> ObjectMeta:
+        if condition is not None and target in self._origin.objects:
+            raise ConflictError(target)
         self.copying += 1
         self.most_copying = max(self.most_copying, self.copying)
         try:
@@ -40,10 +53,14 @@ class MemoryWriter:
         self.deletions.append(len(paths))
         if self.before_deletion is not None:
             await self.before_deletion()
+        failed = {}
         for path in paths:
+            if (error := self.undeletable.get(path)) is not None:
+                failed[path] = error
+                continue
             self._origin.objects.pop(path, None)
             self.markers.discard(path)
-        return {}
+        return failed
 
     async def make_directory(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, *, is_new: bool = False
@@ -204,3 +221,28 @@ async def test_what_somebody_else_has_put_there_is_kept(tree, origin, writer) ->
         await rename(tree, writer, has_target=True, is_again=True)
     assert len(below(origin, "new")) == 5
     assert len(below(origin, "old")) == 10
+
+
+@pytest.mark.expect_log("old was not renamed to new, and still has all its files .no.; the copies")
+async def test_a_rename_is_undone_if_an_old_object_can_not_be_deleted(tree, origin, writer) -> None:
+    fill(origin, 30)
+    before = below(origin, "old")
+    writer.undeletable["old/a/file-4"] = AccessDeniedError("no")
+    with pytest.raises(AccessDeniedError):
+        await rename(tree, writer)
+    assert below(origin, "old") == before
+    assert below(origin, "new") == {}
+    assert writer.markers == {"old/", "old/a/", "old/a/b/"}
+
+
+@pytest.mark.expect_log("old was not renamed: new has all its files, but 1 objects of the old name")
+async def test_a_rename_whose_deletions_get_no_answer_fails_and_loses_nothing(
+    tree, origin, writer
+) -> None:
+    """The store may still delete what it was asked to delete, so nothing is undone."""
+    wanted = fill(origin, 30)
+    writer.undeletable["old/a/file-4"] = OriginUnavailableError("away")
+    with pytest.raises(OriginUnavailableError):
+        await rename(tree, writer)
+    assert below(origin, "new") == wanted
+    assert list(below(origin, "old")) == ["old/a/file-4"]

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import trio
 
-from cachefs.errors import AccessDeniedError, NotFoundError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    NotOfferedError,
+    OriginError,
+    OriginUnavailableError,
+)
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.origin.writable import (
+    MOST_PARTS,
     NO_ATTRIBUTES,
     Attributes,
     Condition,
@@ -21,6 +28,7 @@ from cachefs.origin.writable import (
 )
 from cachefs.staging.spool import Spool
 from cachefs.types import ObjectMeta
+from cachefs.writes.sending import sender
 from tests.namespace.harness import Reading, ScriptedOrigin
 from tests.namespace.test_written_names import Mount, ObjectStore
 
@@ -60,6 +68,12 @@ class PartStore(ObjectStore):
             data = await trio.to_thread.run_sync(content.read, 0, content.size_bytes)
             self._parts(upload)[number] = bytes(data)
         return PartTag(number, content.size_bytes, f"{number}")
+
+    async def copy_part(
+        self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
+    ) -> PartTag:
+        async with self._request("copy part", upload.path):
+            raise NotOfferedError("no UploadPartCopy")
 
     async def parts(self, upload: Upload) -> list[PartTag]:
         async with self._request("list", upload.path):
@@ -158,3 +172,45 @@ async def test_an_upload_that_the_store_has_dropped_is_replaced(mount: Mount) ->
     store_of(mount).gone.update(store_of(mount).uploads)
     await mount.files.close(ino, 1)
     assert mount.objects()["large"] == PIECE * SIZE_MIB
+
+
+async def test_parts_that_the_store_does_not_copy_are_sent(mount: Mount) -> None:
+    before = PIECE * SIZE_MIB
+    mount.origin.put("base", before)
+    inode = await mount.tree.find("base")
+    await mount.files.write(inode.ino, len(before), b"and more", 1)
+    await mount.files.close(inode.ino, 1)
+    assert mount.objects()["base"] == before + b"and more"
+    assert ("copy part", "base") in mount.store.requests
+    await mount.files.write(inode.ino, 0, b"changed", 1)
+    mount.store.requests.clear()
+    await mount.files.close(inode.ino, 1)
+    assert mount.objects()["base"] == b"changed" + before[7:] + b"and more"
+    assert ("copy part", "base") not in mount.store.requests
+
+
+async def test_a_file_that_outgrows_its_parts_gets_larger_ones(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parts of an object are equal, but the last one."""
+
+    def small_steps(size_bytes: int, most_parts: int = MOST_PARTS) -> int:
+        return (4 if size_bytes <= SIZE_MIB << 20 else 7) << 20
+
+    monkeypatch.setattr(sender, "part_bytes", small_steps)
+    ino = await begun(mount)
+    assert {len(data) for data in store_of(mount).uploads["upload 1"].values()} == {4 << 20}
+    await mount.files.write(ino, SIZE_MIB << 20, PIECE, 1)
+    joined: list[list[int]] = []
+    complete = store_of(mount).complete
+
+    async def note_parts(upload: Upload, parts: Sequence[PartTag], *more: Any) -> ObjectMeta:
+        joined.append([part.size_bytes >> 20 for part in sorted(parts)])
+        meta: ObjectMeta = await complete(upload, parts, *more)
+        return meta
+
+    store_of(mount).complete = note_parts
+    await mount.files.close(ino, 1)
+    assert joined == [[7, 7, 7]]
+    assert mount.objects()["large"] == PIECE * (SIZE_MIB + 1)
+    assert store_of(mount).uploads == {}

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from cachefs.errors import (
+    AccessDeniedError,
     ConflictError,
     ExistsError,
     NotFoundError,
@@ -565,3 +566,37 @@ async def test_attributes_are_set_while_a_large_file_is_sent(mount: Mount) -> No
     assert [kind for kind, _ in mount.store.requests].count("start") == 1, "it is sent once"
     inode = mount.tree.namespace.inode(ino)
     assert (inode.posix.mode, inode.mtime_ns) == (0o600, 5)
+
+
+async def refuse_old(kind: str, path: str) -> None:
+    if (kind, path) == ("delete", "old"):
+        raise AccessDeniedError("no")
+
+
+async def lose_answer(kind: str, path: str) -> None:
+    if (kind, path) == ("delete", "old"):
+        raise OriginUnavailableError("no answer")
+
+
+@pytest.mark.parametrize("mount", ["object store"], indirect=True)
+@pytest.mark.expect_log("old was not renamed: it could not be deleted")
+async def test_a_rename_of_a_file_that_can_not_be_deleted_is_undone(mount: Mount) -> None:
+    mount.origin.put("old", b"content")
+    await mount.tree.find("old")
+    mount.store.before = refuse_old
+    with pytest.raises(AccessDeniedError):
+        await mount.rename((ROOT_INO, b"old"), (ROOT_INO, b"new"))
+    assert mount.objects() == {"old": b"content"}
+    mount.store.before = lose_answer  # it may still be deleted, so the copy stays
+    with pytest.raises(OriginUnavailableError):
+        await mount.rename((ROOT_INO, b"old"), (ROOT_INO, b"new"))
+    assert mount.objects() == {"old": b"content", "new": b"content"}
+
+
+@pytest.mark.parametrize("mount", ["object store"], indirect=True)
+async def test_a_rename_whose_last_answer_is_lost_succeeds(mount: Mount) -> None:
+    mount.origin.put("old", b"content")
+    await mount.tree.find("old")
+    mount.store.after = lose_answer
+    await mount.rename((ROOT_INO, b"old"), (ROOT_INO, b"new"))
+    assert mount.objects() == {"new": b"content"}

@@ -21,6 +21,8 @@ from cachefs.origin.fsspec.local_files import LocalFiles
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.writable import (
     ABSENT,
+    LEAST_PART_BYTES,
+    MOST_PARTS,
     UNCHECKED,
     Attributes,
     Condition,
@@ -394,11 +396,14 @@ async def test_attributes_travel(writer, backend) -> None:
         assert (found.st_mode & 0o7777, found.st_mtime_ns) == (0o640, mtime_ns)
 
 
-def test_parts_reach_the_largest_object() -> None:
-    assert part_bytes(1) == 8 * MIB
-    assert sum(part_bytes(number) for number in range(1, 10_001)) >= 5 << 40
-    with pytest.raises(ValueError, match="at most 10000"):
-        part_bytes(10_001)
+@pytest.mark.parametrize("most_parts", [1000, MOST_PARTS])
+@pytest.mark.parametrize("size_bytes", [1, 8 << 33, (8 << 33) + 1, 80_000 * MIB, 5 << 40])
+def test_parts_are_equal_and_reach_the_largest_object(size_bytes: int, most_parts: int) -> None:
+    part = part_bytes(size_bytes, most_parts)
+    assert part >= LEAST_PART_BYTES
+    assert part * MOST_PARTS >= size_bytes
+    assert part == 640 * MIB or part * most_parts >= size_bytes
+    assert part_bytes(size_bytes // 2, most_parts) <= part
 
 
 async def test_renames_of_local_files(tmp_path) -> None:

@@ -26,21 +26,23 @@ LEAST_PART_BYTES = 5 * _MIB
 MOST_PARTS = 10_000
 _MOST_KEY = 1024
 """The most bytes of a key, as S3 and OSS allow."""
-_PART_SIZES = ((100, 8 * _MIB), (1000, 32 * _MIB), (5000, 128 * _MIB), (MOST_PARTS, 1024 * _MIB))
-"""The sizes of parts, each up to a part number. Together they exceed 5 TiB."""
+_PART_SIZES = (8 * _MIB, 64 * _MIB, 640 * _MIB)
+"""`MOST_PARTS` of the largest size exceed 5 TiB. A file that outgrows a size while it is sent is
+sent anew, so there are few sizes."""
 
 
 _PROCESS = secrets.token_hex(12)
 _writes = count(1)
 
 
-def part_bytes(number: int) -> int:
-    """Return the size in bytes that part `number` (from 1) should have. Raises `ValueError` above
-    `MOST_PARTS`."""
-    for last, size_bytes in _PART_SIZES:
-        if number <= last:
-            return size_bytes
-    raise ValueError(f"part {number}: an upload has at most {MOST_PARTS} parts")
+def part_bytes(size_bytes: int, most_parts: int = MOST_PARTS) -> int:
+    """Return the size in bytes of all parts but the last of an object of `size_bytes`. The last one
+    is not larger. So the parts of an upload are equal, as Cloudflare R2 requires. There are more
+    than `most_parts` only where even the largest size does not suffice."""
+    for part in _PART_SIZES:
+        if size_bytes <= part * most_parts:
+            return part
+    return _PART_SIZES[-1]
 
 
 class Content(ABC):
@@ -148,6 +150,8 @@ class Attributes:
     gid: int | None = None
     mtime_ns: int | None = None
     is_renamed: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    """All metadata of another object, in place of the other fields: see `metadata_of`."""
 
 
 NO_ATTRIBUTES = Attributes()
@@ -260,6 +264,10 @@ class WritableOrigin(ABC):
     keeps_attributes = False
     """A new version keeps owner, group and mode of the one before, so a write states only what a
     user has set. Otherwise it must state all of them."""
+
+    reads_copies = False
+    """If the store refuses to copy, a copy may be made of bytes that were read: see `metadata_of`.
+    """
 
     acts_for_callers = False
     """Changes are made with the rights of the process that asked for them: see `on_behalf.py`."""
@@ -386,6 +394,11 @@ class WritableOrigin(ABC):
         `condition` is about `target`. Return the copy as `put` does; `write_id` is as there.
         Raises `ObjectChangedError` or `NotFoundError` because of `path`, `ConflictError` because of
         `target`."""
+
+    async def metadata_of(self, path: str, meta: ObjectMeta) -> Attributes:
+        """Return what a write must state so that it has the metadata of the version `meta` of the
+        object at `path`. Raises `ObjectChangedError`, `NotFoundError`."""
+        return NO_ATTRIBUTES
 
     async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
         """Give an object or a directory another name in one step, if `can_rename`. An object at

@@ -81,7 +81,7 @@ class ResilientOrigin(WrappingOrigin):
         self._writer: ResilientWriter | None = None
         if inner.writer is not None:
             call = partial(self._call, deadline_s=settings.write_timeout_s)
-            self._writer = ResilientWriter(inner.writer, settings, call)
+            self._writer = ResilientWriter(inner.writer, settings, call, self.read)
 
     # -- settings and state --------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from cachefs.errors import OriginError
+from cachefs.errors import AccessDeniedError, NotOfferedError, OriginError, RefusedError
+from cachefs.origin.resilience.copying import ReadObject, copy_by_hand
 from cachefs.origin.resilience.reading import Transfer
 from cachefs.origin.resilience.settings import Resilience
 from cachefs.origin.writable import (
@@ -97,12 +98,19 @@ class _WatchedContent(Content):
 
 
 class ResilientWriter(WritableOrigin):
-    """Wraps `inner`. `call` runs one request with slots, retries and a deadline."""
+    """Wraps `inner`. `call` runs one request with slots, retries and a deadline. `read` is
+    `Origin.read`, with all that, too."""
 
-    def __init__(self, inner: WritableOrigin, settings: Resilience, call: _Call) -> None:
+    def __init__(
+        self, inner: WritableOrigin, settings: Resilience, call: _Call, read: ReadObject
+    ) -> None:
         self._inner = inner
+        self._read = read
         self._settings = settings
         self._call = call
+        self.reads_copies = inner.reads_copies
+        self._copies = True
+        """Whether the store may copy objects."""
         self.keeps_attributes = inner.keeps_attributes
         self.acts_for_callers = inner.acts_for_callers
         self.can_rename = inner.can_rename
@@ -213,10 +221,21 @@ class ResilientWriter(WritableOrigin):
         condition: Condition | None = None,
         write_id: str | None = None,
     ) -> ObjectMeta:
-        """See `WritableOrigin.copy`."""
+        """See `WritableOrigin.copy`. What the store refuses to copy is read and written."""
         known = write_id or new_write_id()
-        copy = partial(self._inner.copy, path, meta, target, condition, known)
-        return await self._assemble(target, copy)
+        if self._copies:
+            copy = partial(self._inner.copy, path, meta, target, condition, known)
+            try:
+                return await self._assemble(target, copy)
+            except (RefusedError, AccessDeniedError) as error:
+                if not self.reads_copies:
+                    raise
+                self._copies = not isinstance(error, NotOfferedError)
+        return await copy_by_hand(self, self._read, path, meta, target, condition, known)
+
+    async def metadata_of(self, path: str, meta: ObjectMeta) -> Attributes:
+        """See `WritableOrigin.metadata_of`."""
+        return await self._ask(path, partial(self._inner.metadata_of, path, meta))
 
     async def rename(self, path: str, target: str, condition: Condition | None = None) -> None:
         """See `WritableOrigin.rename`."""

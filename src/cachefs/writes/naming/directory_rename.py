@@ -6,7 +6,9 @@ At any time one of the two names has all objects:
 2. Listings verify the copies. What was changed below the old name meanwhile is copied, too.
 3. The objects below the old name are deleted.
 
-If a step before the third fails, the copies are removed. If the daemon dies, the kernel sends the
+If a step before the third fails, the copies are removed. If the store refuses to delete, what was
+deleted is copied back before. If it only gave no answer, it may still delete, so nothing is undone:
+the rename fails, and the new name has all objects. If the daemon dies, the kernel sends the
 request again: the listings of both names show the next daemon how far this one has come. The store
 may still delete old objects for the dead daemon then, so the next one removes no copy.
 """
@@ -19,16 +21,18 @@ from typing import NamedTuple, TypeVar
 import trio
 
 from cachefs.errors import (
+    ConflictError,
     NotEmptyError,
     NotFoundError,
     ObjectChangedError,
     OriginError,
+    OriginUnavailableError,
     TooManyError,
 )
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.base import Origin
-from cachefs.origin.writable import WritableOrigin
+from cachefs.origin.writable import ABSENT, WritableOrigin
 from cachefs.types import ObjectMeta, ObjectRef
 from cachefs.writes.sending.sender import attributes_of
 
@@ -37,6 +41,7 @@ _DELETED_TOGETHER = 1000
 _ROUNDS = 5
 """The most times that the old name is listed, because other writers change it meanwhile."""
 _UNDO_S = 30.0
+_PUT_BACK_S = 300.0
 
 T = TypeVar("T")
 
@@ -100,7 +105,7 @@ class DirectoryRename:
             await self._undo(error)
             raise
         markers = [f"{self._namespace.table.path(child)}/" for child in self.directories]
-        await self._delete([*self._copied, *reversed(markers), f"{self._old}/"])
+        await self._delete(directory, [*self._copied, *reversed(markers), f"{self._old}/"])
         return list(self._copied.values())
 
     async def _make_top(self, directory: Inode, has_target: bool, is_again: bool) -> None:
@@ -192,16 +197,16 @@ class DirectoryRename:
 
     async def _verify(self) -> None:
         """Compare the copies with listings of the new name. Raises `ObjectChangedError`."""
-        found = await self._listed_below_new()
+        found = await self._listed_below(self._new)
         for copied in self._copied.values():
             meta = found.get(copied.path)
             if meta is None or _differ(meta, copied.meta):
                 raise ObjectChangedError(f"{copied.path} is not the copy that was made")
 
-    async def _listed_below_new(self) -> dict[str, ObjectMeta]:
-        """Return the objects below the new name by path, as the origin lists them now."""
+    async def _listed_below(self, top: str) -> dict[str, ObjectMeta]:
+        """Return the objects below a directory by path, as the origin lists them now."""
         found: dict[str, ObjectMeta] = {}
-        level = [self._new]
+        level = [top]
 
         async def list_one(path: str) -> None:
             try:
@@ -223,7 +228,7 @@ class DirectoryRename:
     async def _take_over(self, below: dict[str, tuple[int, ObjectRef]]) -> None:
         """Find out what an earlier daemon has copied. Raises `NotEmptyError` if the new name has
         objects that are not from this rename."""
-        found = await self._listed_below_new()
+        found = await self._listed_below(self._new)
         sizes = {path: meta.size_bytes for path, meta in found.items()}
         wanted = {self._target(path): ref.meta.size_bytes for path, (_, ref) in below.items()}
         # It died while it copied (some copies are missing), or while it deleted (no copy is).
@@ -251,20 +256,52 @@ class DirectoryRename:
             "the copies are removed" if not left else f"up to {left} copies could not be removed",
         )
 
-    async def _delete(self, paths: list[str]) -> None:
-        """Delete what is below the old name. All of it is below the new name, so the rename has
-        succeeded even if something remains."""
+    async def _delete(self, directory: Inode, paths: list[str]) -> None:
+        """Delete what is below the old name. Raises the error of an object that could not be
+        deleted, when the rename is undone as far as that is safe."""
         failed = await self._delete_together(paths)
-        if failed:
-            path, error = next(iter(failed.items()))
+        if not failed:
+            return
+        is_answer = not any(isinstance(each, OriginUnavailableError) for each in failed.values())
+        path, error = next(iter(failed.items()))
+        is_whole = False
+        if is_answer and not self._is_again:
+            with trio.CancelScope(shield=True), trio.move_on_after(_PUT_BACK_S):
+                is_whole = await self._put_back(directory)
+        if is_whole:
+            await self._undo(error)
+        else:
             log.warning(
-                "%s was renamed to %s, but %d of its objects could not be deleted, such as %s: %s",
+                "%s was not renamed: %s has all its files, but %d objects of the old name could "
+                "not be deleted, such as %s: %s",
                 self._old,
                 self._new,
                 len(failed),
                 path,
                 error,
             )
+        raise error
+
+    async def _put_back(self, directory: Inode) -> bool:
+        """Copy back what was deleted below the old name. Return whether a listing then shows that
+        it has all its objects."""
+        directories = [directory, *self.directories]
+        try:
+            for at in directories:
+                path = self._namespace.table.path(at)
+                await self._writer.make_directory(path, attributes_of(at.posix))
+            found = await self._listed_below(self._old)
+            missing = [one for path, one in self._copied.items() if path not in found]
+            await _in_parallel(self._put_one_back, missing)
+            found = await self._listed_below(self._old)
+        except OriginError as error:
+            log.info("%s can't be put back: %s", self._old, error)
+            return False
+        return found.keys() >= self._copied.keys()
+
+    async def _put_one_back(self, copied: Copied) -> None:
+        with suppress(ConflictError):  # somebody has made a new one
+            await self._writer.copy(copied.path, copied.meta, copied.before.path, ABSENT)
 
     async def _delete_together(self, paths: list[str]) -> dict[str, OriginError]:
         """Delete objects, 1,000 in a request. Return the errors by path."""

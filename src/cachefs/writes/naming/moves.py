@@ -1,8 +1,11 @@
 """Renames at the origin: of a file, and of a directory with everything below it."""
 
+import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import NamedTuple
+
+from trio import CancelScope, move_on_after
 
 from cachefs.errors import (
     BadNameError,
@@ -10,6 +13,8 @@ from cachefs.errors import (
     ExistsError,
     NotFoundError,
     ObjectChangedError,
+    OriginError,
+    OriginUnavailableError,
     SpoolFullError,
 )
 from cachefs.format.inode_record import Inode
@@ -25,14 +30,20 @@ from cachefs.writes.naming.directory_rename import Copied, DirectoryRename
 from cachefs.writes.naming.present import Name, PresentNames
 from cachefs.writes.written_file import State
 
+log = logging.getLogger(__name__)
+
+_UNDO_S = 30.0
+
 
 class Move(NamedTuple):
-    """A rename. The `condition` is about the new name; `write_id` is that of a copy."""
+    """A rename. The `condition` is about the new name; `write_id` is that of a copy.
+    `replaces`: there is something of the new name."""
 
     old: Name
     new: Name
     condition: Condition | None
     write_id: str
+    replaces: bool = False
 
 
 class Moves:
@@ -161,8 +172,43 @@ class Moves:
             meta = await self._writer.copy(
                 before.path, before.meta, new_path, move.condition, move.write_id
             )
-        await self._writer.delete(before.path, Condition(before.meta.version))
+        try:
+            await self._writer.delete(before.path, Condition(before.meta.version))
+        except OriginError as error:
+            if not await self._is_gone(before):
+                await self._undo_copy(before, new_path, meta, move, error)
+                raise
         return meta
+
+    async def _is_gone(self, before: ObjectRef) -> bool:
+        """Return whether the origin has no object of this path any more: the answer to its deletion
+        may have been lost."""
+        try:
+            await self._origin.stat(before.path)
+        except NotFoundError:
+            return True
+        except OriginError:
+            return False
+        return False
+
+    async def _undo_copy(
+        self, before: ObjectRef, new_path: str, meta: ObjectMeta, move: Move, error: OriginError
+    ) -> None:
+        """Remove the copy of an object that could not be deleted, unless it has replaced another
+        one, or the object may still be deleted, because there was no answer."""
+        is_undone = False
+        if not move.replaces and not isinstance(error, OriginUnavailableError):
+            with CancelScope(shield=True), move_on_after(_UNDO_S), suppress(OriginError):
+                await self._writer.delete(new_path, Condition(meta.version))
+                is_undone = True
+        log.warning(
+            "%s was not renamed: it could not be deleted (%s); its copy %s %s",
+            before.path,
+            error,
+            new_path,
+            "is removed" if is_undone else "remains",
+        )
+        await self._present.show(*move.new)
 
     @asynccontextmanager
     async def _refusing(self, move: Move) -> AsyncIterator[None]:
@@ -261,8 +307,14 @@ class Moves:
             rename = DirectoryRename(
                 self._namespace, self._origin, self._writer, paths, self._most_renamed
             )
-            async with self._refusing(move):
-                copied = await rename.run(directory, has_target=has_target, is_again=is_again)
+            try:
+                async with self._refusing(move):
+                    copied = await rename.run(directory, has_target=has_target, is_again=is_again)
+            except OriginError:
+                # Some objects may be new copies, and some still have the new name.
+                self._changes.forget_listings([directory, *rename.directories])
+                await self._present.show(*new)
+                raise
             if is_again:
                 self._changes.forget_listings([directory, *rename.directories])
         # No await until the table has the move.

@@ -264,7 +264,7 @@ class WrittenNames:
         write_id = self._write_id(
             "rename", process, f"{self._present.path(*old)} {self._present.path(*new)}"
         )
-        move = Move(old, new, ABSENT if no_replace else None, write_id)
+        move = Move(old, new, ABSENT if no_replace else None, write_id, target is not None)
         try:
             async with self._present.meaning(old.parent, new.parent):
                 if inode.is_dir:

@@ -21,14 +21,17 @@ from typing import NamedTuple
 import trio
 
 from cachefs.errors import (
+    AccessDeniedError,
     CachefsError,
     ConflictError,
     NotFoundError,
+    NotOfferedError,
     ObjectChangedError,
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
     PartsLostError,
+    RefusedError,
 )
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.on_behalf import acting_for
@@ -48,7 +51,6 @@ from cachefs.staging.extents import Source
 from cachefs.staging.file_state import Start, UploadProgress
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import (
-    MOST_SIZE_BYTES,
     UNKNOWN_ID,
     UNKNOWN_MODE,
     Caller,
@@ -66,6 +68,8 @@ _BODIES_AT_A_TIME = 8
 """How many bodies of PUTs may be in memory at a time, each of up to 16 MiB."""
 _SMALL_BYTES = 256 << 10
 """Bodies of at most this size do not count for `_BODIES_AT_A_TIME`."""
+_MOST_COPIES = 1000
+"""Of parts of an upload, up to a size of 625 GiB."""
 _FREE_TURNS = 3
 _MOST_LOST = 2
 """How many uploads may vanish at the origin before a sending fails."""
@@ -99,6 +103,8 @@ class Sender:
     def __init__(self, writer: WritableOrigin) -> None:
         self._writer = writer
         self._bodies = trio.CapacityLimiter(_BODIES_AT_A_TIME)
+        self._copies_parts = True
+        """Whether the store may copy a range of an object to a part."""
         self._unaborted: list[UploadProgress] = []
         """Uploads that could not be dropped yet."""
 
@@ -215,7 +221,7 @@ class Sender:
         upload = await self._start(staged, path, attributes, write_id)
         try:
             tags = []
-            for number, offset, length in _ranges(size_bytes):
+            for number, offset, length in _ranges(size_bytes, part_bytes(size_bytes)):
                 content = LoopContent(read, offset, length)
                 tags.append(await self._writer.put_part(upload, number, offset, content))
             return await self._writer.complete(upload, tags, condition, attributes)
@@ -303,12 +309,12 @@ class Sender:
         they were sent. Raises the origin's error."""
         staged = file.staged
         upload = await self._open_upload(file, path, describe)
-        changed = _progress(staged).changed
+        changed, full_bytes = _progress(staged).changed, _part_bytes(staged)
         full = [
             each
             for each in missing_parts(staged)
             if each.end <= written_bytes
-            and each.length == part_bytes(each.number)
+            and each.length == full_bytes
             and each.number not in changed
         ]
         try:
@@ -360,6 +366,7 @@ class Sender:
             and bool(known.upload_id)
             and known.path == path
             and known.asked_generation in (0, staged.generation)
+            and (staged.freed_bytes > 0 or _has_equal_parts(known, _part_bytes(staged)))
         )
 
     async def _has_parts(self, file: WrittenFile, upload: Upload) -> bool:
@@ -431,11 +438,18 @@ class Sender:
         staged, (number, offset, length) = file.staged, wanted
         part = staged.begin_part(number, offset, length)
         pieces = staged.pieces(offset, length)
-        base = staged.base
+        base = staged.base if self._copies_parts else None
+        tag = None
         if base is not None and len(pieces) == 1 and pieces[0].source is Source.BASE:
             copy = self._writer.copy_part
-            tag = await copy(upload, number, offset, upload.path, base, length)
-        else:
+            try:
+                tag = await copy(upload, number, offset, upload.path, base, length)
+            except (RefusedError, AccessDeniedError) as error:
+                self._copies_parts = not isinstance(error, NotOfferedError)
+                if wanted.end > staged.size_bytes:
+                    raise PartChangedError("the file was truncated meanwhile") from None
+                part = staged.begin_part(number, offset, length)
+        if tag is None:
             tag = await self._writer.put_part(upload, number, offset, PartContent(file, part))
         staged.finish_part(part, tag.tag)
 
@@ -525,7 +539,7 @@ def _check_complete(staged: StagedFile) -> None:
 def _tags(staged: StagedFile) -> list[PartTag]:
     """Return what completes the upload, which has all parts."""
     parts = _progress(staged).parts
-    ranges = _ranges(staged.size_bytes)
+    ranges = _ranges_of(staged)
     return [PartTag(each.number, each.length, parts[each.number].tag) for each in ranges]
 
 
@@ -534,25 +548,68 @@ def sent_in_order_bytes(staged: StagedFile) -> int:
     upload, end = staged.upload, 0
     if upload is None or not upload.upload_id or upload.asked_generation:
         return 0
-    for each in _ranges(staged.size_bytes):
+    full_bytes = _part_bytes(staged)
+    for each in _ranges_of(staged):
         part = upload.parts.get(each.number)
-        if part is None or part[1:3] != each[1:] or each.length != part_bytes(each.number):
+        if part is None or part[1:3] != each[1:]:
+            break
+        if each.length != full_bytes and each.offset >= staged.freed_bytes:
             break
         end = each.end
     return end
 
 
-def _ranges(size_bytes: int) -> list[PartRange]:
-    """Return the parts of a content. Raises `OriginError` if it needs too many."""
-    ranges: list[PartRange] = []
-    offset = 0
-    while offset < size_bytes:
-        if len(ranges) == MOST_PARTS:
-            raise OriginError(f"an object can have at most {offset} bytes")
-        length = min(part_bytes(len(ranges) + 1), size_bytes - offset)
-        ranges.append(PartRange(len(ranges) + 1, offset, length))
-        offset += length
-    return ranges
+def _part_bytes(staged: StagedFile) -> int:
+    """Return the size of the parts of a file as it is now. The store copies most of the parts of a
+    file that has a base, and a few large copies are quicker than many small ones. Parts whose bytes
+    the spool does not have any more keep their size, so only the others get larger."""
+    most, freed = MOST_PARTS if staged.base is None else _MOST_COPIES, _freed_parts(staged)
+    begin = freed[-1].end if freed else 0
+    return part_bytes(staged.size_bytes - begin, most - len(freed))
+
+
+def _freed_parts(staged: StagedFile) -> list[PartRange]:
+    """Return the parts at the origin with bytes that the spool does not have any more."""
+    found: list[PartRange] = []
+    if staged.freed_bytes and staged.upload is not None:
+        end, parts = 0, staged.upload.parts
+        while (
+            end < staged.freed_bytes
+            and (part := parts.get(len(found) + 1)) is not None
+            and part.offset == end
+        ):
+            found.append(PartRange(part.number, part.offset, part.length))
+            end = found[-1].end
+    return found
+
+
+def _ranges(
+    size_bytes: int, part_size_bytes: int, first: Sequence[PartRange] = ()
+) -> list[PartRange]:
+    """Return the parts of a content, which begins with the parts `first`. Raises `OriginError` if
+    it needs too many."""
+    begin = first[-1].end if first else 0
+    most_bytes = begin + part_size_bytes * (MOST_PARTS - len(first))
+    if size_bytes > most_bytes:
+        raise OriginError(f"an object can have at most {most_bytes} bytes")
+    return [
+        *first,
+        *(
+            PartRange(number, offset, min(part_size_bytes, size_bytes - offset))
+            for number, offset in enumerate(
+                range(begin, size_bytes, part_size_bytes), len(first) + 1
+            )
+        ),
+    ]
+
+
+def _has_equal_parts(known: UploadProgress, size_bytes: int) -> bool:
+    """Whether the parts of an upload are those of a content with parts of this size."""
+    return all(part.offset == (part.number - 1) * size_bytes for part in known.parts.values())
+
+
+def _ranges_of(staged: StagedFile) -> list[PartRange]:
+    return _ranges(staged.size_bytes, _part_bytes(staged), _freed_parts(staged))
 
 
 def missing_parts(staged: StagedFile) -> list[PartRange]:
@@ -560,19 +617,15 @@ def missing_parts(staged: StagedFile) -> list[PartRange]:
     parts = {} if staged.upload is None else staged.upload.parts
     return [
         each
-        for each in _ranges(staged.size_bytes)
+        for each in _ranges_of(staged)
         if (part := parts.get(each.number)) is None or part[1:3] != each[1:]
     ]
 
 
 def full_part_after(size_bytes: int) -> int:
-    """Return the size at which a content of `size_bytes` has one full part more."""
-    end = 0
-    for number in range(1, MOST_PARTS + 1):
-        end += part_bytes(number)
-        if end > size_bytes:
-            return end
-    return MOST_SIZE_BYTES
+    """Return the size at which a new file of `size_bytes` has one full part more."""
+    size = part_bytes(size_bytes + 1)
+    return (size_bytes // size + 1) * size
 
 
 def attributes_of(posix: Posix, mtime_ns: int | None = None) -> Attributes:

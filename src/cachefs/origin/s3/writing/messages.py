@@ -63,7 +63,7 @@ def as_header(md5: bytes) -> str:
 def metadata(attributes: Attributes, write_id: str, kind: int = stat.S_IFREG) -> dict[str, str]:
     """Return the headers that keep attributes with an object: `mtime` in seconds with a fraction,
     as rclone and s3fs write it; `mode` with the file type (decimal), `uid` and `gid` as s3fs."""
-    headers = {_WRITE_ID: write_id}
+    headers = {**dict(attributes.headers), _WRITE_ID: write_id}
     if attributes.mtime_ns is not None:
         seconds, fraction = divmod(attributes.mtime_ns, 1_000_000_000)
         text = f"{seconds}.{fraction:09}".rstrip("0").rstrip(".")
@@ -183,9 +183,9 @@ def deletion(keys: Iterable[str]) -> bytes:
     ).encode()
 
 
-def not_deleted(body: bytes) -> dict[str, str]:
+def not_deleted(body: bytes, is_oss: bool) -> dict[str, str]:
     """Return the codes by the keys that DeleteObjects has not deleted. Raises `BadDataError`."""
-    if not body.strip():  # OSS has nothing to say if all are deleted
+    if is_oss and not body.strip():  # OSS has nothing to say if all are deleted
         return {}
     codes: dict[str, str] = {}
 

@@ -15,8 +15,10 @@ from cachefs.errors import (
     BadDataError,
     ConflictError,
     NotFoundError,
+    NotOfferedError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
 )
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.options import OriginOptions
@@ -59,6 +61,7 @@ _STATUS_OF = {
     "NoSuchUpload": 404,
 }
 """Statuses for errors inside an answer with status 200."""
+_NOT_OFFERED = ("NotImplemented", "MethodNotAllowed")
 _KNOWN = ("RequestTimeTooSkewed", "PermanentRedirect", "AuthorizationHeaderMalformed")
 """Errors about which `s3.errors` says more."""
 DIRECTORY = stat.S_IFDIR
@@ -303,7 +306,9 @@ class Sender:
             )
         is_definite = (400 <= status < 500 and status not in (408, 425, 429)) or status == 501
         if type(found) is OriginUnavailableError and is_definite and code not in _KNOWN:
-            return OriginError(f"{place} can't be written: the store refuses it ({reason})")
+            is_unknown = status in (405, 501) or code in _NOT_OFFERED
+            kind = NotOfferedError if is_unknown else RefusedError
+            return kind(f"{place} can't be written: the store refuses it ({reason})")
         return found
 
     def close(self) -> None:

@@ -17,11 +17,15 @@ from functools import partial
 import trio
 
 from cachefs.errors import (
+    AccessDeniedError,
     BadDataError,
     ConflictError,
     NotFoundError,
+    NotOfferedError,
     ObjectChangedError,
     OriginError,
+    OriginUnavailableError,
+    RefusedError,
 )
 from cachefs.origin.s3.lister import S3Lister
 from cachefs.origin.s3.writing import messages, probe
@@ -48,6 +52,7 @@ _MOST_COPY_BYTES = 5 << 30
 _COPY_PART_BYTES = 1 << 30
 _COPIES_AT_A_TIME = 8
 _MOST_DELETED = 1000
+_DELETES_AT_A_TIME = 32
 _LONGEST_E_TAG = 1024
 _CLOCK_STEP_S = 1.5
 """Stores tell times in whole seconds."""
@@ -58,6 +63,7 @@ class S3Writer(WritableOrigin):
     `sender`; `lister` is the origin's."""
 
     checks_parts = True
+    reads_copies = True
 
     def __init__(
         self,
@@ -72,6 +78,9 @@ class S3Writer(WritableOrigin):
         self._key = checked_key
         self._subject = subject
         self._is_oss = sender.target.scheme == "oss"
+        self._deletes_singly = False
+        """Whether the store has refused to delete several keys in one request."""
+        self._single_deletes = trio.CapacityLimiter(_DELETES_AT_A_TIME)
         self._markers = Markers(sender, lister, checked_key, subject)
 
     async def check_writable(self, path: str = "") -> Guarantees:
@@ -232,8 +241,22 @@ class S3Writer(WritableOrigin):
         """See `WritableOrigin.copy`. Costs one CopyObject, and one HEAD more with a condition.
         Above 5 GiB it costs a request per GiB."""
         write_id = write_id or new_write_id()
-        if meta.size_bytes > _MOST_COPY_BYTES:
-            return await self._copy_in_parts(path, meta, target, condition, write_id)
+        if meta.size_bytes <= _MOST_COPY_BYTES:
+            try:
+                return await self._copy_whole(path, meta, target, condition, write_id)
+            except RefusedError:  # the store may allow smaller copies only
+                if meta.size_bytes <= _COPY_PART_BYTES:
+                    raise
+        return await self._copy_in_parts(path, meta, target, condition, write_id)
+
+    async def _copy_whole(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        target: str,
+        condition: Condition | None,
+        write_id: str,
+    ) -> ObjectMeta:
         key = self._key(target)
         guaranteed = self.guarantees.copy_absent
         if condition is not None and condition.version is not None:
@@ -313,7 +336,8 @@ class S3Writer(WritableOrigin):
                 raise
 
     async def delete_many(self, paths: Sequence[str]) -> dict[str, OriginError]:
-        """See `WritableOrigin.delete_many`. Costs one DeleteObjects for each 1,000 paths."""
+        """See `WritableOrigin.delete_many`. Costs one DeleteObjects for each 1,000 paths, or one
+        DELETE for each if the store has no DeleteObjects."""
         failed: dict[str, OriginError] = {}
         by_key: dict[str, str] = {}
         for path in paths:
@@ -324,21 +348,55 @@ class S3Writer(WritableOrigin):
         keys = list(by_key)
         for start in range(0, len(keys), _MOST_DELETED):
             some = keys[start : start + _MOST_DELETED]
-            body = BufferContent(messages.deletion(some))
             try:
-                answer = await self._sender.send(
-                    "POST", "", messages.query_of(delete=""), None, body
-                )
-                refused = messages.not_deleted(answer.body)
+                refused = await self._delete_keys(some)
             except OriginError as error:
                 if not start:
                     raise
-                failed |= {by_key[key]: error for key in some}
-                continue
-            for key, code in refused.items():
-                if key in by_key:
-                    path = by_key[key]
-                    failed[path] = self._sender.failure_of_code(self._subject(path), code)
+                refused = dict.fromkeys(some, error)
+            failed |= {by_key[key]: error for key, error in refused.items() if key in by_key}
+        return failed
+
+    async def _delete_keys(self, keys: Sequence[str]) -> dict[str, OriginError]:
+        """Delete keys together, or one by one if the store does not do it together. Return the
+        errors of those that it refuses to delete. Raises `OriginError` if none could be deleted, or
+        if the deletion should be repeated."""
+        if self._deletes_singly:
+            return await self._delete_singly(keys)
+        body = BufferContent(messages.deletion(keys))
+        try:
+            answer = await self._sender.send("POST", "", messages.query_of(delete=""), None, body)
+            codes = messages.not_deleted(answer.body, self._is_oss)
+        except (RefusedError, AccessDeniedError, NotFoundError, BadDataError) as error:
+            failed = await self._delete_singly(keys)
+            self._deletes_singly = isinstance(error, NotOfferedError) or not failed
+            return failed
+        singly = [key for key, code in codes.items() if code != "AccessDenied"]
+        return await self._delete_singly(singly) | {
+            key: self._sender.failure_of_code(self._subject_of(key), code)
+            for key, code in codes.items()
+            if code == "AccessDenied"
+        }
+
+    async def _delete_singly(self, keys: Sequence[str]) -> dict[str, OriginError]:
+        """Do `_delete_keys` with a request for each key."""
+        failed: dict[str, OriginError] = {}
+
+        async def delete(key: str) -> None:
+            async with self._single_deletes:
+                try:
+                    await self._sender.send("DELETE", key)
+                except NotFoundError:
+                    return
+                except OriginError as error:
+                    failed[key] = error
+
+        async with trio.open_nursery() as nursery:
+            for key in keys:
+                nursery.start_soon(delete, key)
+        for error in failed.values():
+            if isinstance(error, OriginUnavailableError):
+                raise error
         return failed
 
     async def make_directory(
@@ -430,6 +488,11 @@ class S3Writer(WritableOrigin):
             raise self._changed(path)
         return messages.metadata_again(found, write_id)
 
+    async def metadata_of(self, path: str, meta: ObjectMeta) -> Attributes:
+        """See `WritableOrigin.metadata_of`. Costs one HEAD."""
+        found = await self._metadata_of(path, meta, "")
+        return Attributes(headers=tuple(found.items()))
+
     async def _described(self, path: str) -> ObjectMeta:
         found = await self._sender.head(self._key(path))
         if found is None:
@@ -447,7 +510,13 @@ class S3Writer(WritableOrigin):
         return ConflictError(f"{self._subject(path)} has been changed, made or deleted meanwhile")
 
     def _conflict_at(self, key: str) -> ConflictError:
-        return self._conflict(key.removeprefix(self._sender.target.prefix))
+        return self._conflict(self._path_of(key))
+
+    def _path_of(self, key: str) -> str:
+        return key.removeprefix(self._sender.target.prefix)
+
+    def _subject_of(self, key: str) -> str:
+        return self._subject(self._path_of(key))
 
     def close(self) -> None:
         """Close idle connections, and end the threads after their requests."""
