@@ -134,6 +134,14 @@ class RefusedError(OriginError):
     """The store refuses the request, and would refuse it again (4xx, 501). EIO."""
 
 
+class OriginFullError(OriginError):
+    """The origin has no room for what is to be written. ENOSPC."""
+
+
+class QuotaError(OriginFullError):
+    """A quota of the origin allows no more bytes or objects. EDQUOT."""
+
+
 class NotOfferedError(RefusedError):
     """The store does not have this kind of request. EIO."""
 

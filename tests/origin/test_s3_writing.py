@@ -1,6 +1,7 @@
 """What `S3Writer` sends, and what it makes of answers that no real server here gives."""
 
 import contextlib
+import errno
 import hashlib
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,8 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
 )
+from cachefs.fuse.errno_map import errno_of
+from cachefs.origin.fsspec import local_writer
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
@@ -135,6 +138,39 @@ async def test_refusals(monkeypatch, code, status, kind) -> None:
     async with told(monkeypatch, answer) as (_, writer):
         with pytest.raises(kind):
             await writer.put("a", b"one")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "number"),
+    [
+        ("QuotaExceeded", 403, errno.EDQUOT),
+        ("XMinioAdminBucketQuotaExceeded", 400, errno.EDQUOT),
+        ("XMinioStorageFull", 507, errno.ENOSPC),
+        ("XMinioStorageFull", 200, errno.ENOSPC),
+        ("InsufficientStorageSpace", 409, errno.ENOSPC),
+        ("", 507, errno.ENOSPC),
+        ("RequestQuotaExceeded", 503, errno.EIO),
+    ],
+)
+async def test_a_store_without_room(monkeypatch, code: str, status: int, number: int) -> None:
+    def answer(asked: Asked) -> Answer:
+        return Answer(b"", 404) if asked.method == "HEAD" else error(code, status)
+
+    async with told(monkeypatch, answer) as (server, writer):
+        with pytest.raises(OriginError) as caught:
+            await writer.put("a", b"one")
+        assert errno_of(caught.value) == number
+        with pytest.raises(OriginError) as caught:
+            await writer.complete(UPLOAD, [PartTag(1, 3, '"x"')])
+        assert errno_of(caught.value) == number
+    assert len(server.asked) == 2  # it is no refusal of this request that another one could avoid
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_local_disk_without_room(number: int) -> None:
+    found = local_writer._from_os("file:///a", OSError(number, "no room"))
+    assert errno_of(found) == number
+    assert not isinstance(found, OriginUnavailableError)
 
 
 async def test_a_definite_refusal_is_not_tried_again(monkeypatch) -> None:

@@ -15,6 +15,8 @@ from cachefs.errors import (
     NotEmptyError,
     NotFoundError,
     ObjectChangedError,
+    OriginFullError,
+    QuotaError,
     SpoolFullError,
     TooManyError,
 )
@@ -27,6 +29,8 @@ _ERRNO: tuple[tuple[type[CachefsError], int], ...] = (
     (ConflictError, errno.ESTALE),
     (NotEmptyError, errno.ENOTEMPTY),
     (SpoolFullError, errno.ENOSPC),
+    (QuotaError, errno.EDQUOT),
+    (OriginFullError, errno.ENOSPC),
     (FileTooLargeError, errno.EFBIG),
     (ExistsError, errno.EEXIST),
     (IsADirError, errno.EISDIR),

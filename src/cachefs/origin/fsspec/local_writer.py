@@ -27,7 +27,9 @@ from cachefs.errors import (
     NotEmptyError,
     NotFoundError,
     OriginError,
+    OriginFullError,
     OriginUnavailableError,
+    QuotaError,
     reason_of,
 )
 from cachefs.origin.fsspec.local_files import Describe, LocalFiles, hidden_digits
@@ -57,7 +59,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
-_DEFINITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EXDEV, errno.ENAMETOOLONG)
+_FULL = {errno.ENOSPC: OriginFullError, errno.EDQUOT: QuotaError}
+_DEFINITE = (errno.EFBIG, errno.EXDEV, errno.ENAMETOOLONG)
 
 
 class LocalWriter(WritableOrigin):
@@ -307,5 +310,7 @@ def _from_os(subject: str, error: OSError) -> OriginError:
         return NotEmptyError(f"{subject}: the directory has entries")
     if error.errno == errno.EISDIR:
         return ConflictError(f"{subject} is a directory")
+    if error.errno in _FULL:
+        return _FULL[error.errno](f"{subject} can't be written ({why}): free some space there")
     kind = OriginError if error.errno in _DEFINITE else OriginUnavailableError
     return kind(f"{subject} can't be written ({why})")

@@ -1,6 +1,7 @@
 """Signs and sends one write, a small one on the loop and others in worker threads, and converts its
 failure to an `OriginError`."""
 
+import re
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,9 @@ from cachefs.errors import (
     NotFoundError,
     NotOfferedError,
     OriginError,
+    OriginFullError,
     OriginUnavailableError,
+    QuotaError,
     RefusedError,
 )
 from cachefs.origin.base import OriginCounters
@@ -61,6 +64,11 @@ _STATUS_OF = {
     "NoSuchUpload": 404,
 }
 """Statuses for errors inside an answer with status 200."""
+_QUOTA = re.compile("quota|TooManyObjects", re.IGNORECASE)
+_FULL = re.compile("StorageFull|Insufficient(Storage|Space)|StorageCapacity|DiskFull|NoSpace")
+_RATE = re.compile("request|rate|throttl|bandwidth|traffic", re.IGNORECASE)
+"""A quota of these is no quota of space: the request is sent again later."""
+_STATUS_FULL, _STATUS_TOO_MANY = 507, 429
 _NOT_OFFERED = ("NotImplemented", "MethodNotAllowed")
 _KNOWN = ("RequestTimeTooSkewed", "PermanentRedirect", "AuthorizationHeaderMalformed")
 """Errors about which `s3.errors` says more."""
@@ -83,6 +91,23 @@ def _kind_of(method: str, query: str, headers: Mapping[str, str]) -> WriteKind |
             return "deletes"
         case _:
             return "uploads"
+
+
+def _fullness(place: str, status: int, code: str, reason: str) -> OriginFullError | None:
+    """Return the exception if the store has no room, or allows no more. Codes of Ceph, versitygw,
+    others (QuotaExceeded), MinIO (XMinioAdminBucketQuotaExceeded, XMinioStorageFull), Huawei OBS
+    (InsufficientStorageSpace); 507 is that of WebDAV (RFC 4918)."""
+    if status == _STATUS_TOO_MANY or _RATE.search(code):
+        return None
+    if _QUOTA.search(code):
+        return QuotaError(
+            f"{place} can't be written: a quota is reached ({reason}): delete something there"
+        )
+    if status == _STATUS_FULL or _FULL.search(code):
+        return OriginFullError(
+            f"{place} can't be written: the store is full ({reason}): delete something there"
+        )
+    return None
 
 
 class NoSuchUploadError(NotFoundError):
@@ -283,6 +308,8 @@ class Sender:
         refused = redirects.refusal(self.target, subject, status, headers, body, "written")
         if refused is not None:
             return refused
+        if (full := _fullness(place, status, code, reason)) is not None:
+            return full
         if code in _LOST_UPLOADS:
             return NoSuchUploadError(f"{place} has no such upload, or not all its parts ({reason})")
         if code in _DAMAGED:
