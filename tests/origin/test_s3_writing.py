@@ -43,12 +43,15 @@ SENT_BY_THREAD = MOST_BYTES + 1
 
 @asynccontextmanager
 async def told(
-    monkeypatch: pytest.MonkeyPatch, answer: Callable[[Asked], Answer], url: str = "s3://bucket/dir"
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Asked], Answer],
+    url: str = "s3://bucket/dir",
+    options: OriginOptions | None = None,
 ) -> AsyncIterator[tuple[ToldS3, S3Writer]]:
     with ToldS3(answer) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        origin = open_origin(url)
+        origin = open_origin(url, options)
         assert isinstance(origin.writer, S3Writer)
         origin.writer.guarantees = Guarantees()
         yield server, origin.writer
@@ -470,3 +473,80 @@ async def test_requests_are_counted_by_kind(monkeypatch) -> None:
     kinds = (found.puts, found.parts, found.copies, found.deletes, found.uploads)
     assert kinds == (2, 1, 2, 1, 2)
     assert (found.sent_bytes, found.errors) == (10, 1)
+
+
+WANTS_MD5 = (
+    b"<Error><Code>InvalidRequest</Code><Message>Content-MD5 OR x-amz-checksum- HTTP header is "
+    b"required for Put Object requests with Object Lock parameters</Message></Error>"
+)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 3, SENT_BY_THREAD])
+async def test_a_bucket_with_object_lock_gets_checksums(monkeypatch, size_bytes: int) -> None:
+    body = bytes(size_bytes)
+    md5 = messages.as_header(hashlib.md5(body).digest())
+
+    def answer(asked: Asked) -> Answer:
+        is_body = asked.method == "PUT" and "x-amz-copy-source" not in asked.headers
+        if is_body and asked.headers.get("content-md5") != md5:
+            return Answer(WANTS_MD5, 400)
+        return Answer(b"<R><ETag>e</ETag></R>", headers={"ETag": '"e"'})
+
+    async with told(monkeypatch, answer) as (server, writer):
+        await writer.put("a", body)
+        await writer.put_part(UPLOAD, 1, 0, body)
+        await writer.copy("a", META, "b")
+        assert len(server.asked) == 4  # what was found out is remembered
+    async with told(monkeypatch, answer) as (server, writer):
+        await writer.put_part(UPLOAD, 1, 0, body)
+        assert len(server.asked) == 2
+
+
+async def test_a_bad_request_of_another_kind_is_sent_twice_at_most(monkeypatch) -> None:
+    async with told(monkeypatch, lambda _: error("InvalidRequest", 400)) as (server, writer):
+        for requests in (2, 4):
+            with pytest.raises(OriginError, match="the store refuses it"):
+                await writer.put("a", b"one")
+            assert len(server.asked) == requests
+
+
+async def test_what_new_objects_get_is_stated_wherever_one_is_made(monkeypatch) -> None:
+    options = OriginOptions(
+        sse="aws:kms",
+        sse_kms_key="arn:aws:kms:eu-west-1:1:key/2",
+        storage_class="STANDARD_IA",
+        acl="bucket-owner-full-control",
+        tags="team=a b&run=1%262",
+    )
+    wanted = {
+        "x-amz-server-side-encryption": "aws:kms",
+        "x-amz-server-side-encryption-aws-kms-key-id": "arn:aws:kms:eu-west-1:1:key/2",
+        "x-amz-storage-class": "STANDARD_IA",
+        "x-amz-acl": "bucket-owner-full-control",
+        "x-amz-tagging": "team=a%20b&run=1%262",
+    }
+
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "HEAD":
+            return Answer(b"", 404)
+        if asked.is_list:
+            return Answer(b"<ListBucketResult></ListBucketResult>")
+        body = b"<R><UploadId>an id</UploadId><ETag>&quot;e&quot;</ETag></R>"
+        return Answer(body, headers={"ETag": '"e"'})
+
+    async with told(monkeypatch, answer, options=options) as (server, writer):
+        await writer.put("a", b"one")
+        await writer.put("b", bytes(SENT_BY_THREAD))
+        await writer.make_directory("d")
+        upload = await writer.start_upload("a")
+        await writer.copy("a", META, "c")
+        made = [a for a in server.asked if a.method in ("PUT", "POST")]
+        assert len(made) == 5
+        for asked in made:
+            is_copy = "x-amz-copy-source" in asked.headers
+            stated = {n: v for n, v in wanted.items() if not is_copy or n != "x-amz-tagging"}
+            assert {n: v for n, v in asked.headers.items() if n in wanted} == stated
+        await writer.put_part(upload, 1, 0, b"one")
+        await writer.copy_part(upload, 2, 0, "a", META, 3)
+        await writer.complete(upload, [PartTag(1, 3, '"x"')])
+        assert not any(wanted.keys() & asked.headers.keys() for asked in server.asked[-3:])

@@ -126,6 +126,15 @@ def test_several_cache_directories_stand_with_colons_between() -> None:
         ('cache_dir = ["/a", 1]', "cache_dir", "1", "path"),
         ('cache_dir = "/a:/a"', "cache_dir", "/a:/a", "twice"),
         ('endpoint = ""', "endpoint", '""', "at least one"),
+        ('sse = "aes"', "sse", "aes", "AES256, aws:kms"),
+        ('sse_kms_key = "a\\r\\nb"', "sse_kms_key", "a", "without spaces"),
+        ('storage_class = "A B"', "storage_class", "A B", "STANDARD_IA"),
+        ('storage_class = "GLACIER"', "storage_class", "GLACIER", "can't be read back"),
+        ('acl = "mine"', "acl", "mine", "bucket-owner-full-control"),
+        ('tags = "a"', "tags", '"a"', "KEY=VALUE&KEY=VALUE"),
+        ('tags = "a=1&a=2"', "tags", "a=1", "KEY=VALUE&KEY=VALUE"),
+        ('tags = "a=%0a"', "tags", "%0a", "of letters"),
+        (f'tags = "a={"b" * 257}"', "tags", "bbb", "of letters"),
     ],
 )
 def test_a_wrong_value_is_named_with_file_field_and_fix(

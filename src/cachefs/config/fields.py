@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from cachefs import units
 from cachefs.config.record import Check, CheckOfWords
@@ -260,6 +261,55 @@ def _check_optional_text(value: object) -> str | None:
     return None if value is None else check_text(value)
 
 
+def _matching(pattern: str, wanted: str) -> Callable[[object], str | None]:
+    """Make a check for an optional text that has this form."""
+
+    def check(value: object) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
+            raise _refuse(value, wanted)
+        return value
+
+    return check
+
+
+_check_storage_class = _matching(
+    r"[\w.-]{1,64}", "the name of a storage class, such as STANDARD_IA"
+)
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+_MOST_TAGS = 10
+_TAG = re.compile(r"[\w +\-=.:/@]*")
+"""The characters of keys and values that all services of AWS allow."""
+
+
+def check_readable_class(value: object) -> str | None:
+    """Return the name of a storage class whose objects can be read at once. Raises `ValueError`."""
+    name = _check_storage_class(value)
+    if name in _ARCHIVES:
+        raise ValueError(f"{show(name)} is an archive: what is written there can't be read back")
+    return name
+
+
+def check_tags(value: object) -> str | None:
+    """Return a list of tags in the form of a query. Raises `ValueError`."""
+    if value is None:
+        return None
+    wanted = f"a list of at most {_MOST_TAGS} tags; write KEY=VALUE&KEY=VALUE"
+    text = check_text(value)
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict")
+    except ValueError:
+        raise _refuse(value, wanted) from None
+    if len(pairs) > _MOST_TAGS or len(dict(pairs)) < len(pairs):
+        raise _refuse(value, wanted)
+    for key, content in pairs:
+        is_short = 0 < len(key) <= 128 and len(content) <= 256
+        if not is_short or not _TAG.fullmatch(key) or not _TAG.fullmatch(content):
+            raise _refuse(value, wanted + ", of letters, digits, spaces and + - = . _ : / @")
+    return text
+
+
 def _check_texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise _refuse(value, "a list of texts")
@@ -321,6 +371,9 @@ CHOICE = CheckOfWords(_check_choice)
 MODE = Check(_check_mode)
 SWITCH = Check(_check_switch)
 TEXT = Check(_check_optional_text)
+TOKEN = Check(_matching(r"[!-~]{1,2048}", "an id; write it without spaces"))
+STORAGE_CLASS = Check(check_readable_class)
+TAGS = Check(check_tags)
 TEXTS = Check(_check_texts)
 PATH = Check(absolute_path)
 OPTIONAL_PATH = Check(_check_optional_path)

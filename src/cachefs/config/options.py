@@ -20,8 +20,11 @@ from cachefs.config.fields import (
     MODE,
     OPTIONAL_PATH,
     RATE,
+    STORAGE_CLASS,
     SWITCH,
+    TAGS,
     TEXT,
+    TOKEN,
     Flag,
     Group,
     count,
@@ -85,6 +88,37 @@ class OriginSection(Section):
         description="With auto, compare each file that comes in one piece with the digest that "
         "the store gives. With off, compare nothing.",
     )
+    sse: Annotated[Literal["default", "AES256", "aws:kms", "aws:kms:dsse"], CHOICE, Flag()] = Field(
+        "default",
+        description="How the store encrypts what is written. default is what the bucket says. The "
+        "policies of some buckets refuse it.",
+    )
+    sse_kms_key: Annotated[str | None, TOKEN, Flag("ID", shown_default="the bucket's")] = Field(
+        None, description="The id or ARN of the KMS key for --sse aws:kms or aws:kms:dsse."
+    )
+    storage_class: Annotated[
+        str | None, STORAGE_CLASS, Flag("NAME", shown_default="the store's")
+    ] = Field(None, description="The storage class of what is written, such as STANDARD_IA.")
+    acl: Annotated[
+        Literal[
+            "default",
+            "private",
+            "public-read",
+            "public-read-write",
+            "authenticated-read",
+            "bucket-owner-read",
+            "bucket-owner-full-control",
+        ],
+        CHOICE,
+        Flag("NAME"),
+    ] = Field(
+        "default",
+        description="The canned ACL of what is written, such as bucket-owner-full-control.",
+    )
+    tags: Annotated[str | None, TAGS, Flag("K=V&K=V", shown_default="none")] = Field(
+        None,
+        description="The tags of what is written, at most ten. %26 stands for & in a value.",
+    )
     oss_driver: Annotated[Literal["native", "ossfs"], CHOICE, Flag()] = Field(
         "native",
         description="How to read oss://. native uses the S3 interface of OSS. ossfs uses the "
@@ -127,6 +161,11 @@ class OriginSection(Section):
         description="Send a second request for a block when the first one takes longer than 95% "
         "of the earlier requests.",
     )
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.sse_kms_key is not None and not self.sse.startswith("aws:kms"):
+            raise ValueError("sse_kms_key needs sse aws:kms or aws:kms:dsse, which use keys of KMS")
 
 
 class MetadataSection(Section):

@@ -35,6 +35,11 @@ def origin_options(config: MountConfig) -> OriginOptions:
         credentials_dir=config.credentials_dir,
         ca_file=config.ca_file,
         verify_origin=config.verify_origin,
+        sse=None if config.sse == "default" else config.sse,
+        sse_kms_key=config.sse_kms_key,
+        storage_class=config.storage_class,
+        acl=None if config.acl == "default" else config.acl,
+        tags=config.tags,
     )
 
 

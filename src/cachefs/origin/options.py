@@ -23,7 +23,8 @@ class OriginOptions:
     byte arrives. `credentials_dir` is for S3 and OSS; see `credential_files`. `ca_file` is for
     them, too: a PEM file with the CAs of the store. `verify_origin` decides whether bytes are
     compared with the digests that an object store gives. `follow_links` says which symbolic links
-    of `file://` are followed; see `ConfinedFileSystem`."""
+    of `file://` are followed; see `ConfinedFileSystem`. `sse`, `sse_kms_key`, `storage_class`,
+    `acl` and `tags` (KEY=VALUE&KEY=VALUE) are what new objects of S3 and OSS get."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -40,3 +41,8 @@ class OriginOptions:
     hdfs_driver: HdfsDriver = "native"
     oss_driver: OssDriver = "native"
     verify_origin: VerifyOrigin = "auto"
+    sse: str | None = None
+    sse_kms_key: str | None = None
+    storage_class: str | None = None
+    acl: str | None = None
+    tags: str | None = None

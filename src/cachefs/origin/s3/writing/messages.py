@@ -9,17 +9,19 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 from xml.sax.saxutils import escape
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
+from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3 import answer_xml
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
 from cachefs.origin.writable import Attributes, Condition, Content, PartTag
 from cachefs.types import ObjectMeta
 
 _META = "x-amz-meta-"
+TAGGING = "x-amz-tagging"
 _WRITE_ID = _META + "cachefs-write"
 _KEPT = (
     "content-type",
@@ -34,6 +36,18 @@ _HASHED_BYTES = 1 << 20
 _LONGEST_TEXT = 1024
 _NO_PARTS = "the list of the parts of an upload can't be understood"
 _MD5_TAG = re.compile('^"([0-9a-fA-F]{32})"$')
+
+
+def object_headers(options: OriginOptions) -> dict[str, str]:
+    """Return the headers that each new object gets, for policies and for costs."""
+    stated = {
+        "x-amz-server-side-encryption": options.sse,
+        "x-amz-server-side-encryption-aws-kms-key-id": options.sse_kms_key,
+        "x-amz-storage-class": options.storage_class,
+        "x-amz-acl": options.acl,
+        TAGGING: options.tags and urlencode(parse_qsl(options.tags, True), quote_via=quote),
+    }
+    return {name: value for name, value in stated.items() if value}
 
 
 def md5_of(content: Content) -> bytes:

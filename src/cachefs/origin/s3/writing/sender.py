@@ -4,7 +4,7 @@ failure to an `OriginError`."""
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -93,6 +93,20 @@ def _kind_of(method: str, query: str, headers: Mapping[str, str]) -> WriteKind |
             return "uploads"
 
 
+def _wants_checksum(status: int, code: str, body: bytes) -> bool:
+    """Whether the answer may mean that the request lacks a Content-MD5. AWS says InvalidRequest,
+    "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock
+    parameters"."""
+    if status != 400:
+        return False
+    text = body.lower()
+    return code == "InvalidRequest" or b"md5" in text or b"checksum" in text
+
+
+class ChecksumWantedError(RefusedError):
+    """The store may take the request with a Content-MD5."""
+
+
 def _fullness(place: str, status: int, code: str, reason: str) -> OriginFullError | None:
     """Return the exception if the store has no room, or allows no more. Codes of Ceph, versitygw,
     others (QuotaExceeded), MinIO (XMinioAdminBucketQuotaExceeded, XMinioStorageFull), Huawei OBS
@@ -133,6 +147,8 @@ class Sender:
         self._exchanges = Exchanges(target, options, tls)
         self._loop = LoopExchanges(target, provider, options, tls)
         self._path = urlsplit(target.base_url).path
+        self._object_headers = messages.object_headers(options)
+        self._sends_md5 = False
 
     async def send(
         self,
@@ -150,8 +166,16 @@ class Sender:
         if kind is not None:
             self._counters.writes.count(kind)
         send = self._on_loop if self._loop.takes(method, query, content) else self._by_thread
+        asked = partial(send, method, key, query)
+        stated = self._stated(kind, query, headers or {})
+        has_md5 = self._sends_md5
         try:
-            answer = await send(method, key, query, dict(headers or {}), content)
+            try:
+                answer = await asked(dict(stated), content)
+            except ChecksumWantedError:
+                if has_md5 or kind not in ("puts", "parts"):
+                    raise
+                answer = await self._send_with_md5(asked, stated, content)
         except (ConflictError, NotFoundError):
             raise
         except OriginError:
@@ -160,6 +184,31 @@ class Sender:
         if kind in ("puts", "parts"):
             self._counters.writes.sent_bytes += content.size_bytes
         return answer
+
+    def _stated(
+        self, kind: WriteKind | None, query: str, headers: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Return the headers of a request, and those with which this mount writes objects. A copy
+        takes its tags over from its source."""
+        if kind not in ("puts", "copies", "uploads") or query not in ("", "uploads="):
+            return headers
+        own = self._object_headers
+        if kind == "copies":
+            own = {name: value for name, value in own.items() if name != messages.TAGGING}
+        return {**own, **headers}
+
+    async def _send_with_md5(
+        self, asked: Callable[..., Awaitable[Answer]], headers: Mapping[str, str], content: Content
+    ) -> Answer:
+        """Send a request again, with Content-MD5, as all later ones with a body if it succeeds:
+        buckets with Object Lock want it. It is not sent everywhere: an MD5 costs more than twice as
+        much as the SHA-256 that the signature needs."""
+        self._sends_md5 = True
+        try:
+            return await asked(dict(headers), content)
+        except RefusedError:
+            self._sends_md5 = False
+            raise
 
     async def head(self, key: str) -> dict[str, str] | None:
         """Return the headers of an object by lower-case names, or None if there is none. Raises
@@ -265,7 +314,9 @@ class Sender:
         path = self._path or "/"
         if key:
             path = f"{self._path}/{quote(key, safe='/-_.~')}"
-        if content.size_bytes and (credentials is None or query in _NEED_MD5):
+        wants_md5 = content.size_bytes and (credentials is None or query in _NEED_MD5)
+        is_body = method == "PUT" and "x-amz-copy-source" not in headers
+        if wants_md5 or (is_body and self._sends_md5):
             headers["content-md5"] = messages.as_header(messages.md5_of(content))
         if credentials is not None:
             host, region = self._exchanges.host, self.target.region
@@ -333,6 +384,10 @@ class Sender:
             )
         is_definite = (400 <= status < 500 and status not in (408, 425, 429)) or status == 501
         if type(found) is OriginUnavailableError and is_definite and code not in _KNOWN:
+            if _wants_checksum(status, code, body):
+                return ChecksumWantedError(
+                    f"{place} can't be written: the store refuses it ({reason})"
+                )
             is_unknown = status in (405, 501) or code in _NOT_OFFERED
             kind = NotOfferedError if is_unknown else RefusedError
             return kind(f"{place} can't be written: the store refuses it ({reason})")
