@@ -110,6 +110,11 @@ class NotEmptyError(OriginError):
     """A directory that is to be removed or replaced has entries. ENOTEMPTY."""
 
 
+class RefusedError(OriginError):
+    """The origin has answered that it refuses this object or this request. This says nothing about
+    other objects, and a retry has no use. EIO."""
+
+
 class OriginUnavailableError(OriginError):
     """The origin can't be reached, timed out, or answered with a server error. EIO."""
 
@@ -128,10 +133,6 @@ class OriginBusyError(OriginUnavailableError):
 class CredentialsError(OriginUnavailableError):
     """There are no credentials at present, or they have ended. Others may come, so this is no
     denial. EIO."""
-
-
-class RefusedError(OriginError):
-    """The store refuses the request, and would refuse it again (4xx, 501). EIO."""
 
 
 class OriginFullError(OriginError):

@@ -20,6 +20,7 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
     UsageError,
 )
 from cachefs.origin.open_origin import OriginOptions, open_origin
@@ -480,7 +481,7 @@ async def test_listing_that_is_none(fake) -> None:
 
 async def test_bucket_in_another_region(fake) -> None:
     fake.answers = [(301, {"x-amz-bucket-region": "eu-west-3"}, b"<Error/>")]
-    with pytest.raises(OriginUnavailableError, match="eu-west-3"):
+    with pytest.raises(RefusedError, match="eu-west-3"):
         await fake.origin.check()
 
 

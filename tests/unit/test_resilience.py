@@ -16,6 +16,7 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
 )
 from cachefs.origin.body import Body
 from cachefs.origin.resilience import Resilience, ResilientOrigin
@@ -271,6 +272,52 @@ async def test_one_bad_object_does_not_open_the_breaker(autojump_clock: MockCloc
         for _ in range(5):
             assert await seconds_to_fail(origin, store, "down") > 3
             assert not origin.is_down
+
+
+async def test_a_refusal_is_an_answer(autojump_clock: MockClock) -> None:
+    store = Store()
+    async with running(store) as origin:
+        store.fail_next(1000, RefusedError("archived"))
+        for _ in range(10):
+            with pytest.raises(RefusedError):
+                await read(origin, store)
+        assert store.requests == 10
+        await trio.sleep(10)
+        assert not origin.is_down
+        assert origin.state()["failed_calls"] == 0
+
+
+async def test_one_bad_object_and_a_check_that_fails(autojump_clock: MockClock) -> None:
+    """A source whose listing takes for ever, for example. What can be read stays readable."""
+
+    class OneBad(Store):
+        def __init__(self) -> None:
+            super().__init__()
+            self.put("good", b"good")
+            self.checks = 0
+
+        async def check(self) -> None:
+            self.checks += 1
+            raise DOWN
+
+        async def stat(self, path: str) -> ObjectMeta:
+            if path == "f":
+                raise DOWN
+            found = await super().stat(path)
+            assert isinstance(found, ObjectMeta)
+            return found
+
+        stat_unlisted = stat
+
+    store = OneBad()
+    async with running(store) as origin:
+        for _ in range(5):
+            await origin.stat("good")
+            with pytest.raises(OriginUnavailableError):
+                await origin.stat("f")
+            await trio.sleep(3)
+            assert not origin.is_down
+        assert store.checks
 
 
 async def test_a_whole_listing_may_take_long(autojump_clock: MockClock) -> None:

@@ -26,7 +26,7 @@ def test_the_breaker_opens_after_a_long_run_and_a_failed_probe() -> None:
     for now in (2.0, 3.0, 4.5):
         breaker.failed(now - 2, now, f"at {now}")
         assert not breaker.try_to_open(now)
-    breaker.probe_failed()
+    breaker.check_failed()
     assert not breaker.try_to_open(3.9)
     assert breaker.try_to_open(4.5)
     assert not breaker.try_to_open(5), "opens once"
@@ -40,11 +40,11 @@ def test_the_breaker_opens_after_a_long_run_and_a_failed_probe() -> None:
 def test_any_answer_ends_a_run() -> None:
     breaker = Breaker(open_after_s=4)
     breaker.failed(0, 1, "")
-    breaker.probe_failed()
+    breaker.check_failed()
     breaker.answered()
     breaker.failed(5, 6, "")
     assert not breaker.try_to_open(6), "neither old failures nor old probes count"
-    breaker.probe_failed()
+    breaker.check_failed()
     assert not breaker.try_to_open(8)
     assert breaker.try_to_open(9)
 
@@ -53,7 +53,7 @@ def test_failures_of_long_ago_are_no_run() -> None:
     breaker = Breaker(open_after_s=4)
     breaker.failed(0, 1, "")
     breaker.failed(100, 101, "")
-    breaker.probe_failed()
+    breaker.check_failed()
     assert not breaker.try_to_open(101)
 
 

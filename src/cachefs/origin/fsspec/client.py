@@ -29,11 +29,12 @@ from cachefs.errors import (
     ObjectChangedError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
     UsageError,
 )
 from cachefs.foreign_numbers import whole_number
 from cachefs.origin.base import Origin, OriginCounters
-from cachefs.origin.fsspec.errors import from_fsspec
+from cachefs.origin.fsspec.errors import from_fsspec, from_os
 from cachefs.origin.fsspec.local_tree import ConfinedFileSystem
 from cachefs.origin.fsspec.local_writer import LocalWriter
 from cachefs.origin.local_ids import named_posix, numbered_posix
@@ -240,7 +241,7 @@ class FsspecOrigin(Origin):
             data = await self._call(
                 path, partial(self._fs.cat_file, start=offset, end=offset + length)
             )
-        except (BadDataError, OriginUnavailableError) as error:
+        except (BadDataError, OriginUnavailableError, RefusedError) as error:
             failure = error  # perhaps the file has shrunk and the range lies beyond its end
         self.counters.get_bytes += len(data)
         now = self._meta(await self._info(path))
@@ -335,10 +336,21 @@ class FsspecOrigin(Origin):
                 function, self._full(path), limiter=self._limiter, abandon_on_cancel=True
             )
         except Exception as error:
-            mapped = from_fsspec(self._subject(path), error)
+            mapped = await self._mapped(path, error)
             if not isinstance(mapped, NotFoundError | NotADirError):
                 self.counters.errors += 1
             raise mapped from None
+
+    async def _mapped(self, path: str, error: Exception) -> OriginError:
+        """Return the exception for `error`. If a local file fails, look whether its source works: a
+        dead mount or a bad sector below it is no outage of the source."""
+        subject = self._subject(path)
+        if not isinstance(self._fs, ConfinedFileSystem) or not isinstance(error, OSError):
+            return from_fsspec(subject, error)
+        root_answers = bool(path) and await trio.to_thread.run_sync(
+            self._fs.root_answers, limiter=self._limiter, abandon_on_cancel=True
+        )
+        return from_os(subject, error, root_answers)
 
 
 def _may_hide(protocols: tuple[str, ...]) -> re.Pattern[bytes] | None:

@@ -1,5 +1,6 @@
 """Maps errors of fsspec's file systems to `cachefs.errors`."""
 
+import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,24 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
+    reason_of,
 )
 from cachefs.origin.retry_after import parse_retry_after
+from cachefs.origin.status import is_definite
 
 _BUSY_STATUS = (429, 503)
+_GONE = 410
+TEMPORARY_ERRNOS = (
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EBUSY,
+    errno.ETIMEDOUT,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+)
+"""Errors of the system that say something of this machine now, not of the file."""
 
 
 def from_fsspec(subject: str, error: Exception) -> OriginError:
@@ -39,7 +54,25 @@ def from_fsspec(subject: str, error: Exception) -> OriginError:
             f"{subject} can't be read (HTTP {status})",
             parse_retry_after(headers.get("retry-after")),
         )
-    return OriginUnavailableError(f"{subject} can't be read ({kind})")
+    if status == _GONE:
+        return NotFoundError(f"{subject} does not exist any more")
+    if status is not None and is_definite(status):
+        return RefusedError(f"{subject} can't be read: the server refuses it (HTTP {status})")
+    reason = kind if status is None else f"HTTP {status}"
+    return OriginUnavailableError(f"{subject} can't be read ({reason})")
+
+
+def from_os(subject: str, error: OSError, root_answers: bool) -> OriginError:
+    """Return the exception for an error of the system while a local file was read.
+    `root_answers`: the source itself can be looked at, so the error concerns this file alone."""
+    mapped = from_fsspec(subject, error)
+    if not isinstance(mapped, OriginUnavailableError):
+        return mapped
+    why = reason_of(OSError(error.errno, error.strerror))
+    is_definite = root_answers and error.errno not in TEMPORARY_ERRNOS
+    return (RefusedError if is_definite else OriginUnavailableError)(
+        f"{subject} can't be read ({why})"
+    )
 
 
 def _http_answer(error: BaseException) -> tuple[int | None, Mapping[str, str]]:

@@ -24,6 +24,7 @@ from cachefs.log import warn_once
 from cachefs.origin.fsspec import index_page
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.proxies import proxy_for
+from cachefs.origin.status import is_definite
 
 log = logging.getLogger(__name__)
 
@@ -156,13 +157,19 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         return (_absolute(link, url, host) for link in links)
 
     async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
-        """Return the `info` of a linked path, or None if it does not exist."""
+        """Return the `info` of a linked path, or None if it does not exist or the server refuses to
+        tell of it: one such file must not hide the others."""
         if path.endswith("/"):
             return {"name": path, "size": None, "type": "directory"}
         try:
             async with turns:
                 return await self._info(path)
         except FileNotFoundError:
+            return None
+        except aiohttp.ClientResponseError as error:
+            if not is_definite(error.status):
+                raise
+            warn_once(log, path, "%r is not shown: the server says HTTP %d", path, error.status)
             return None
 
     async def _cat_file(self, url: str, start: int = 0, end: int = 0, **_: Any) -> bytes:

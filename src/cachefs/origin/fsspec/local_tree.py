@@ -29,7 +29,9 @@ from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
-from cachefs.errors import ObjectChangedError
+from cachefs.errors import ObjectChangedError, reason_of
+from cachefs.log import warn_once
+from cachefs.origin.fsspec.errors import TEMPORARY_ERRNOS
 from cachefs.origin.fsspec.local_acl import mode_of
 from cachefs.origin.fsspec.local_identity import working_in
 from cachefs.origin.on_behalf import expected_place, present_caller
@@ -107,7 +109,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
             os.close(fd)
 
     def ls(self, path: Any, detail: bool = False, **kwargs: Any) -> list[Any]:
-        """See fsspec. A link that leads outside has the type "other"."""
+        """See fsspec. A link that leads outside has the type "other". A name whose attributes
+        can't be read does not hide the others: see `_unreadable`."""
         fd = self.open_path(path)
         try:
             if stat.S_ISDIR(os.fstat(fd).st_mode):
@@ -135,6 +138,14 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         finally:
             os.close(file)
 
+    def root_answers(self) -> bool:
+        """Whether the root itself can be looked at."""
+        try:
+            Path(self._top).stat()
+        except OSError:
+            return False
+        return True
+
     def described(self, name: str, fd: int) -> dict[str, Any]:
         """Return fsspec's `info` of an open file or directory, with a mode that grants no more than
         its access list."""
@@ -152,18 +163,26 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                         continue
                     name = f"{path.rstrip('/')}/{entry.name}"
                     try:
-                        found = entry.stat(follow_symlinks=False)
+                        infos.append(self._child(name, entry, directory, prefix))
                     except FileNotFoundError:  # it has been removed meanwhile
                         continue
-                    if stat.S_ISLNK(found.st_mode):
-                        infos.append(self._link(name, found))
-                    else:
-                        mode = mode_of(prefix + entry.name, found.st_mode)
-                        place = self.place(found, directory, entry.name)
-                        infos.append(self.described_as(name, found, mode, place))
+                    except OSError as error:
+                        if error.errno in TEMPORARY_ERRNOS:
+                            raise
+                        infos += _unreadable(name, entry, error)
         finally:
             os.close(directory)
         return infos
+
+    def _child(
+        self, name: str, entry: os.DirEntry[str], directory: int, prefix: str
+    ) -> dict[str, Any]:
+        found = entry.stat(follow_symlinks=False)
+        if stat.S_ISLNK(found.st_mode):
+            return self._link(name, found)
+        mode = mode_of(prefix + entry.name, found.st_mode)
+        place = self.place(found, directory, entry.name)
+        return self.described_as(name, found, mode, place)
 
     def _link(self, name: str, found: os.stat_result) -> dict[str, Any]:
         with contextlib.suppress(OSError):
@@ -382,6 +401,27 @@ class _Walk:
             is_open |= mode & stat.S_IXGRP if link.group == found.st_gid else 0
             if not is_open:
                 raise FileNotFoundError(f"{self.path}: the owner of a link may not go there")
+
+
+def _unreadable(name: str, entry: os.DirEntry[str], error: OSError) -> Iterator[dict[str, Any]]:
+    """Yield the `info` of a directory whose attributes can't be read, such as a dead mount; it
+    grants nobody anything but this process's user. A file without a known size is left out."""
+    is_dir = entry.is_dir(follow_symlinks=False)  # the directory that has the name says so
+    why = reason_of(OSError(error.errno, error.strerror))
+    shown = "is shown, but can't be read" if is_dir else "is not shown"
+    warn_once(log, name, "%r %s: %s", name, shown, why)
+    if is_dir:
+        mode = stat.S_IFDIR | stat.S_IRUSR | stat.S_IXUSR
+        yield {
+            "name": name,
+            "size": None,
+            "type": "directory",
+            "mode": mode,
+            "uid": os.geteuid(),
+            "gid": os.getegid(),
+            "mtime": 0.0,
+            "place": "",
+        }
 
 
 def _is_trusted(owner: int) -> bool:

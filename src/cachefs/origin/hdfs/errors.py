@@ -12,11 +12,21 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
 )
 
 _KIND = re.compile(r'^(\w+)\("?([\w.$]+(?:Exception|Error))?')
 _DENIED = ("AccessControlException", "AuthorizationException", "AuthenticationException")
 _BUSY = ("RetriableException", "ServerTooBusyException")
+_TEMPORARY = ("StandbyException", "SafeModeException", "LeaseExpiredException", "ConnectException")
+_OF_ONE_FILE = (
+    "BlocksNotFound",
+    "ECError",
+    "InvalidPath",
+    "UnsupportedErasureCodingPolicy",
+    "UnsupportedFeature",
+)
+"""Errors of hdfs-native that a retry does not change."""
 _SECURITY = ("SASLError", "GSSAPIError", "NoSASLMechanism")
 
 
@@ -52,6 +62,9 @@ def from_hdfs_native(subject: str, error: BaseException) -> OriginError:
             f"can't log in to read {subject} ({kind}): check the Kerberos ticket (klist) and "
             "HADOOP_CONF_DIR"
         )
-    if isinstance(error, NotImplementedError | OSError):
+    is_answer = bool(java) and java not in _TEMPORARY and not isinstance(error, OSError)
+    if is_answer or kind in _OF_ONE_FILE or isinstance(error, NotImplementedError):
+        return RefusedError(f"{subject} can't be read: HDFS refuses it ({java or kind})")
+    if isinstance(error, OSError):
         return OriginUnavailableError(f"{subject} can't be read: {text.splitlines()[0]}")
     return OriginUnavailableError(f"{subject} can't be read ({java or kind})")

@@ -33,6 +33,8 @@ class Prober:
         self._breaker = Breaker(settings.deadline_s)
         self._nursery: trio.Nursery | None = None
         self._watching = False
+        self._answered_path = ""
+        """An object that the origin has answered for."""
 
     @property
     def is_down(self) -> bool:
@@ -64,8 +66,10 @@ class Prober:
             self.back = trio.Event()
             self._nursery.start_soon(self._watch, path)
 
-    def note_answer(self) -> None:
-        """Record an answer of the origin, which ends a run of failures."""
+    def note_answer(self, path: str = "") -> None:
+        """Record an answer of the origin to a request for `path`, which ends a run of failures."""
+        if path:
+            self._answered_path = path
         if not self._breaker.is_failing:
             return
         if self._breaker.answered() and self.down_since is not None:
@@ -76,8 +80,9 @@ class Prober:
 
     async def _watch(self, path: str) -> None:
         """Send probes until the run of failures has ended. Open the breaker when it is due."""
-        # A server may answer everything but the requests for one path.
-        paths = cycle([path, ""])
+        # A server may answer all requests but those for one object, or all but the check, such as a
+        # slow listing. So an object that was answered before is tried in turn with the source.
+        paths = cycle(["", self._answered_path or path])
         try:
             async with trio.open_nursery() as probes:
                 while self._breaker.is_failing:
@@ -99,8 +104,9 @@ class Prober:
             self._watching = False
 
     async def _probe(self, path: str) -> None:
-        """Look up a path; an empty one stands for the origin as a whole. Any definite or busy
-        answer ends the run of failures."""
+        """Look up a path; an empty one stands for the source as a whole. Any definite or busy
+        answer ends the run of failures. Only the source can open the breaker: one object may fail
+        for ever."""
         answered = False
         with trio.move_on_after(self._probe_s):
             try:
@@ -111,5 +117,5 @@ class Prober:
                 answered = busy or not isinstance(error, OriginUnavailableError)
         if answered:
             self.note_answer()
-        else:
-            self._breaker.probe_failed()
+        elif not path:
+            self._breaker.check_failed()

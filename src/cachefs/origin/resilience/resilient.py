@@ -10,12 +10,13 @@ Waits for the bandwidth limit never count. The methods that wait (`_take_slot`, 
 was left when the wait began (`_put_off`).
 
 **Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
-(absent, denied, changed) and refused certificates are passed on at once.
+(absent, denied, changed, refused) and refused certificates are passed on at once.
 
 **Overload.** 429 and 503 answers, requests that time out while the origin answers others, and very
 slow bodies lower the number of requests in flight (`limiter.py`).
 
-**Outage.** While the breaker is open, new calls fail at once. Calls that are already in flight wait
+**Outage.** The breaker opens only if the check of the source fails too: one object that can't be
+read is no outage. While it is open, new calls fail at once. Calls that are already in flight wait
 for the origin until their deadline. Probes detect when the origin answers again.
 """
 
@@ -314,7 +315,7 @@ class ResilientOrigin(WrappingOrigin):
                 if reading is not None:
                     reading.scope = scope
                 result = await attempt()
-                self._note_answer()
+                self._note_answer(path)
                 return result
             self.counters.errors += 1
             if self._answered_at > began_at:  # overloaded rather than unreachable
@@ -336,7 +337,7 @@ class ResilientOrigin(WrappingOrigin):
         except OriginUnavailableError as error:
             self._prober.note_failure(began_at, str(error), path)
             raise
-        except OriginError:
+        except OriginError:  # of this object, by an origin that works
             self._note_answer()
             raise
         finally:
@@ -355,10 +356,10 @@ class ResilientOrigin(WrappingOrigin):
         if took_s < self.quickest_s or not self.quickest_s:
             self.quickest_s = took_s
 
-    def _note_answer(self) -> None:
+    def _note_answer(self, path: str = "") -> None:
         self._answered_at = trio.current_time()
         self._slots.limit.served(self._slots.in_flight)
-        self._prober.note_answer()
+        self._prober.note_answer(path)
 
     def _note_refusal(self, began_at: float) -> None:
         self._slots.limit.refused(began_at, trio.current_time(), self._slots.in_flight)

@@ -1,10 +1,10 @@
 """Maps errors of S3 and of the libraries to `cachefs.errors`.
 
-Messages name the bucket or object and the endpoint. They never include the libraries' own texts,
-which are long and may quote headers.
+Messages name the bucket or object and the endpoint, with the code and the sentence of the store.
+They never include the libraries' own texts, which are long and may quote headers.
 """
 
-import re
+import socket
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,22 +14,40 @@ from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import (
     AccessDeniedError,
+    BadDataError,
     CredentialsError,
     NotFoundError,
     ObjectChangedError,
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
     UntrustedOriginError,
 )
 from cachefs.origin.retry_after import parse_retry_after
+from cachefs.origin.s3 import error_document
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import ENDED_CODES, WRONG_CODES, CredentialProvider
+from cachefs.origin.s3.error_document import ErrorDocument
+from cachefs.origin.status import is_definite
 from cachefs.units import format_duration
 
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 CREDENTIAL_STATUSES = (400, 401, 403)
-_CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+TEMPORARY_CODES = {
+    "ConditionalRequestConflict",
+    "OperationAborted",
+    "RequestTimeout",
+    "IncompleteBody",
+    "InternalError",
+}
+"""Codes of answers that a retry may change, although their status is definite."""
+error_code = error_document.error_code
+_KEY_ID_CODES = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"}
+_KEY_CODES = {"KMSNotConfigured", "KeyUnavailableException"}
+_ARCHIVED = "InvalidObjectState"
+_PROXY_REFUSES = 407
+DOCUMENT_BYTES = 64 << 10
 _BUSY_STATUS = (429, 503)
 _SKEWED = "RequestTimeTooSkewed"
 _MOST_SKEW_S = 900
@@ -57,12 +75,6 @@ _MOST_CAUSES = 8
 _REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 
-def error_code(body: bytes) -> str:
-    """Return the code in an S3 error document, or an empty string."""
-    found = _CODE.search(body)
-    return found[1].decode() if found else ""
-
-
 def from_status(
     target: S3Target,
     subject: str,
@@ -72,31 +84,89 @@ def from_status(
     retry_after_s: float | None = None,
     server_time: str | None = None,
     verb: str = "read",
+    body: bytes = b"",
 ) -> OriginError:
     """Return the exception for an answer that is no success. `subject` names the requested object;
     `server_time` is the header Date in an answer to a signed request; the message says that the
-    object can't be `verb`."""
+    object can't be `verb`, and repeats what the document in `body` says."""
     ahead_s = _seconds_ahead(server_time)
     if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
         return _skewed(target, ahead_s)
+    told = error_document.parsed(body)
     place = f"{subject} at {target.endpoint}"
     reason = f"HTTP {status} {code}".rstrip()
+    if told.message:
+        reason += f": {told.message}"
     if code in ("NoSuchBucket", "InvalidBucketName"):
         return NotFoundError(f"bucket {target.bucket} does not exist at {target.endpoint}")
     if status in (301, 307) or code in _REGION_CODES:
-        where = f"region {region}" if region else "another region"
+        return _elsewhere(target, region or told.region, told.endpoint)
+    if status == _PROXY_REFUSES:
         return OriginUnavailableError(
-            f"bucket {target.bucket} is not in region {target.region} but in {where}: set it"
+            f"{subject} can't be {verb}: the proxy refuses requests without a login ({reason}): "
+            "write the user and the password in the address of the proxy"
         )
-    if status in (401, 403) or code in _CREDENTIAL_CODES:
-        return AccessDeniedError(f"access denied to {place} ({reason}): check the credentials")
+    if code == _ARCHIVED:
+        what = f" ({told.storage_class})" if told.storage_class else ""
+        return RefusedError(
+            f"{place} can't be {verb}: it is archived{what}: restore it at the store first "
+            f"({reason})"
+        )
+    if code.startswith("KMS.") or code in _KEY_CODES:
+        return RefusedError(
+            f"{place} can't be {verb}: its encryption key can't be used ({reason}): check the key "
+            "in the key management service (KMS)"
+        )
+    if status in (401, 403) or code in CREDENTIAL_CODES:
+        advice = _allow(target, subject, told, verb)
+        return AccessDeniedError(f"access denied to {place} ({reason}): {advice}")
     if status == 404:
         return NotFoundError(f"{place} does not exist")
     if status in (412, 416):
         return ObjectChangedError(f"{place} has changed since it was listed")
     if status in _BUSY_STATUS:
         return OriginBusyError(f"{place} can't be {verb} ({reason})", retry_after_s)
+    if is_definite(status) and code not in TEMPORARY_CODES:
+        return RefusedError(
+            f"{place} can't be {verb}: the store refuses it ({reason}){_hint(status, told)}"
+        )
     return OriginUnavailableError(f"{place} can't be {verb} ({reason})")
+
+
+def _allow(target: S3Target, subject: str, told: ErrorDocument, verb: str) -> str:
+    """Return what would help against a denied access."""
+    if told.code in CREDENTIAL_CODES or told.code in _KEY_ID_CODES:
+        return "check the credentials"
+    if told.permission:
+        return f"allow {told.permission}"
+    if verb != "read":
+        return "check the credentials and what they allow"
+    kind = target.scheme
+    if subject.rstrip("/") in (f"{kind}://{target.bucket}", target.url):
+        return f"check the credentials and whether they allow {kind}:ListBucket"
+    return (
+        f"check the credentials and whether they allow {kind}:GetObject, and kms:Decrypt if it is "
+        "encrypted; buckets whose readers pay can't be read"
+    )
+
+
+def _hint(status: int, told: ErrorDocument) -> str:
+    """Return the likely cause of a refusal, or nothing."""
+    # A HEAD has no body: of an object with a customer's key, S3 says only 400.
+    if status == 400 and (not told.code or "encrypt" in told.message.lower()):
+        return ": cachefs can't read objects that a customer's own key encrypts (SSE-C)"
+    return ""
+
+
+def _elsewhere(target: S3Target, region: str, endpoint: str) -> RefusedError:
+    """Return the error for a bucket of another region. The answer may name that and its address."""
+    where = f"region {region}" if region else "another region"
+    advice = "set it"
+    if endpoint and not region:
+        advice = f"the store names the endpoint {endpoint}"
+    return RefusedError(
+        f"bucket {target.bucket} is not in region {target.region} but in {where}: {advice}"
+    )
 
 
 def from_answer(
@@ -112,7 +182,10 @@ def from_answer(
     region = headers.get("x-amz-bucket-region")
     retry_after_s = parse_retry_after(headers.get("retry-after"))
     date = headers.get("date") if is_signed else None
-    return from_status(target, subject, status, error_code(body), region, retry_after_s, date)
+    code = error_code(body)
+    return from_status(
+        target, subject, status, code, region, retry_after_s, date, body=body[:DOCUMENT_BYTES]
+    )
 
 
 def refused_credentials(
@@ -200,6 +273,11 @@ def from_connection(
                 f"{subject} can't be read: {target.endpoint} does not speak TLS: write http:// in "
                 "the endpoint, or correct its port"
             )
+        if isinstance(cause, socket.gaierror):
+            return OriginUnavailableError(
+                f"{subject} can't be {verb}: the host of {target.endpoint} is not known "
+                f"({cause.strerror}): check its name, and the DNS of this machine"
+            )
         if cause is None:
             break
         cause = cause.__cause__ or cause.__context__
@@ -217,6 +295,15 @@ def _bad_certificate(target: S3Target, subject: str, why: str) -> UntrustedOrigi
     return UntrustedOriginError(
         f"{subject} can't be read: the certificate of {target.endpoint} is refused ({why}): "
         f"{advice}"
+    )
+
+
+def web_page(target: S3Target) -> BadDataError:
+    """Return the exception for a listing that is answered with a page for browsers. A gateway may
+    do so for a while, so it is no `RefusedError`."""
+    return BadDataError(
+        f"{target.url} can't be read: {target.endpoint} answers with a web page, so it is no S3 "
+        "endpoint: perhaps it is the port of the store's console, or a login page of the network"
     )
 
 

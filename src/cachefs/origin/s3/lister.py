@@ -4,6 +4,7 @@ botocore's client needs 150 ms of CPU for a page of 1,000 keys, while the server
 `listing.py` parses the page.
 """
 
+import re
 import threading
 from typing import NamedTuple
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from cachefs.origin.s3.listing import PAGE_KEYS
 
 PAGE_BYTES = 16 << 20
 """A longer page is refused. 1,000 of the longest keys with all bytes quoted take 4 MiB."""
+_WEB_PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _MOST_AT_ONCE = 512
 """The most requests in flight. Each occupies a thread until its answer is complete or too slow."""
 
@@ -59,6 +61,9 @@ class S3Lister:
         if not self._turns.acquire(blocking=False):
             raise s3_errors.unreachable(self._reader.target, self._reader.target.url)
         try:
-            return self._reader.send("GET", "", text, exchange=exchange, most_bytes=PAGE_BYTES).body
+            answer = self._reader.send("GET", "", text, exchange=exchange, most_bytes=PAGE_BYTES)
         finally:
             self._turns.release()
+        if _WEB_PAGE.match(answer.body):
+            raise s3_errors.web_page(self._reader.target)
+        return answer.body

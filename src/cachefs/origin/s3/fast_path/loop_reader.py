@@ -127,8 +127,10 @@ class LoopReader(LoopClient):
 
 
 def _is_plain_answer(status: int) -> bool:
-    """Whether a status is a definite result of a look-up: no such object, or a server problem."""
-    return status in (404, 429) or status >= 500
+    """Whether a status is the result of a look-up: no such object, a refusal, or a server problem.
+    Rights and conditions are left out: HEAD may be allowed where GET is not, as for archived
+    objects."""
+    return status in (400, 404, 405, 410, 429, 451) or status >= 500
 
 
 async def _object(

@@ -12,14 +12,12 @@ from urllib.parse import quote, urlsplit
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import (
-    AccessDeniedError,
     BadDataError,
     ConflictError,
     NotFoundError,
     NotOfferedError,
     OriginError,
     OriginFullError,
-    OriginUnavailableError,
     QuotaError,
     RefusedError,
 )
@@ -44,13 +42,6 @@ _NEED_MD5 = ("delete=",)
 """Queries of requests that S3 takes only with a Content-MD5."""
 NO_CONTENT = BufferContent(b"")
 _CONFLICTS = ("PreconditionFailed", "FileAlreadyExists", "ObjectAlreadyExists")
-_TEMPORARY = (
-    "ConditionalRequestConflict",
-    "OperationAborted",
-    "RequestTimeout",
-    "IncompleteBody",
-    "InternalError",
-)
 _LOST_UPLOADS = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder", "EntityTooSmall")
 """The upload can't be completed. Its bytes must be sent anew."""
 _DAMAGED = ("BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch")
@@ -70,8 +61,6 @@ _RATE = re.compile("request|rate|throttl|bandwidth|traffic", re.IGNORECASE)
 """A quota of these is no quota of space: the request is sent again later."""
 _STATUS_FULL, _STATUS_TOO_MANY = 507, 429
 _NOT_OFFERED = ("NotImplemented", "MethodNotAllowed")
-_KNOWN = ("RequestTimeTooSkewed", "PermanentRedirect", "AuthorizationHeaderMalformed")
-"""Errors about which `s3.errors` says more."""
 DIRECTORY = stat.S_IFDIR
 
 
@@ -365,8 +354,6 @@ class Sender:
             return NoSuchUploadError(f"{place} has no such upload, or not all its parts ({reason})")
         if code in _DAMAGED:
             return BadDataError(f"{place} was not written: its bytes were damaged ({reason})")
-        if code in _TEMPORARY:
-            return OriginUnavailableError(f"{place} can't be written ({reason})")
         found = s3_errors.from_status(
             self.target,
             subject,
@@ -376,21 +363,14 @@ class Sender:
             parse_retry_after(headers.get("retry-after")),
             headers.get("date") if is_signed else None,
             "written",
+            body[: s3_errors.DOCUMENT_BYTES],
         )
-        if isinstance(found, AccessDeniedError):
-            return AccessDeniedError(
-                f"{place} can't be written: access denied ({reason}): check the credentials and "
-                "what they allow"
-            )
-        is_definite = (400 <= status < 500 and status not in (408, 425, 429)) or status == 501
-        if type(found) is OriginUnavailableError and is_definite and code not in _KNOWN:
-            if _wants_checksum(status, code, body):
-                return ChecksumWantedError(
-                    f"{place} can't be written: the store refuses it ({reason})"
-                )
-            is_unknown = status in (405, 501) or code in _NOT_OFFERED
-            kind = NotOfferedError if is_unknown else RefusedError
-            return kind(f"{place} can't be written: the store refuses it ({reason})")
+        if type(found) is not RefusedError:
+            return found
+        if _wants_checksum(status, code, body):
+            return ChecksumWantedError(str(found))
+        if status in (405, 501) or code in _NOT_OFFERED:
+            return NotOfferedError(str(found))
         return found
 
     def close(self) -> None:
