@@ -1,5 +1,6 @@
 """Changes of names that concern each other, in every order: the answers of the origin are held."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from cachefs.origin.writable import (
     PartTag,
     Upload,
     WritableOrigin,
+    content_of,
 )
 from cachefs.staging.spool import Spool
 from cachefs.types import NO_POSIX, ObjectMeta, Posix
@@ -36,6 +38,7 @@ from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.names import WrittenNames
 from cachefs.writes.naming.present import Name
 from cachefs.writes.sending.sender import Sender
+from cachefs.writes.sending.timeouts import SendTimeoutError, SendTimeouts
 from tests.namespace.harness import Reading, ScriptedOrigin
 
 
@@ -88,7 +91,9 @@ class ObjectStore:
     ) -> ObjectMeta:
         async with self._request("put", path):
             self._check(path, condition)
-            meta = self._origin.put(path, bytes(body))
+            meta = self._origin.put(
+                path, bytes(content_of(body).read(0, content_of(body).size_bytes))
+            )
             self._write_ids[meta.version] = write_id or ""
         return meta
 
@@ -183,14 +188,21 @@ class ObjectStore:
 
 
 class Mount:
-    def __init__(self, reading: Reading, spool: Spool, store: ObjectStore) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        spool: Spool,
+        store: ObjectStore,
+        write_timeout_s: float = math.inf,
+    ) -> None:
         self.tree = reading.tree
         self.origin = reading.origin
         self.store = store
         namespace, changes = self.tree.namespace, OwnChanges(self.tree.namespace)
         writer: Any = store
+        sender = Sender(writer, SendTimeouts(write_timeout_s))
         self.files = WrittenFiles(
-            *(namespace, changes, reading.readers, reading.cache, spool, Sender(writer)),
+            *(namespace, changes, reading.readers, reading.cache, spool, sender),
             marks=None,
             withdraw=lambda ino, block_count: None,
         )
@@ -600,3 +612,48 @@ async def test_a_rename_whose_last_answer_is_lost_succeeds(mount: Mount) -> None
     mount.store.after = lose_answer
     await mount.rename((ROOT_INO, b"old"), (ROOT_INO, b"new"))
     assert mount.objects() == {"new": b"content"}
+
+
+@pytest.fixture
+async def timed(reading: Reading, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Mount]:
+    """A mount of an object store with a short write timeout."""
+    spool = await Spool.open(tmp_path / "timed", reading.origin.identity, 1 << 30)
+    store = ObjectStore(reading.origin, can_rename=False)
+    mount = Mount(reading, spool, store, write_timeout_s=0.2)
+    nursery.start_soon(mount.files.run)
+    yield mount
+    await spool.close()
+
+
+async def test_one_deadline_for_all_that_a_close_waits_for(timed: Mount) -> None:
+    """Here for parts that are sent ahead and get no answer. The file is sent later."""
+    held = Held(timed.store, "part")
+    ino = await large(timed, b"large")
+    await held.has_come.wait()
+    with pytest.raises(SendTimeoutError):
+        await timed.files.close(ino, 1)
+    assert list(timed.files.generations_to_send()) == [ino]
+    held.go.set()
+    await timed.files.send(ino, is_close=False)
+    assert timed.objects() == {"large": LARGE}
+
+
+async def test_a_close_waits_while_the_origin_takes_bytes(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    timeouts, moved_s = SendTimeouts(15), 0.0
+
+    async def close() -> None:
+        nonlocal moved_s
+        with timeouts.limited("file"):
+            for _ in range(5):
+                await trio.sleep(10)
+                timeouts.note_moved()
+            moved_s = trio.current_time()
+            await trio.sleep_forever()
+
+    nursery.start_soon(timeouts.run)
+    await trio.sleep(100)
+    with pytest.raises(SendTimeoutError):
+        await close()
+    assert 15 <= trio.current_time() - moved_s < 16

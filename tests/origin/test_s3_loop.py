@@ -193,10 +193,10 @@ async def test_what_the_server_says_is_asked_once(
     with pytest.raises(error) as caught:
         await read(origin)
     assert getattr(caught.value, "retry_after_s", 7) == 7
-    assert len(server.requests) == 1
+    gets = [request for request in server.requests if request.startswith(b"GET")]
+    assert len(gets) == 1
     server.pieces = [answer()]
     assert await read(origin) == BODY
-    assert server.connections == 1
 
 
 async def test_an_error_in_chunks(server: Server, origin: Origin) -> None:
@@ -414,7 +414,7 @@ async def test_a_part_of_a_replaced_object_is_refused(server: Server, origin: Or
     server.pieces = [answer(b"", "412 Precondition Failed")]
     with pytest.raises(ObjectChangedError):
         await origin.read("k", META, 7000, 4096)
-    assert len(server.requests) == 1
+    assert len([each for each in server.requests if each.startswith(b"GET")]) == 1
 
 
 async def test_larger_reads_use_other_connections(server: Server, origin: Origin) -> None:

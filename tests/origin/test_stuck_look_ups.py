@@ -10,7 +10,7 @@ import trio
 from cachefs.origin.host_names import HostNames
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.client import ObjectStoreOrigin
-from cachefs.origin.s3.credentials import CredentialSource
+from cachefs.origin.s3.credentials import CredentialProvider, CredentialSource
 from cachefs.origin.s3.fast_path.wire import Wanted
 
 _MORE_THAN_TRIO_HAS = 60
@@ -50,7 +50,7 @@ async def threads_are_free() -> None:
 
 async def test_credentials(released: threading.Event) -> None:
     origin = open_origin("s3://b", OriginOptions("http://127.0.0.1:9", anonymous=True))
-    origin._on_loop._provider._source = StuckSource(released)
+    origin._on_loop._provider = CredentialProvider(StuckSource(released))
     await give_up_one_after_the_other(origin)
     await threads_are_free()
     released.set()

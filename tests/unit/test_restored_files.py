@@ -46,6 +46,7 @@ def restore(
             abort_rest=_do_nothing,
             destination_of=_do_nothing,
             keeps_attributes=False,
+            timeouts=None,
         ),
         None,
         lambda ino, block_count: None,

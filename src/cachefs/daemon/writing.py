@@ -25,6 +25,7 @@ from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.names import WrittenNames
 from cachefs.writes.sending.sender import Sender
+from cachefs.writes.sending.timeouts import SendTimeouts
 from cachefs.writes.unsent.decisions import Decisions
 from cachefs.writes.unsent.flush import Flushes
 from cachefs.writes.unsent.report import UnsentFiles
@@ -60,7 +61,7 @@ def build_writers(
     if relayed is None:  # the relay's path keeps it for read-only mounts, too
         namespace.keep_log()
     table = None if relayed is None else relayed.table
-    sender = Sender(writer)
+    sender = Sender(writer, SendTimeouts(config.write_timeout))
     files = WrittenFiles(
         namespace,
         changes,

@@ -69,6 +69,7 @@ class WrittenFiles:
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
         self.untold = Untold(marks)
+        self._timeouts = sender.timeouts
         self._ahead = PartsAhead(
             sender, partial(sender.destination_of, namespace), self._entries.all, spool.space
         )
@@ -81,6 +82,7 @@ class WrittenFiles:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ahead.run)
             nursery.start_soon(self._sends.jobs.run)
+            nursery.start_soon(self._timeouts.run)
 
     async def finish(self) -> None:
         """See `FileSends.finish`."""

@@ -223,7 +223,7 @@ class ObjectStoreOrigin(Origin):
                 return False
             body = await self.fetch_page(self.start_page(PageRequest(key, max_keys=1)))
             page = await trio.to_thread.run_sync(parse_page, body, parent)
-        except (NotFoundError, AccessDeniedError, BadDataError):
+        except OriginError:
             return False
         is_listed = page.entries[:1] == [Entry(key.removeprefix(parent), meta)]
         return is_listed and not is_same(meta, found)

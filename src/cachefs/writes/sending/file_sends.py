@@ -33,6 +33,7 @@ from cachefs.writes.jobs import FileJobs
 from cachefs.writes.processes import Untold
 from cachefs.writes.sending.doubts import Doubts
 from cachefs.writes.sending.sender import BrokenOffError, Sender
+from cachefs.writes.sending.timeouts import SendTimeoutError
 from cachefs.writes.sending.to_cache import give_to_cache
 from cachefs.writes.written_file import State, WrittenFile
 
@@ -99,7 +100,23 @@ class FileSends:
         if file is None:
             return
         with file.closing(is_close):
-            await self._send(file)
+            try:
+                with self._sender.timeouts.limited(file.staged.path):
+                    await self._send(file)
+            except SendTimeoutError as error:
+                await self._note_timeout(file, str(error))
+                raise
+
+    async def _note_timeout(self, file: WrittenFile, reason: str) -> None:
+        """Let a file whose close has waited for too long be sent later."""
+        staged = file.staged
+        if file.state is State.STORED or not staged.is_attached:
+            return
+        if file.closes and staged.refused_at is None:
+            staged.seal()
+        if file.state is State.UNSENT:
+            staged.fail(reason)
+        await self._sync(staged)
 
     @contextmanager
     def moving(self, directory: str) -> Iterator[None]:

@@ -39,6 +39,7 @@ from cachefs.origin.writable import (
     MOST_PARTS,
     MOST_PUT_BYTES,
     Attributes,
+    BufferContent,
     Condition,
     PartTag,
     Upload,
@@ -58,6 +59,7 @@ from cachefs.types import (
     Posix,
 )
 from cachefs.writes.sending.contents import LoopContent, PartChangedError, PartContent
+from cachefs.writes.sending.timeouts import MovingContent, SendTimeouts
 from cachefs.writes.written_file import WrittenFile
 
 log = logging.getLogger(__name__)
@@ -100,8 +102,9 @@ Describe = Callable[[], Attributes]
 class Sender:
     """Sends files to the writable origin of one mount. The caller holds the file's lock."""
 
-    def __init__(self, writer: WritableOrigin) -> None:
+    def __init__(self, writer: WritableOrigin, timeouts: SendTimeouts | None = None) -> None:
         self._writer = writer
+        self.timeouts = timeouts or SendTimeouts()
         self._bodies = trio.CapacityLimiter(_BODIES_AT_A_TIME)
         self._copies_parts = True
         """Whether the store may copy a range of an object to a part."""
@@ -191,7 +194,8 @@ class Sender:
                     if not file.staged.freed_bytes:
                         await self.drop_upload(file.staged)
                 elif not self._writer.checks_parts:
-                    await self._abort(known)  # its id stays known, for the next try
+                    with trio.CancelScope(shield=True):
+                        await self._abort(known)  # its id stays known, for the next try
             raise
         raise AssertionError("the loop has no end")
 
@@ -273,7 +277,10 @@ class Sender:
             write_id = earlier.write_id if earlier is not None and is_same else new_write_id()
             file.begin_sending()
             staged.start_upload("", write_id, path)
-            return await self._writer.put(path, body, file.condition, describe(), write_id)
+            content = MovingContent(BufferContent(body), self.timeouts.note_moved)
+            meta = await self._writer.put(path, content, file.condition, describe(), write_id)
+            self.timeouts.note_moved()
+            return meta
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -295,7 +302,9 @@ class Sender:
             # No await from here on until the request is sent: this is the content.
             file.begin_sending()
             staged.note_completing()
-            return await self._writer.complete(upload, _tags(staged), file.condition, describe())
+            meta = await self._writer.complete(upload, _tags(staged), file.condition, describe())
+            self.timeouts.note_moved()
+            return meta
         except NotFoundError as error:
             await self.drop_upload(staged)
             raise _UploadLostError(str(error)) from None
@@ -355,6 +364,7 @@ class Sender:
         except BaseException:
             staged.end_unanswered_start()
             raise
+        self.timeouts.note_moved()
         staged.start_upload(upload.upload_id, write_id, path)
         return upload
 
@@ -450,7 +460,9 @@ class Sender:
                     raise PartChangedError("the file was truncated meanwhile") from None
                 part = staged.begin_part(number, offset, length)
         if tag is None:
-            tag = await self._writer.put_part(upload, number, offset, PartContent(file, part))
+            content = MovingContent(PartContent(file, part), self.timeouts.note_moved)
+            tag = await self._writer.put_part(upload, number, offset, content)
+        self.timeouts.note_moved()
         staged.finish_part(part, tag.tag)
 
     # -- dropping ----------------------------------------------------------------------------------
@@ -483,7 +495,7 @@ class Sender:
         ended_s = (now_ns - (start.ended_ns or now_ns)) / 1e9
         began_s = max(ended_s, (now_ns - start.began_ns) / 1e9)
         upload = Upload(start.path, "", start.write_id)
-        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_S):
+        with trio.move_on_after(_ABORT_S):
             try:
                 await self._writer.abort_started(upload, began_s, ended_s)
             except (OriginUnavailableError, OriginBusyError):
@@ -504,12 +516,13 @@ class Sender:
         await self._abort(UploadProgress(upload_id, write_id, path))
 
     async def _abort(self, known: UploadProgress) -> None:
-        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_S):
-            try:
+        try:
+            with trio.move_on_after(_ABORT_S), suppress(OriginError):
                 await self._writer.abort(Upload(known.path, known.upload_id, known.write_id))
                 return
-            except OriginError:
-                pass
+        except trio.Cancelled:
+            self._unaborted.append(known)
+            raise
         self._unaborted.append(known)
 
 
