@@ -106,6 +106,15 @@ def test_a_mountpoint_that_is_not_empty(site: Site) -> None:
     assert os.listdir(site.mountpoint) == ["precious"]
 
 
+def test_links_that_lead_out_are_told_of(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("x")
+    (site.files / "link").symlink_to("../blob")
+    site.expected_trouble += ("is a symbolic link that leads out of the source",)
+    assert f"mount a directory that has both, such as 'file://{tmp_path}'" in site.mount()
+    assert os.listdir(site.mountpoint) == []
+    assert "NOT SHOWN      1 link out of the source" in site.cli("status", site.mountpoint).stdout
+
+
 def test_source_mountpoint_and_cache_in_one_another(site: Site, tmp_path: Path) -> None:
     (site.files / "mnt").mkdir()
     (tmp_path / "link").symlink_to(site.files / "mnt")

@@ -9,6 +9,7 @@ from cachefs.origin.open_origin import open_origin
 from tests.origin.listing import list_all
 
 SECRET = b"not for users"
+LEADS_OUT = pytest.mark.expect_log("is a symbolic link that leads out of the source")
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ async def origin(root):
     await opened.aclose()
 
 
+@LEADS_OUT
 @pytest.mark.parametrize(
     "target",
     [
@@ -55,6 +57,7 @@ async def test_links_that_lead_outside_are_not_there(root, origin, target) -> No
     (root / "circle").symlink_to("circle")
     assert sorted(await list_all(origin)) == ["inner"]
     assert origin.counters.unshown_keys == 4
+    assert origin.counters.links_out_in_dir[""] >= 2
     assert await list_all(origin, "inner") == {}
     for path in ("link", "link/secret", "link/outside/secret", "up/outside/secret"):
         with pytest.raises(NotFoundError):
@@ -97,6 +100,7 @@ async def test_links_that_stay_inside_are_followed(root, target, name) -> None:
     await origin.aclose()
 
 
+@LEADS_OUT
 async def test_what_becomes_a_link_after_it_was_listed_is_not_read(root, origin) -> None:
     (root / "f").write_bytes(SECRET.upper())
     (root / "d").mkdir()
@@ -113,6 +117,7 @@ async def test_what_becomes_a_link_after_it_was_listed_is_not_read(root, origin)
             origin._fs.cat_file(f"{root}/{path}", start=0, end=len(SECRET))
 
 
+@LEADS_OUT
 async def test_no_descriptor_is_left_open(root, origin) -> None:
     (root / "f").write_bytes(b"data")
     (root / "to-f").symlink_to("f")
@@ -183,3 +188,27 @@ async def test_a_directory_of_the_same_inode_number_has_another_place(root, orig
     after = (await origin.stat("a")).place
     assert after != before
     assert (await list_all(origin))["a"].meta.place == after
+
+
+@pytest.mark.expect_log(r"leads out of the source, to .*/model/blobs/1.*'file://.*/root/model'")
+async def test_a_snapshot_of_links_says_what_to_mount(root) -> None:
+    """As in the cache of the Hugging Face hub."""
+    model = root / "model"
+    for name in ("blobs", "snapshots/abc/sub"):
+        (model / name).mkdir(parents=True)
+    for number, name in enumerate(("config.json", "weights", "sub/tokens")):
+        (model / f"blobs/{number}").write_text(name)
+        link = model / "snapshots/abc" / name
+        link.symlink_to(f"{'../' * (2 + name.count('/'))}blobs/{number}")
+    (model / "snapshots/abc/config.json").unlink()
+    origin = open_origin(f"file://{model}/snapshots/abc")
+    with pytest.raises(NotFoundError):
+        await origin.stat("weights")  # this tells of it, too
+    assert list(await list_all(origin)) == ["sub"]
+    assert await list_all(origin, "sub") == {}
+    assert origin.counters.links_out_in_dir == {"": 1, "sub": 1}
+    await origin.aclose()
+    origin = open_origin(f"file://{model}")
+    meta = await origin.stat("snapshots/abc/sub/tokens")
+    assert bytes(await origin.read("snapshots/abc/sub/tokens", meta, 0, 3)) == b"sub"
+    await origin.aclose()

@@ -147,6 +147,7 @@ class MountState:
             "stale": stale.is_stale,
             "stale_since": None if stale.since_ns is None else stale.since_ns / 1e9,
             "unshown_keys": sum(origin.unshown_in_dir.values()),
+            "unshown_links": sum(origin.links_out_in_dir.values()),
             "cache": cache_report(tiers),
             "tiers": [tier_report(tier) for tier in tiers],
             "reads": {

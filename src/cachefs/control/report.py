@@ -167,7 +167,8 @@ class StatusReport(TypedDict):
     `stale_since` are seconds since the epoch. `policy` is the eviction policy. `metrics` is the
     address of the metrics server. `tiers` are sorted by medium, the fastest first. `stale`: the
     origin doesn't answer, and stale answers have been shown since `stale_since`. `unshown_keys` is
-    the number of keys that can't be shown as names, in the directories listed since the start.
+    the number of keys that can't be shown as names, in the directories listed since the start, and
+    `unshown_links` how many of them are links that lead out of the source.
     Only writable mounts have `writes`, and only mounts with a shared tier `shared`.
     """
 
@@ -185,6 +186,7 @@ class StatusReport(TypedDict):
     stale: bool
     stale_since: float | None
     unshown_keys: int
+    unshown_links: int
     cache: CacheStatus
     tiers: list[TierReport]
     reads: ReadStatus

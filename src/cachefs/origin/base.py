@@ -35,19 +35,28 @@ class OriginCounters:
     """Listed keys that can't be shown as file names (see docs/SEMANTICS.md)."""
     unshown_in_dir: dict[str, int] = field(default_factory=dict)
     """By directory: the number of such keys in its last listing."""
+    links_out_in_dir: dict[str, int] = field(default_factory=dict)
+    """By directory: how many of them are links that lead out of the source."""
     _told_of: set[str] = field(default_factory=set)
 
     def begin_listing(self, directory: str) -> None:
         """Forget the unshown keys of an earlier listing of `directory`."""
         self.unshown_in_dir.pop(directory, None)
+        self.links_out_in_dir.pop(directory, None)
 
-    def note_unshown(self, directory: str, example: str, count: int = 1) -> None:
-        """Count `count` keys of a listing that can't be shown. The first call for a directory logs
-        `example`."""
+    def note_unshown(
+        self, directory: str, example: str, count: int = 1, *, leads_out: bool = False
+    ) -> None:
+        """Count `count` keys of a listing that can't be shown. With `leads_out`, they are links
+        that lead out of the source. The first call for a directory logs `example`."""
         self.unshown_keys += count
         earlier = self.unshown_in_dir.get(directory)
         if earlier is not None or len(self.unshown_in_dir) < _MOST_DIRECTORIES:
             self.unshown_in_dir[directory] = (earlier or 0) + count
+            if leads_out:
+                links = self.links_out_in_dir.get(directory, 0)
+                self.links_out_in_dir[directory] = links + count
+                return  # the origin says where they lead
         if directory not in self._told_of and len(self._told_of) < _MOST_DIRECTORIES:
             self._told_of.add(directory)
             _logger.info(

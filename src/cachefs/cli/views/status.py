@@ -45,10 +45,7 @@ def print_one(row: dict[str, Any]) -> None:
         if row.get("metrics"):
             console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
         if row.get("unshown_keys"):
-            keys = counted(row["unshown_keys"], "key")
-            console.print(
-                f"{'NOT SHOWN':<14} {keys} of the origin that can't be files; the log has examples"
-            )
+            console.print(f"{'NOT SHOWN':<14} {_unshown(row)}", soft_wrap=True)
         for title, line in _origin_lines(row):
             console.print(f"{title:<14} {line}", soft_wrap=True)
         for title, line in _write_lines(row.get("writes")):
@@ -60,6 +57,18 @@ def print_one(row: dict[str, Any]) -> None:
         print_tiers(console, row)
     elif row["problem"]:
         console.print(f"{'PROBLEM':<14} {row['problem']}", soft_wrap=True)
+
+
+def _unshown(row: dict[str, Any]) -> str:
+    """Return what the origin has and the mount leaves out."""
+    links = row.get("unshown_links", 0)
+    keys = row["unshown_keys"] - links
+    parts = []
+    if keys:
+        parts.append(f"{counted(keys, 'key')} of the origin that can't be files")
+    if links:
+        parts.append(f"{counted(links, 'link')} out of the source")
+    return f"{', '.join(parts)}; the log has examples"
 
 
 def _data_path(row: dict[str, Any]) -> str:

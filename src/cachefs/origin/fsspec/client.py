@@ -309,7 +309,8 @@ class FsspecOrigin(Origin):
             is_dir = info["type"] == "directory"
             meta = _directory(info) if is_dir else self._meta(info)
             if not is_name(name) or (meta is None and not is_dir):
-                self.counters.note_unshown(path, str(info["name"]))
+                leads_out = "leads_out" in info
+                self.counters.note_unshown(path, str(info["name"]), leads_out=leads_out)
                 continue
             yield Entry(name, meta)
 

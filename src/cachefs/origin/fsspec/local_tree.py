@@ -60,6 +60,10 @@ _BIRTH_AT = 80
 log = logging.getLogger(__name__)
 
 
+class LeadsOutError(FileNotFoundError):
+    """A symbolic link leads out of the source."""
+
+
 class MovedError(ObjectChangedError):
     """The path leads to another directory than before."""
 
@@ -93,6 +97,7 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         self._top_parts: list[str] = []
         """The parts of the source's real path."""
         self._told_of_links = False
+        self._told_of_way_out = False
         self.has_places = True
         """Whether directories can be told apart. Inode numbers of FUSE file systems may change."""
 
@@ -185,9 +190,13 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
         return self.described_as(name, found, mode, place)
 
     def _link(self, name: str, found: os.stat_result) -> dict[str, Any]:
-        with contextlib.suppress(OSError):
+        described = self.described_as(name, found, found.st_mode)
+        try:
             return self.info(name)
-        return self.described_as(name, found, found.st_mode)
+        except LeadsOutError:
+            return described | {"leads_out": True}
+        except OSError:
+            return described
 
     def described_as(
         self, name: str, found: os.stat_result, mode: int, place: str = ""
@@ -313,6 +322,22 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                 path,
             )
 
+    def _tell_of_way_out(self, path: str, target: str) -> None:
+        if self._told_of_way_out:
+            return
+        self._told_of_way_out = True
+        top = "/" + "/".join(self._top_parts)
+        above = os.path.commonpath([top, target])
+        log.warning(
+            "%r is a symbolic link that leads out of the source, to %r, so it is left out, and so "
+            "are others like it; %s",
+            path,
+            target,
+            "a mount shows only what lies below its source"
+            if above == "/"
+            else f"mount a directory that has both, such as {'file://' + above!r}",
+        )
+
     def _may_lead(self, owner: int, place: list[str], fd: int, real: list[str]) -> bool:
         """Whether a link of `owner` in the directory `place` may lead to `fd`, at the path `real`.
 
@@ -344,7 +369,8 @@ class ConfinedFileSystem(LocalFileSystem):  # type: ignore[misc, unused-ignore]
                 return here[len(top) :] + ahead[index:]
             here = here[:-1] if part == ".." else [*here, part]
         if here[: len(top)] != top:
-            raise FileNotFoundError(f"{path} leads out of {self._top}")
+            self._tell_of_way_out(path, "/" + "/".join(here))
+            raise LeadsOutError(f"{path} leads out of {self._top}")
         return here[len(top) :]
 
 
