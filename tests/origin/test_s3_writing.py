@@ -277,9 +277,11 @@ async def test_a_bucket_in_which_nothing_can_be_deleted(monkeypatch) -> None:
             return error("AccessDenied", 403)
         return store(objects, asked)
 
-    async with told(monkeypatch, answer) as (_, writer):
-        with pytest.raises(AccessDeniedError, match=r"may be written but not deleted"):
+    async with told(monkeypatch, answer) as (server, writer):
+        with pytest.raises(AccessDeniedError, match=r"objects may not be deleted"):
             await writer.check_writable()
+        assert objects == {}
+        assert {asked.method for asked in server.asked} == {"DELETE"}, "nothing was written"
 
 
 def store(objects: dict[str, Asked], asked: Asked) -> Answer:

@@ -4,6 +4,7 @@ they have takes their place."""
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -34,10 +35,14 @@ class Store:
             return refused
         match asked.method:
             case "DELETE":
-                self.objects.pop(asked.path, None)
+                if "uploadId" not in asked.query:
+                    self.objects.pop(asked.path, None)
                 return Answer(b"", 204)
             case "POST":
                 return self._post(asked)
+            case "PUT" if "x-amz-copy-source" in asked.headers:
+                self.objects[asked.path] = self.objects[asked.headers["x-amz-copy-source"]]
+                return Answer(b"<R><ETag>copied</ETag></R>")
             case "PUT":
                 e_tag = f'"{hashlib.md5(asked.body).hexdigest()}"'
                 if "uploadId" in asked.query:
@@ -186,3 +191,21 @@ async def test_a_copy_that_fails_by_hand_leaves_no_upload(monkeypatch) -> None:
             await writer.copy("a", meta, "b")
     assert aborted == ["u"]
     assert "/bucket/b" not in store.objects
+
+
+async def test_a_check_of_a_busy_store_repeats_single_requests(monkeypatch) -> None:
+    async def requests(every: int) -> int:
+        asked_for = count(1)
+
+        def refuses(_: Asked) -> Answer | None:
+            return None if next(asked_for) % every else error(503, "SlowDown")
+
+        store = Store(refuses)
+        async with opened(monkeypatch, store) as (server, writer):
+            await writer.check_writable("dir")
+            assert store.objects == {}
+            starts = sum("uploads" in a.query for a in server.asked)
+            assert starts <= 3
+            return len(server.asked)
+
+    assert await requests(10) < 1.5 * await requests(1000)

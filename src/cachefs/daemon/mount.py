@@ -16,7 +16,7 @@ from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
 from cachefs.daemon.process import return_freed_memory
 from cachefs.daemon.spool_place import choose_spool, note_spool, noted_spool
-from cachefs.daemon.writing import keep_guarantees, take_over_guarantees
+from cachefs.daemon.writing import check_writable, keep_guarantees, take_over_guarantees
 from cachefs.errors import CachefsError, OriginError, OriginUnavailableError, SpoolError
 from cachefs.fuse import session
 from cachefs.fuse.access_log import AccessLog
@@ -83,6 +83,8 @@ class RunningMount:
         if opened.origin.learned is not None:
             keep_learned(base.db, opened.origin.learned)
         namespace = build_namespace(opened, base, nursery)
+        if not (self._config.read_only or self._is_successor) and opened.origin.writer is not None:
+            await check_writable(base.db, opened.origin.writer)
         await self._open(namespace, nursery)
         nursery.start_soon(base.db.commit_loop)
         nursery.start_soon(base.db.residency.keep_small)

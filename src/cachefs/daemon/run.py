@@ -98,8 +98,8 @@ async def _serve(
         try:
             # Readers wait for a daemon that replaces another, and the origin was checked before.
             failure = None if data_path.restarts else await _check(origin, config)
-            if not (config.read_only or data_path.restarts):
-                await _check_writable(origin)
+            if not config.read_only and origin.writer is None:
+                raise UsageError(f"{origin.url} can't be written by cachefs; leave out --rw")
             tolerant = bool(data_path.restarts)
             tiers = open_tiers(origin.identity, *config.tiers, tolerant=tolerant)
             try:
@@ -117,14 +117,6 @@ async def _serve(
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _SHUTDOWN_S):
                 await origin.aclose()
-
-
-async def _check_writable(origin: ResilientOrigin) -> None:
-    """Find out whether the source can be written. Raises `UsageError` if cachefs can't, and the
-    origin's error otherwise."""
-    if origin.writer is None:
-        raise UsageError(f"{origin.url} can't be written by cachefs; leave out --rw")
-    await origin.writer.check_writable()
 
 
 async def _check(origin: ResilientOrigin, config: MountConfig) -> OriginUnavailableError | None:

@@ -1,6 +1,7 @@
 """The objects of a writable mount: its spool, and what changes files and names."""
 
 import secrets
+import time
 from array import array
 from dataclasses import fields
 
@@ -13,6 +14,7 @@ from cachefs.control.routes.writes import Unsent
 from cachefs.daemon.relayed import Relayed
 from cachefs.db.database import Database
 from cachefs.errors import UsageError
+from cachefs.foreign_numbers import whole_number
 from cachefs.fuse.writing import Writers
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.own_changes import OwnChanges
@@ -34,6 +36,11 @@ _GUARANTEES = b"guarantees"
 """The row of the table "meta" of the namespace: names of fields of `Guarantees`."""
 _MOUNT_ID = b"mount id"
 """A row of the same table."""
+_CHECK = b"write check"
+"""A row of the same table: format, key, time (s since 1970), names of fields of `Guarantees`."""
+_CHECK_FORMAT = "1"
+_CHECK_AGE_S = 7 * 86_400
+"""For so long a later mount relies on a check."""
 
 
 def build_writers(
@@ -106,10 +113,41 @@ def mount_id_in(db: Database) -> str:
     return known.decode(errors="replace")
 
 
+async def check_writable(db: Database, writer: WritableOrigin) -> None:
+    """Find out whether the source can be written, and what it guarantees, unless an earlier mount
+    has found it out with the same store, options and credentials. Raises the origin's error."""
+    key = await writer.check_key()
+    if key is None:
+        await writer.check_writable()
+        return
+    known = _noted_check(db.get("meta", _CHECK), key, time.time())
+    if known is not None:
+        writer.guarantees = known
+        return
+    names = _names_of(await writer.check_writable())
+    db.put("meta", _CHECK, f"{_CHECK_FORMAT} {key} {int(time.time())} {names}".encode())
+
+
+def _noted_check(row: bytes | None, key: str, now_s: float) -> Guarantees | None:
+    """Return what an earlier mount has found. None if that is not known, was for something else, is
+    too old, or is not understood."""
+    words = (row or b"").decode(errors="replace").split()
+    if words[:2] != [_CHECK_FORMAT, key] or len(words) < 3:
+        return None
+    at_s = whole_number(words[2])
+    known = {field.name for field in fields(Guarantees)}
+    if at_s is None or not 0 <= now_s - at_s < _CHECK_AGE_S or not known.issuperset(words[3:]):
+        return None
+    return Guarantees(**{name: name in words[3:] for name in known})
+
+
+def _names_of(found: Guarantees) -> str:
+    return " ".join(field.name for field in fields(Guarantees) if getattr(found, field.name))
+
+
 def keep_guarantees(db: Database, writer: WritableOrigin) -> None:
     """Note what `check_writable` has found, for later daemons of this mount."""
-    known = (field.name for field in fields(Guarantees) if getattr(writer.guarantees, field.name))
-    db.put("meta", _GUARANTEES, " ".join(known).encode())
+    db.put("meta", _GUARANTEES, _names_of(writer.guarantees).encode())
 
 
 def take_over_guarantees(db: Database, writer: WritableOrigin) -> None:

@@ -7,14 +7,16 @@ import errno
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from cachefs.errors import OriginError
 from cachefs.origin.names import is_key_name
 from cachefs.types import Buffer, Directory, ObjectMeta
+
+T = TypeVar("T")
 
 _MIB = 1 << 20
 MOST_PUT_BYTES = 16 * _MIB
@@ -185,6 +187,17 @@ UNCHECKED = Guarantees(
 """What may be relied on before `check_writable` has found out more."""
 
 
+class Ask(Protocol):
+    """Sends a request, perhaps several times until it succeeds."""
+
+    def __call__(self, send: Callable[[], Awaitable[T]], /) -> Awaitable[T]: ...
+
+
+def ask_once(send: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
+    """Send a request once."""
+    return send()
+
+
 WriteKind = Literal["puts", "parts", "copies", "deletes", "uploads"]
 
 
@@ -290,11 +303,16 @@ class WritableOrigin(ABC):
         `version` is stated and the file has another one."""
         return None
 
+    async def check_key(self) -> str | None:
+        """Return what the result of `check_writable` depends on, as one printable word. Another
+        mount with the same key may rely on it. None: the check costs no request."""
+        return None
+
     @abstractmethod
-    async def check_writable(self, path: str = "") -> Guarantees:
+    async def check_writable(self, path: str = "", ask: Ask = ask_once) -> Guarantees:
         """Find out, once at mount time, whether objects can be written and deleted below the
         directory `path`, and which conditions the store checks. Sets and returns `guarantees`.
-        Tries it with objects of hidden names, and removes them.
+        Tries it with objects of hidden names, and removes them. `ask` sends each request.
 
         Raises `AccessDeniedError` for wrong credentials or a read-only source, and
         `OriginUnavailableError`.

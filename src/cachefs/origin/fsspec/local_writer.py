@@ -40,6 +40,7 @@ from cachefs.origin.names import is_name
 from cachefs.origin.on_behalf import present_caller
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
+    Ask,
     Attributes,
     Condition,
     Content,
@@ -49,6 +50,7 @@ from cachefs.origin.writable import (
     WritableOrigin,
     WriteCounters,
     WriteKind,
+    ask_once,
     content_of,
     new_write_id,
 )
@@ -101,7 +103,7 @@ class LocalWriter(WritableOrigin):
         """See `WritableOrigin.set_attributes`."""
         return await self._call(path, partial(self._tree.set_attributes, path, attributes, version))
 
-    async def check_writable(self, path: str = "") -> Guarantees:
+    async def check_writable(self, path: str = "", ask: Ask = ask_once) -> Guarantees:
         """See `WritableOrigin.check_writable`."""
         if os.geteuid() == 0 and not await trio.to_thread.run_sync(can_act):
             log.warning(

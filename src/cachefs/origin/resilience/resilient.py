@@ -58,7 +58,7 @@ T = TypeVar("T")
 _FIRST_DELAY_S = 0.05
 _MOST_DELAY_S = 1.0
 _CHECK_S = CHECK_DEADLINE_S + 0.5
-_QUICKLY_S = 0.5
+_LEAST_CHECK_S = 1.0
 _WHOLE_LISTING_S = 120.0
 """For origins that return a whole directory in one answer, however large it is."""
 
@@ -155,18 +155,19 @@ class ResilientOrigin(WrappingOrigin):
     # -- Origin --------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Run `Origin.check`; retry it once if it failed within `_QUICKLY_S`."""
+        """Run `Origin.check`; retry it once if there is time."""
         began_at = trio.current_time()
-        check = partial(self._call, "", self._inner.check, request_s=_CHECK_S, once=True)
+        check = partial(self._call, "", self._inner.check, once=True)
         try:
-            await check()
+            await check(request_s=_CHECK_S)
         except UntrustedOriginError:
             raise
         except OriginUnavailableError:
-            if trio.current_time() - began_at > _QUICKLY_S:
+            left_s = began_at + _CHECK_S - trio.current_time() - _MOST_DELAY_S / 4
+            if left_s < _LEAST_CHECK_S:
                 raise
             await trio.sleep(_MOST_DELAY_S / 4)
-            await check()
+            await check(request_s=left_s)
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""

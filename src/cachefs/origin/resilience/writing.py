@@ -28,6 +28,7 @@ from cachefs.origin.resilience.reading import Transfer
 from cachefs.origin.resilience.settings import Resilience
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
+    Ask,
     Attributes,
     Condition,
     Content,
@@ -35,6 +36,7 @@ from cachefs.origin.writable import (
     PartTag,
     Upload,
     WritableOrigin,
+    ask_once,
     content_of,
     new_write_id,
 )
@@ -137,9 +139,17 @@ class ResilientWriter(WritableOrigin):
         """See `WritableOrigin.set_attributes`."""
         return await self._ask(path, partial(self._inner.set_attributes, path, attributes, version))
 
-    async def check_writable(self, path: str = "") -> Guarantees:
-        """See `WritableOrigin.check_writable`."""
-        return await self._assemble(path, partial(self._inner.check_writable, path))
+    async def check_key(self) -> str | None:
+        """See `WritableOrigin.check_key`."""
+        return await self._inner.check_key()
+
+    async def check_writable(self, path: str = "", ask: Ask = ask_once) -> Guarantees:
+        """See `WritableOrigin.check_writable`. Each of its requests is retried by itself."""
+
+        def ask_again(send: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+            return self._assemble(path, send)
+
+        return await self._inner.check_writable(path, ask_again)
 
     async def put(
         self,

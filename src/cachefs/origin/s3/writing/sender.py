@@ -1,6 +1,7 @@
 """Signs and sends one write, a small one on the loop and others in worker threads, and converts its
 failure to an `OriginError`."""
 
+import hashlib
 import re
 import stat
 import time
@@ -198,6 +199,16 @@ class Sender:
         except RefusedError:
             self._sends_md5 = False
             raise
+
+    async def identity(self) -> str:
+        """Return a digest of the store, of what each object gets, and of who writes, unless the
+        credentials are temporary: those change all the time. Raises `OriginError`."""
+        credentials = await self._loop.credentials()
+        who = "" if credentials is None or credentials.token else credentials.access_key
+        stated = sorted(self._object_headers.items())
+        target = self.target
+        text = repr((target.base_url, target.bucket, target.prefix, stated, who))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     async def head(self, key: str) -> dict[str, str] | None:
         """Return the headers of an object by lower-case names, or None if there is none. Raises

@@ -34,6 +34,7 @@ from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sende
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
     UNCHECKED,
+    Ask,
     Attributes,
     BufferContent,
     Condition,
@@ -42,6 +43,7 @@ from cachefs.origin.writable import (
     PartTag,
     Upload,
     WritableOrigin,
+    ask_once,
     content_of,
     new_write_id,
 )
@@ -83,12 +85,16 @@ class S3Writer(WritableOrigin):
         self._single_deletes = trio.CapacityLimiter(_DELETES_AT_A_TIME)
         self._markers = Markers(sender, lister, checked_key, subject)
 
-    async def check_writable(self, path: str = "") -> Guarantees:
+    async def check_key(self) -> str:
+        """See `WritableOrigin.check_key`."""
+        return await self._sender.identity()
+
+    async def check_writable(self, path: str = "", ask: Ask = ask_once) -> Guarantees:
         """See `WritableOrigin.check_writable`. Costs about 30 requests."""
         # Other writes may be under way. They must not rely on what is only tried here.
         trial = S3Writer(self._sender, self._lister, self._key, self._subject)
         trial.guarantees = Guarantees()
-        self.guarantees = await probe.find_guarantees(trial, path)
+        self.guarantees = await probe.find_guarantees(trial, path, ask)
         return self.guarantees
 
     async def put(
@@ -502,6 +508,13 @@ class S3Writer(WritableOrigin):
     async def described(self, path: str) -> dict[str, str] | None:
         """Return the headers of the object at `path`, or None."""
         return await self._sender.head(self._key(path))
+
+    async def abort_all(self, path: str) -> None:
+        """Drop all uploads of one path. Costs one LIST of uploads, and one request for each."""
+        key = self._key(path)
+        answer = await self._sender.send("GET", "", messages.query_of(prefix=key, uploads=""))
+        for upload_id, _ in messages.uploads_in(answer.body, key):
+            await self.abort(Upload(path, upload_id, ""))
 
     def _changed(self, path: str) -> ObjectChangedError:
         return ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
