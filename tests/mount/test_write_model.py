@@ -21,8 +21,12 @@ from cachefs.types import Caller
 from tests.mount.harness import kill_daemon
 from tests.mount.stores import Store, local_store, s3_store
 from tests.mount.test_unsent import unsent
+from tests.servers import store_dials
+from tests.servers.s3_server import S3Server
 from tests.servers.seaweedfs import SeaweedFS
-from tests.sizes import size
+from tests.servers.store import Store as DialledStore
+from tests.servers.store_dials import CEPH, GCS, MINIO, R2
+from tests.sizes import IS_LONG, size
 
 STEPS = int(os.environ.get("CACHEFS_STEPS", size(34, 1000)))
 SEED = os.environ.get("CACHEFS_SEED", "1")
@@ -31,13 +35,22 @@ NAMES = tuple(f"{directory}{name}" for directory in DIRECTORIES for name in "xyz
 NO_TTL = [word for kind in ("attr", "entry", "list", "negative") for word in (f"--{kind}-ttl", "0")]
 
 
-@pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, seaweedfs: SeaweedFS) -> Iterator[Store]:
-    if request.param == "file":
-        with local_store(tmp_path) as found:
-            yield found
-        return
-    with s3_store(tmp_path, seaweedfs, "write-model") as found:
+PROFILES = (R2, GCS, MINIO, CEPH) if IS_LONG else (R2,)
+
+
+@pytest.fixture(params=["file", "s3", *(f"store-{profile.name}" for profile in PROFILES)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "file":
+            found = stack.enter_context(local_store(tmp_path))
+        else:
+            server: S3Server
+            if request.param == "s3":
+                server = request.getfixturevalue("seaweedfs")
+            else:
+                profile = store_dials.PROFILES[request.param.removeprefix("store-")]
+                server = stack.enter_context(DialledStore(profile))
+            found = stack.enter_context(s3_store(tmp_path, server, "write-model"))
         yield found
 
 
