@@ -307,7 +307,7 @@ def test_faults_come_as_often_as_told(store) -> None:
     store.fail("PutObject", status=500, code="InternalError", is_done=True)
     assert code_of(client.put_object, Key="lost", Body=b"x") == "InternalError"
     assert store.read("b", "lost") == b"x"
-    store.fail("GetObject", breaks_after_bytes=2)
+    store.fail("GetObject", status=None, breaks_after_bytes=2)
     with pytest.raises(ResponseStreamingError):
         client.get_object(Bucket="b", Key="a")["Body"].read()
     assert store.count("GetObject") == 4

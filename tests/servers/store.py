@@ -64,9 +64,10 @@ class Request(NamedTuple):
 
 @dataclass
 class Fault:
-    """What is wrong with the next requests."""
+    """What is wrong with the next requests. `status` and `code` are those of the error answer;
+    without a status the answer is the right one, perhaps late or broken."""
 
-    status: int = 503
+    status: int | None = 503
     code: str = "SlowDown"
     times: int | None = 1
     """How many requests; None: all of them."""
@@ -81,7 +82,7 @@ class Fault:
     breaks_after_bytes: int | None = None
     """The connection breaks after so many bytes of the answer; -1: there is no answer."""
     delay_s: float = 0.0
-    """Before the answer, which then is the right one unless `status` is an error."""
+    """Before anything else."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -104,6 +105,7 @@ class Store(S3Server):
         """May answer a request itself."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._front = ToldS3(self._answer, keeps_bodies=False)
         self._back = ToldS3(self._answer_without_dials, keeps_bodies=False)
 
@@ -113,6 +115,7 @@ class Store(S3Server):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stopped.set()
         self.close_client()
         self._front.__exit__()
         if self._back.endpoint:
@@ -234,23 +237,25 @@ class Store(S3Server):
 
     def _answer_with(self, request: Request, asked: Asked, dials: Dials) -> Answer:
         fault = self._take_fault(request)
-        if fault is not None and fault.delay_s:
-            time.sleep(fault.delay_s)
-        is_error = fault is not None and fault.status >= 300 and fault.breaks_after_bytes is None
-        if fault is not None and is_error and not fault.is_done:
-            return _error(_refusal_of(fault), asked, dials)
+        if fault is None:
+            return self._right_answer(request, asked, dials)
+        self._stopped.wait(fault.delay_s)
+        answer = Answer()
+        if fault.is_done or fault.status is None:
+            answer = self._right_answer(request, asked, dials)
+        if fault.status is not None:
+            refusal = Refusal(fault.status, fault.code, "told to", dict(fault.headers))
+            answer = _error(refusal, asked, dials)
+        return replace(answer, breaks_after_bytes=fault.breaks_after_bytes)
+
+    def _right_answer(self, request: Request, asked: Asked, dials: Dials) -> Answer:
         try:
             self._check(request, asked, dials)
             _wait(request, asked, dials)
             with self._lock:
-                answer = self._done(request, asked, dials)
+                return self._done(request, asked, dials)
         except Refusal as refusal:
-            answer = _error(refusal, asked, dials)
-        if fault is not None and is_error:
-            return _error(_refusal_of(fault), asked, dials)
-        if fault is not None and fault.breaks_after_bytes is not None:
-            return replace(answer, breaks_after_bytes=fault.breaks_after_bytes)
-        return answer
+            return _error(refusal, asked, dials)
 
     def _take_fault(self, request: Request) -> Fault | None:
         with self._lock:
@@ -418,10 +423,6 @@ def _redirection(request: Request, asked: Asked, dials: Dials) -> Refusal:
     host = dials.redirects_to.partition("://")[2]
     more = element("Endpoint", host) + element("Bucket", request.bucket)
     return Refusal(dials.redirect_status, code, "Please re-send this request there.", headers, more)
-
-
-def _refusal_of(fault: Fault) -> Refusal:
-    return Refusal(fault.status, fault.code, "told to", dict(fault.headers))
 
 
 def _error(refusal: Refusal, asked: Asked, dials: Dials) -> Answer:
