@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from cachefs.origin.s3.credential_files import open_credentials_dir
 from cachefs.origin.s3.credentials import CredentialProvider, Credentials, CredentialSource
 from cachefs.origin.writable import BufferContent
 from cachefs.types import ObjectMeta
+from tests.servers.store import Store
+from tests.servers.store_signature import access_key_of
 from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row
 
 META = ObjectMeta(4, 1_793_613_600_000_000_000, '"one"')
@@ -176,58 +178,34 @@ async def test_what_a_directory_does_not_go_with(tmp_path) -> None:
             open_origin(url, OriginOptions(credentials_dir=tmp_path))
 
 
-class Recorder(BaseHTTPRequestHandler):
-    """Answers everything, and remembers who asked."""
-
-    protocol_version = "HTTP/1.1"
-    keys: list[str]
-
-    def do_GET(self):
-        signed = self.headers.get("authorization", "")
-        self.keys.append(re.search(r"Credential=([^/]*)", signed)[1])
-        body = b"<ListBucketResult></ListBucketResult>" if "?" in self.path else b"data"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"one"')
-        self.send_header("Last-Modified", "Mon, 02 Nov 2026 10:00:00 GMT")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        """Silence."""
-
-
 @pytest.fixture
-def recorder():
-    handler = type("Handler", (Recorder,), {"keys": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.block_on_close = False
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    handler.endpoint = f"http://127.0.0.1:{server.server_port}"
-    yield handler
-    server.shutdown()
-    server.server_close()
+def store() -> Iterator[Store]:
+    with Store() as running:
+        running.make_bucket("b")
+        running.put("b", "f", b"data", e_tag='"one"')
+        yield running
 
 
-async def ask_until(origin, recorder, key: str) -> None:
-    """Both libraries must come to use `key`."""
+async def ask_until(origin, store, key: str) -> None:
+    """Listings and reads must come to use `key`."""
     with trio.fail_after(300):
         while True:
-            recorder.keys.clear()
+            store.requests.clear()
             await origin.check()
             await origin.read("f", META, 0, 4)
-            if set(recorder.keys) == {key}:
+            if {access_key_of(request.asked) for request in store.requests} == {key}:
                 return
             await trio.sleep(0.1)
 
 
-async def test_requests_are_signed_with_new_files(secret, recorder) -> None:
+async def test_requests_are_signed_with_new_files(secret, store) -> None:
+    store.keys |= {"OLD": ("k", ""), "NEW": ("k", "")}
     secret.set(access_key_id="OLD", secret_access_key="k")
-    options = OriginOptions(endpoint=recorder.endpoint, credentials_dir=secret.path)
+    options = OriginOptions(endpoint=store.endpoint, credentials_dir=secret.path)
     origin = open_origin("s3://b", options)
-    await ask_until(origin, recorder, "OLD")
+    await ask_until(origin, store, "OLD")
     secret.set(access_key_id="NEW", secret_access_key="k")
-    await ask_until(origin, recorder, "NEW")
+    await ask_until(origin, store, "NEW")
     await origin.aclose()
 
 
@@ -243,17 +221,18 @@ print(json.dumps({"Version": 1, "AccessKeyId": f"KEY{min(number, 2)}", "SecretAc
 """
 
 
-async def test_temporary_credentials_are_renewed(tmp_path, recorder) -> None:
+async def test_temporary_credentials_are_renewed(tmp_path, store) -> None:
     """The first ones end after 3 s."""
+    store.keys |= {"KEY1": ("k", "t"), "KEY2": ("k", "t")}
     script, counter = tmp_path / "give.py", tmp_path / "counter"
     script.write_text(PROCESS)
     Path(os.environ["AWS_CONFIG_FILE"]).write_text(
         f"[profile temporary]\ncredential_process = {sys.executable} {script} {counter}\n"
     )
-    options = OriginOptions(endpoint=recorder.endpoint, profile="temporary")
+    options = OriginOptions(endpoint=store.endpoint, profile="temporary")
     origin = open_origin("s3://b", options)
     started = time.monotonic()
-    await ask_until(origin, recorder, "KEY2")
+    await ask_until(origin, store, "KEY2")
     assert time.monotonic() - started < 50
     for _ in range(20):
         await origin.read("f", META, 0, 4)
@@ -261,7 +240,7 @@ async def test_temporary_credentials_are_renewed(tmp_path, recorder) -> None:
     await origin.aclose()
 
 
-class Store:
+class KeyedStore:
     """An S3 server that accepts some access keys, and refuses others with `code`."""
 
     def __init__(self) -> None:
@@ -303,15 +282,15 @@ def write_file(access_key: str) -> None:
 
 
 @pytest.fixture
-def store():
-    return Store()
+def keyed():
+    return KeyedStore()
 
 
 @pytest.fixture
-async def refusing(store):
+async def refusing(keyed):
     """An origin whose credentials are in a shared file, and have worked once."""
     write_file("OLD")
-    with ToldS3(store.answer) as server:
+    with ToldS3(keyed.answer) as server:
         origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
         await origin.check()
         yield origin
@@ -321,38 +300,38 @@ async def refusing(store):
 @pytest.mark.parametrize(("code", "status"), REFUSALS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_refused_request_uses_the_new_file_at_once(
-    refusing, store, way, code, status
+    refusing, keyed, way, code, status
 ) -> None:
-    store.code, store.status, store.valid = code, status, {"NEW"}
+    keyed.code, keyed.status, keyed.valid = code, status, {"NEW"}
     write_file("NEW")
     if way == "stat" and status == 403:  # the answer to a HEAD says no reason
         await refusing.check()
     await WAYS[way](refusing)
-    assert store.refused <= 2
+    assert keyed.refused <= 2
 
 
 async def test_a_changed_file_is_used_before_anything_is_refused(
-    refusing, store, monkeypatch
+    refusing, keyed, monkeypatch
 ) -> None:
     monkeypatch.setattr(credentials, "_LOOK_AGAIN_S", 0.0)
-    store.valid = {"OLD", "NEW"}
+    keyed.valid = {"OLD", "NEW"}
     write_file("NEW")
     until(lambda: refusing._provider.current().access_key == "NEW")
-    store.valid = {"NEW"}
+    keyed.valid = {"NEW"}
     await refusing.check()
-    assert not store.refused
+    assert not keyed.refused
 
 
 @pytest.mark.parametrize(("code", "status"), REFUSALS)
 @pytest.mark.parametrize("way", WAYS)
-async def test_credentials_that_ended_are_no_denial(refusing, store, way, code, status) -> None:
-    store.code, store.status, store.valid = code, status, set()
+async def test_credentials_that_ended_are_no_denial(refusing, keyed, way, code, status) -> None:
+    keyed.code, keyed.status, keyed.valid = code, status, set()
     with pytest.raises(CredentialsError):
         await refusing.check()
     with pytest.raises(CredentialsError) as caught:
         await WAYS[way](refusing)
     assert "hunter2" not in str(caught.value)
-    store.valid = {"OLD"}
+    keyed.valid = {"OLD"}
     await WAYS[way](refusing)
 
 
@@ -365,22 +344,22 @@ async def test_a_file_that_is_gone_leaves_the_old_keys_in_use(refusing, monkeypa
 
 
 @pytest.mark.parametrize(("code", "status"), REFUSALS[1:])
-async def test_wrong_keys_are_a_denial_from_the_start(store, code, status) -> None:
-    store.code, store.status, store.valid = code, status, set()
+async def test_wrong_keys_are_a_denial_from_the_start(keyed, code, status) -> None:
+    keyed.code, keyed.status, keyed.valid = code, status, set()
     write_file("OLD")
-    with ToldS3(store.answer) as server:
+    with ToldS3(keyed.answer) as server:
         origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
         with pytest.raises(AccessDeniedError, match="check the credentials"):
             await origin.check()
         await origin.aclose()
 
 
-async def test_a_denial_is_asked_once(refusing, store) -> None:
-    store.code, store.status, store.valid = "AccessDenied", 403, set()
+async def test_a_denial_is_asked_once(refusing, keyed) -> None:
+    keyed.code, keyed.status, keyed.valid = "AccessDenied", 403, set()
     for ask in WAYS.values():
         with pytest.raises(AccessDeniedError):
             await ask(refusing)
-    assert store.refused <= len(WAYS) + 4, "a look-up adds a HEAD, and a denied HEAD a LIST"
+    assert keyed.refused <= len(WAYS) + 4, "a look-up adds a HEAD, and a denied HEAD a LIST"
 
 
 class Agent(CredentialSource):
@@ -494,22 +473,22 @@ async def test_the_agent_is_asked_with_pauses(monkeypatch) -> None:
 
 
 @pytest.mark.expect_log("AWS credentials can't be loaded")
-async def test_a_container_agent(monkeypatch, store, caplog) -> None:
+async def test_a_container_agent(monkeypatch, keyed, caplog) -> None:
     """botocore asks it, once for a session of 9 minutes; its texts are not in the log."""
     ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 540))
     keys = f'{{"AccessKeyId": "OLD", "SecretAccessKey": "s", "Token": "t", "Expiration": "{ends}"}}'
     answers = [Answer(keys.encode()), Answer(b"hunter2", 403)]
-    with ToldS3(store.answer) as server, ToldS3(lambda _: answers[0]) as agent:
+    with ToldS3(keyed.answer) as server, ToldS3(lambda _: answers[0]) as agent:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{agent.endpoint}/get")
         origin = open_origin("s3://b", OriginOptions(endpoint=server.endpoint))
         for ask in WAYS.values():
             await ask(origin)
         assert len(agent.asked) == 1
         answers.pop(0)
-        store.valid = set()
+        keyed.valid = set()
         with pytest.raises(CredentialsError):
             await origin.check()
-        store.valid = {"OLD"}
+        keyed.valid = {"OLD"}
         await origin.check()
         await origin.aclose()
     assert "hunter2" not in caplog.text

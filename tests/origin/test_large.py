@@ -4,10 +4,8 @@ HDFS can't: its DataNodes hold what they report. The arithmetic of `origin/hdfs/
 of a file of a few bytes."""
 
 import random
-import re
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +14,8 @@ from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from tests.memory_origin import MemoryOrigin
 from tests.origin.listing import list_all
+from tests.servers.store import Store
+from tests.servers.store_dials import AWS
 
 GIB = 1 << 30
 SIZE = 5 * GIB + 3
@@ -31,64 +31,29 @@ def generated(offset: int, length: int) -> bytes:
     return data[offset - first * STRIPE :][:length]
 
 
-class LargeS3(BaseHTTPRequestHandler):
-    """One bucket with one generated object, `large`."""
+class Generated:
+    """The bytes of an object that is nowhere."""
 
-    protocol_version = "HTTP/1.1"
+    def __len__(self) -> int:
+        return SIZE
 
-    def do_GET(self):
-        if "list-type=2" in self.path:
-            self.answer(200, {}, listing() if self.command == "GET" else b"")
-            return
-        if not self.path.partition("?")[0].endswith("/large"):
-            self.answer(404, {}, b"")
-            return
-        headers = {"ETag": '"e-2"', "Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"}
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if self.command == "HEAD" or span is None:
-            self.answer(200, headers | {"Content-Length": str(SIZE)}, b"")
-            return
-        first, last = int(span[1]), min(int(span[2]), SIZE - 1)
-        headers["Content-Range"] = f"bytes {first}-{last}/{SIZE}"
-        self.answer(206, headers, generated(first, last - first + 1))
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.send_response(status)
-        for name, value in ({"Content-Length": str(len(body))} | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        """Silence."""
-
-
-def listing() -> bytes:
-    return (
-        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>large</Name>'
-        "<Prefix></Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys>"
-        "<IsTruncated>false</IsTruncated><Contents><Key>large</Key>"
-        f"<Size>{SIZE}</Size><ETag>&quot;e-2&quot;</ETag>"
-        "<LastModified>2026-11-02T10:00:00.000Z</LastModified></Contents></ListBucketResult>"
-    ).encode()
+    def __getitem__(self, part: slice) -> bytes:
+        return generated(part.start, part.stop - part.start)
 
 
 @pytest.fixture
-def server(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), LargeS3)
-    server.block_on_close = False
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    for store in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(store, "x")
-    monkeypatch.setenv("OSS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "x")
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield server
-    server.shutdown()
-    server.server_close()
+def store(monkeypatch) -> Iterator[Store]:
+    """A store with the object `large`, which is its own proxy."""
+    with Store(replace(AWS, other_regions=None)) as running:
+        running.make_bucket("bucket")
+        running.put("bucket", "large", Generated(), e_tag='"e-2"')
+        for variable, value in running.environment.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("OSS_ACCESS_KEY_ID", running.access_key)
+        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", running.secret_key)
+        monkeypatch.setenv("http_proxy", running.endpoint)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield running
 
 
 @pytest.fixture(params=["memory", "file", "s3", "s3fs", "oss"])
@@ -109,7 +74,7 @@ async def large(request, tmp_path):
             sparse.write(generated(SIZE - STRIPE, STRIPE))
         origin = open_origin(f"file://{tmp_path}")
     else:
-        port = request.getfixturevalue("server").server_port
+        port = request.getfixturevalue("store").endpoint.rpartition(":")[2]
         host = "localhost" if request.param == "oss" else "127.0.0.1"
         url = {"s3": "s3://bucket", "s3fs": "fsspec+s3://bucket", "oss": "oss://bucket"}
         origin = open_origin(url[request.param], OriginOptions(f"http://{host}:{port}"))

@@ -3,9 +3,7 @@
 import itertools
 import os
 import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,12 @@ from cachefs.errors import (
     RefusedError,
     UsageError,
 )
+from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import ObjectMeta
 from tests.origin.listing import list_all
+from tests.servers.told_s3 import Answer, Asked, ToldS3
 
 _buckets = itertools.count()
 
@@ -364,44 +364,29 @@ async def test_configuration_that_is_no_configuration() -> None:
 # Servers that misbehave
 
 
-class Fake(BaseHTTPRequestHandler):
-    """An S3 that answers with what the test put into `answers`."""
+class Fake:
+    """An S3 that answers with what the test put into `answers`, the last one again and again."""
 
-    protocol_version = "HTTP/1.1"
-    answers: list[tuple[int, dict[str, str], bytes]]
-    seen: list[dict[str, str]]
+    origin: Origin
 
-    def do_GET(self):
-        self.seen.append(dict(self.headers))
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        self.seen: list[dict[str, str]] = []
+
+    def answer(self, asked: Asked) -> Answer:
+        self.seen.append(asked.headers)
         status, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.send_response(status)
-        own = {"Content-Length": str(len(body)), "Connection": "close"}
-        for name, value in (own | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-        self.close_connection = True
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *args):
-        """Silence."""
+        return Answer(body, status, {"Connection": "close", **headers})
 
 
 @pytest.fixture
 async def fake():
-    handler = type("Handler", (Fake,), {"answers": [], "seen": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    options = OriginOptions(endpoint=f"http://127.0.0.1:{server.server_port}", anonymous=True)
-    handler.origin = open_origin("s3://b", options)
-    yield handler
-    await handler.origin.aclose()
-    server.shutdown()
-    server.server_close()
+    told = Fake()
+    with ToldS3(told.answer) as server:
+        options = OriginOptions(endpoint=server.endpoint, anonymous=True)
+        told.origin = open_origin("s3://b", options)
+        yield told
+        await told.origin.aclose()
 
 
 DATE = {"Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT"}

@@ -159,8 +159,8 @@ class Store(S3Server):
         self.buckets[name] = Bucket(name, self.dials)
         return name
 
-    def put(self, bucket: str, key: str, data: bytes, **changes: Any) -> str:
-        """Write one object. `changes` are attributes of `StoredObject`."""
+    def put(self, bucket: str, key: str, data: Any, **changes: Any) -> str:
+        """Write one object. `changes` are attributes of `StoredObject`, see there."""
         stored = StoredObject(data, changes.pop("e_tag", None) or md5(data))
         for name, value in changes.items():
             assert hasattr(stored, name), name
