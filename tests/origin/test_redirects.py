@@ -1,6 +1,6 @@
 """Redirects of a store are followed within the store only (origin/s3/redirects.py)."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.writable import BufferContent
 from cachefs.types import ObjectMeta
-from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3
+from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row
 
 HEADERS = {"Last-Modified": DATE, "ETag": '"one"'}
 SMALL = ObjectMeta(4, 1_793_613_600_000_000_000, '"one"')
@@ -182,12 +182,154 @@ def test_hosts_that_are_not_the_stores(at: S3Target, location: str) -> None:
         redirects.followed(at, "p/k", "s3://b/p/k", 307, {"location": location}, b"")
 
 
-def test_the_endpoint_in_the_body_of_a_307() -> None:
+@pytest.mark.parametrize("status", [301, 307])
+def test_the_endpoint_in_the_body(status: int) -> None:
     body = b"<Error><Endpoint>b.s3.eu-west-1.amazonaws.com</Endpoint></Error>"
-    moved = redirects.followed(AWS, "p/k", "s3://b/p/k", 307, {}, body)
+    moved = redirects.followed(AWS, "p/k", "s3://b/p/k", status, {}, body)
     assert moved is not None
     assert moved.base_url == "https://b.s3.eu-west-1.amazonaws.com"
-    assert redirects.followed(AWS, "p/k", "s3://b/p/k", 301, {}, body) is None
+    assert moved.region == "eu-west-1"
+    assert redirects.followed(AWS, "p/k", "s3://b/p/k", 403, {}, body) is None
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "other.example.com"])
+def test_the_endpoint_in_a_body_may_be_the_stores_own_only(host: str) -> None:
+    """Who answers for the store may write anything there."""
+    body = f"<Error><Code>TemporaryRedirect</Code><Endpoint>{host}</Endpoint></Error>".encode()
+    for at in (AWS, OWN):
+        with pytest.raises(OriginError, match="is not followed"):
+            redirects.followed(at, "p/k", "s3://b/p/k", 307, {}, body)
+
+
+def named(code: str, more: str = "") -> bytes:
+    return f"<Error><Code>{code}</Code>{more}</Error>".encode()
+
+
+@pytest.mark.parametrize(
+    ("at", "host"),
+    [
+        ("s3.us-east-1.amazonaws.com", "s3.eu-west-1.amazonaws.com"),
+        ("s3-fips.us-east-1.amazonaws.com", "s3-fips.eu-west-1.amazonaws.com"),
+        ("s3.dualstack.us-east-1.amazonaws.com", "s3.dualstack.eu-west-1.amazonaws.com"),
+        ("s3.us-iso-east-1.c2s.ic.gov", "s3.eu-west-1.c2s.ic.gov"),
+        ("s3.amazonaws.com", "s3.eu-west-1.amazonaws.com"),
+        ("s3-accelerate.amazonaws.com", "s3-accelerate.amazonaws.com"),
+        ("store.example.com", "store.example.com"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (301, {"x-amz-bucket-region": "eu-west-1"}, b""),
+        (400, {"x-amz-bucket-region": "eu-west-1"}, b""),
+        (301, {"x-amz-bucket-region": "eu-west-1"}, named("PermanentRedirect")),
+        (400, {}, named("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")),
+        (403, {}, named("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")),
+    ],
+)
+def test_a_region_that_is_named(
+    at: str, host: str, status: int, headers: dict[str, str], body: bytes
+) -> None:
+    for style in ("https://b.{}", "https://{}/b"):
+        place = target(f"https://{at}", style.format(at))
+        moved = redirects.followed(place, "p/k", "s3://b/p/k", status, headers, body)
+        assert moved is not None
+        assert (moved.base_url, moved.region) == (style.format(host), "eu-west-1")
+        assert redirects.followed(moved, "p/k", "s3://b/p/k", status, headers, body) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (403, {"x-amz-bucket-region": "eu-west-1"}, named("AccessDenied")),
+        (404, {"x-amz-bucket-region": "eu-west-1"}, b""),
+        (400, {}, named("AuthorizationHeaderMalformed", "<Region>evil.com/x</Region>")),
+        (400, {"x-amz-bucket-region": "a\x1bb"}, b""),
+        (400, {}, named("AuthorizationHeaderMalformed", f"<Region>{'x' * 64}</Region>")),
+        (400, {}, named("AuthorizationHeaderMalformed")),
+        (500, {}, named("InternalError", "<Region>eu-west-1</Region>")),
+    ],
+)
+def test_an_answer_that_names_no_other_region(
+    status: int, headers: dict[str, str], body: bytes
+) -> None:
+    assert redirects.followed(AWS, "p/k", "s3://b/p/k", status, headers, body) is None
+
+
+def in_region(region: str, refused: list[Asked]) -> Callable[[Asked], Answer]:
+    """A store that accepts signatures for this region only, and names it as MinIO does."""
+
+    def answer(asked: Asked) -> Answer:
+        if f"/{region}/s3/" not in asked.headers["authorization"]:
+            refused.append(asked)
+            more = f"<Region>{region}</Region>"
+            if asked.method == "HEAD":
+                return Answer(status=400, headers={"x-amz-bucket-region": region})
+            return Answer(named("AuthorizationHeaderMalformed", more), 400)
+        if asked.is_list:
+            return page(row("f"))
+        body = b"x" * LARGE.size_bytes if asked.path == "/b/large" else b"data"
+        return Answer(body, headers=HEADERS)
+
+    return answer
+
+
+WAYS = ["list", "look up", "stat", "small", "large", "put", "put much"]
+
+
+async def ask(origin: Origin, way: str) -> None:
+    if way == "large":
+        await origin.read("large", LARGE, 0, LARGE.size_bytes)
+    elif way == "put much":
+        assert origin.writer is not None
+        await origin.writer.put("f", BufferContent(bytes(1 << 20)))
+    else:
+        await fails(origin, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_wrong_region_is_found_out(server: ToldS3, origin: Origin, way: str) -> None:
+    refused: list[Asked] = []
+    server.answer = in_region("eu-west-9", refused)
+    await ask(origin, way)
+    assert 1 <= len(refused) <= 2
+
+
+async def test_after_the_check_all_requests_have_the_right_region(
+    server: ToldS3, origin: Origin
+) -> None:
+    refused: list[Asked] = []
+    server.answer = in_region("eu-west-9", refused)
+    await origin.check()
+    assert len(refused) == 1
+    for way in WAYS:
+        await ask(origin, way)
+    assert await origin.read_many([("f", SMALL)], 1, lambda: False) != [None]
+    assert len(refused) == 1
+    assert "urllib3" not in str(server.asked)
+
+
+async def test_a_region_that_is_never_right_is_named(server: ToldS3, origin: Origin) -> None:
+    more = "<Region>eu-west-9</Region>"
+    server.answer = lambda asked: Answer(named("AuthorizationHeaderMalformed", more), 400)
+    with pytest.raises(OriginError, match="eu-west-9"):
+        await origin.check()
+    assert len(server.asked) == 2
+
+
+async def test_a_write_is_sent_again_within_the_store(server: ToldS3, origin: Origin) -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Answer:
+        seen.append(asked)
+        if len(seen) == 1:
+            return Answer(status=307, headers={"Location": f"{server.endpoint}/b/f"})
+        return Answer(headers=HEADERS)
+
+    server.answer = answer
+    await fails(origin, "put")
+    assert [asked.body for asked in seen] == [b"x", b"x"]
+    assert [asked.headers["x-amz-security-token"] for asked in seen] == ["secret-token"] * 2
 
 
 async def test_a_head_that_drips_ends(server: ToldS3) -> None:

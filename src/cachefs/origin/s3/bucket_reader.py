@@ -54,6 +54,8 @@ class BucketReader:
         tls: TlsConnector | None,
     ) -> None:
         self.target = target
+        self.moved: S3Target | None = None
+        """Where the bucket is, if an answer has shown that it is in another region."""
         self.accepts_gzip = target.unpacks
         """Whether GETs say that they accept gzip: see `objects.get`, which also sets it."""
         self._provider = provider
@@ -80,12 +82,14 @@ class BucketReader:
         wanted = _Wanted(method, key, query, headers or {}, most_bytes)
         provider = self._provider
         credentials = provider.current()
-        answer = self._follow(wanted, subject, credentials, exchange, sink)
+        answer, place = self._follow(wanted, subject, credentials, exchange, sink)
         if s3_errors.can_sign_anew(provider, credentials, method, answer.status, answer.body):
             credentials = provider.current()
-            answer = self._follow(wanted, subject, credentials, exchange, sink)
+            answer, place = self._follow(wanted, subject, credentials, exchange, sink)
         if answer.status in (200, 206):
             provider.note_success()
+            if place.region != self.target.region:
+                self.moved = place
             return answer
         refused = s3_errors.refused_credentials(self.target, provider, credentials, subject, answer)
         is_signed = credentials is not None
@@ -98,24 +102,24 @@ class BucketReader:
         credentials: ReadOnlyCredentials | None,
         exchange: Exchange | None,
         sink: Sink | None,
-    ) -> Answer:
-        """Send a request and return the answer that is no redirect."""
+    ) -> tuple[Answer, S3Target]:
+        """Send a request and return the answer that is no redirect, and the place of it."""
         place = self.target
         for _ in range(redirects.MOST + 1):
             request = _request(place, credentials, wanted)
             answer = self._ask(place, subject, request, exchange or Exchange(), sink)
             moved = None
             if answer.status not in (200, 206):
-                moved = self._moved(wanted.key, subject, answer)
+                moved = self._moved(place, wanted.key, subject, answer)
             if moved is None:
-                return answer
+                return answer, place
             place = moved
         raise OriginError(f"{subject} can't be read: {self.target.endpoint} redirects without end")
 
-    def _moved(self, key: str, subject: str, answer: Answer) -> S3Target | None:
+    def _moved(self, place: S3Target, key: str, subject: str, answer: Answer) -> S3Target | None:
         """Do `redirects.followed`; the first refusal of this bucket is logged."""
         try:
-            return redirects.followed(self.target, key, subject, *answer)
+            return redirects.followed(place, key, subject, *answer)
         except OriginError as error:
             warn_once(log, self.target.base_url, "%s", error)
             raise

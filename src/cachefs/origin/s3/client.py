@@ -85,7 +85,7 @@ class ObjectStoreOrigin(Origin):
         self.counters = OriginCounters()
         self._target = target
         self._provider = provider
-        self._max_threads = options.max_threads
+        self._options = options
         self._verifies = options.verify_origin == "auto"
         self._workers: Workers | None = None
         self.shapes = TreeShapes()
@@ -99,8 +99,8 @@ class ObjectStoreOrigin(Origin):
         self._lister = S3Lister(self._reader)
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
-        sender = Sender(target, provider, options, tls, self.counters)
-        self._writer = S3Writer(sender, self._lister, self.checked_key, self._subject)
+        self._sender = Sender(target, provider, options, tls, self.counters)
+        self._writer = S3Writer(self._sender, self._lister, self.checked_key, self._subject)
 
     @property
     def writer(self) -> S3Writer:
@@ -377,9 +377,9 @@ class ObjectStoreOrigin(Origin):
             return call(exchange)
 
         if self._workers is None:
-            self._workers = Workers(self._max_threads, "origin")
+            self._workers = Workers(self._options.max_threads, "origin")
         try:
-            return await self._workers.run_abandonable(work)
+            found = await self._workers.run_abandonable(work)
         except (NotFoundError, ObjectChangedError):
             raise
         except OriginError:
@@ -387,6 +387,25 @@ class ObjectStoreOrigin(Origin):
             raise
         finally:
             exchange.give_up()
+        self._move()
+        return found
+
+    def _move(self) -> None:
+        """If an answer has shown that the bucket is in another region, send all requests there."""
+        target, self._reader.moved = self._reader.moved, None
+        if target is None or target.region == self._target.region:
+            return
+        log.info("bucket %s is in region %s", target.bucket, target.region)
+        tls = None
+        if target.base_url.startswith("https://"):
+            tls = TlsConnector(*address_of(target), target.ca_file)
+        old = self._direct, self._on_loop
+        self._target = self._reader.target = target
+        self._direct = DirectReader(target, self._provider, self._options, tls)
+        self._on_loop = LoopReader(target, self._provider, self._options, tls)
+        self._sender.move_to(target, tls)
+        for reader in old:
+            reader.close()
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
@@ -413,12 +432,14 @@ class ObjectStoreOrigin(Origin):
     async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""
         try:
-            return await started.get()
+            page = await started.get()
         except NotFoundError:
             raise
         except OriginError:
             self.counters.errors += 1
             raise
+        self._move()
+        return page
 
     async def no_such_dir(self, path: str) -> OriginError:
         """Return the error that explains a listing without any key. Costs one HEAD."""

@@ -4,6 +4,7 @@ Messages name the bucket or object and the endpoint, with the code and the sente
 They never include the libraries' own texts, which are long and may quote headers.
 """
 
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -72,7 +73,29 @@ _CERTIFICATE_ADVICE = {
 }
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
 _MOST_CAUSES = 8
-_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
+_REGION_CODES = {
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+}
+"""Codes of answers that name the region of the bucket, as in botocore's `S3RegionRedirectorv2`."""
+_REGION = re.compile(rb"<Region>([a-z0-9-]{1,63})</Region>")
+_REGION_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+def named_region(headers: Mapping[str, str], body: bytes) -> str | None:
+    """Return the region of the bucket that a refusal names, in a header or in its body."""
+    found = _REGION.search(body)
+    name = headers.get("x-amz-bucket-region") or (found[1].decode() if found else "")
+    return name if _REGION_NAME.fullmatch(name) else None
+
+
+def concerns_region(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether an answer says that a request has gone to a wrong region, or is signed for it. The
+    answer to a HEAD has no body; then the header says it."""
+    if error_code(body) in _REGION_CODES:
+        return True
+    return status in (301, 400) and not body and "x-amz-bucket-region" in headers
 
 
 def from_status(
@@ -179,7 +202,7 @@ def from_answer(
 ) -> OriginError:
     """Return the exception for an answer that is no success, to a request that is signed or not.
     `headers` finds the names in lower case."""
-    region = headers.get("x-amz-bucket-region")
+    region = named_region(headers, body)
     retry_after_s = parse_retry_after(headers.get("retry-after"))
     date = headers.get("date") if is_signed else None
     code = error_code(body)

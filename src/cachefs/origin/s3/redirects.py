@@ -5,7 +5,8 @@ machine reaches: the bytes of an internal service would become the content of a 
 token would go along. So a redirect is followed only to the same key of the same bucket, on a host
 that is the store's own, and the request is signed anew for that host. AWS and OSS move requests
 between their own hosts (a new bucket is reached through 307 until its name has spread); any other
-store may only change between `HOST/BUCKET` and `BUCKET.HOST`. The scheme never changes.
+store may only change between `HOST/BUCKET` and `BUCKET.HOST`. The scheme never changes. An answer
+that only names another region is followed to that region's host at AWS, and else on the same host.
 """
 
 import re
@@ -14,6 +15,7 @@ from dataclasses import replace
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from cachefs.errors import OriginError
+from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.endpoints import aws_hosts
 
@@ -35,12 +37,33 @@ def followed(
     other place, so that it is an error like any other. Raises an `OriginError` about `subject` if
     the redirect is not followed."""
     place = _place(target, status, headers, body)
+    region = s3_errors.named_region(headers, body)
+    if place is not None:
+        moved = _own(target, key, place, region)
+        if moved is not None:
+            return moved
+    if region not in (None, target.region) and s3_errors.concerns_region(status, headers, body):
+        return _in_region(target, str(region))
     if place is None:
         return None
-    moved = _own(target, key, place, headers.get("x-amz-bucket-region"))
-    if moved is None:
-        raise refusal(target, subject, status, headers, body) or OriginError(subject)
-    return moved
+    raise refusal(target, subject, status, headers, body) or OriginError(subject)
+
+
+def _in_region(target: S3Target, region: str) -> S3Target:
+    """Return the target in another region: at AWS on that region's host, else on the same host."""
+    own = urlsplit(target.endpoint).netloc.lower()
+    found = aws_hosts().fullmatch(own)
+    if found is None or "accelerate" in own:
+        return replace(target, region=region)
+    before, domain = own[: found.start(1) if found[1] else found.start(2)], found[2]
+    host = f"{before}{region}.{domain}"
+    scheme, _, rest = target.base_url.partition("://")
+    return replace(
+        target,
+        region=region,
+        endpoint=f"{scheme}://{host}",
+        base_url=f"{scheme}://{rest.replace(own, host, 1)}",
+    )
 
 
 def refusal(
@@ -70,7 +93,7 @@ def _place(
         return None
     text = headers.get("location", "")
     if not text:
-        named = _ENDPOINT.search(body) if status == 307 else None
+        named = _ENDPOINT.search(body) if status in (301, 307) else None
         if named is None:
             return None
         text = f"{urlsplit(target.base_url).scheme}://{named[1].decode()}"

@@ -100,6 +100,8 @@ class LoopReader(LoopClient):
                 # `BucketReader` waits for others. Its HEAD may not tell what has been told here.
                 self._provider.note_refused(credentials, s3_errors.error_code(refused.body))
                 return None
+            if s3_errors.concerns_region(refused.status, refused.headers, refused.body):
+                return None  # `BucketReader` signs for the right one
             if item is None and not _is_plain_answer(refused.status):
                 return None  # such as 416 for an empty object; the caller's HEAD tells the cause
             raise s3_errors.from_answer(

@@ -30,6 +30,7 @@ from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
+from cachefs.origin.s3.fast_path.small_reader import address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
@@ -114,6 +115,14 @@ def _fullness(place: str, status: int, code: str, reason: str) -> OriginFullErro
     return None
 
 
+class _MovedError(OriginError):
+    """The store sends a request to another place of its own, `target`."""
+
+    def __init__(self, message: str, target: S3Target) -> None:
+        super().__init__(message)
+        self.target = target
+
+
 class NoSuchUploadError(NotFoundError):
     """The upload has been completed or aborted, or a part of it is not there or not accepted."""
 
@@ -132,13 +141,23 @@ class Sender:
         self.target = target
         self._provider = provider
         self._counters = counters
-        self._max_threads = options.max_threads
+        self._options = options
         self._workers: Workers | None = None
         self._exchanges = Exchanges(target, options, tls)
         self._loop = LoopExchanges(target, provider, options, tls)
         self._path = urlsplit(target.base_url).path
         self._object_headers = messages.object_headers(options)
         self._sends_md5 = False
+
+    def move_to(self, target: S3Target, tls: TlsConnector | None) -> None:
+        """Send all requests from now on to another place of the bucket. Only on the loop."""
+        old = self._exchanges, self._loop
+        self.target = target
+        self._exchanges = Exchanges(target, self._options, tls)
+        self._loop = LoopExchanges(target, self._provider, self._options, tls)
+        self._path = urlsplit(target.base_url).path
+        for exchanges in old:
+            exchanges.close()
 
     async def send(
         self,
@@ -156,7 +175,7 @@ class Sender:
         if kind is not None:
             self._counters.writes.count(kind)
         send = self._on_loop if self._loop.takes(method, query, content) else self._by_thread
-        asked = partial(send, method, key, query)
+        asked = partial(self._send_within_store, send, method, key, query)
         stated = self._stated(kind, query, headers or {})
         has_md5 = self._sends_md5
         try:
@@ -186,6 +205,25 @@ class Sender:
         if kind == "copies":
             own = {name: value for name, value in own.items() if name != messages.TAGGING}
         return {**own, **headers}
+
+    async def _send_within_store(
+        self,
+        send: Callable[..., Awaitable[Answer]],
+        method: str,
+        key: str,
+        query: str,
+        headers: dict[str, str],
+        content: Content,
+    ) -> Answer:
+        """Send a request, and once more if the store redirects it within itself."""
+        try:
+            return await send(method, key, query, dict(headers), content)
+        except _MovedError as moved:
+            tls = None
+            if moved.target.base_url.startswith("https://"):
+                tls = TlsConnector(*address_of(moved.target), moved.target.ca_file)
+            self.move_to(moved.target, tls)
+            return await self._by_thread(method, key, query, headers, content)
 
     async def _send_with_md5(
         self, asked: Callable[..., Awaitable[Answer]], headers: Mapping[str, str], content: Content
@@ -225,10 +263,10 @@ class Sender:
 
     async def _in_thread(self, work: Callable[[], T], give_up: Callable[[], None]) -> T:
         if self._workers is None:
-            self._workers = Workers(self._max_threads, "origin-writer")
+            self._workers = Workers(self._options.max_threads, "origin-writer")
         try:
             return await self._workers.run_abandonable(work)
-        except (ConflictError, NotFoundError):
+        except (ConflictError, NotFoundError, _MovedError):
             raise
         except OriginError:
             self._counters.errors += 1
@@ -254,7 +292,7 @@ class Sender:
             return await self._by_thread(method, key, query, headers, content)  # may wait for new
         try:
             return self._checked(subject, answer, credentials)
-        except (ConflictError, NotFoundError):
+        except (ConflictError, NotFoundError, _MovedError):
             raise
         except OriginError:
             self._counters.errors += 1
@@ -339,8 +377,22 @@ class Sender:
         refused = s3_errors.refused_credentials(
             self.target, self._provider, credentials, subject, answer, "written"
         )
+        if refused is not None:
+            raise refused
+        self._raise_if_moved(subject, answer)
         is_signed = credentials is not None
-        raise refused or self.failure(subject, status, answer.headers, body, is_signed)
+        raise self.failure(subject, status, answer.headers, body, is_signed)
+
+    def _raise_if_moved(self, subject: str, answer: Answer) -> None:
+        """Raise `_MovedError` for a redirect that is followed."""
+        key = subject.removeprefix(self._subject(""))
+        try:
+            moved = redirects.followed(self.target, key, subject, *answer)
+        except OriginError:
+            return  # `failure` says the same of a write
+        if moved is not None:
+            text = f"{subject} can't be written: {self.target.endpoint} redirects without end"
+            raise _MovedError(text, moved)
 
     def failure_of_code(self, subject: str, code: str) -> OriginError:
         """Return the exception for an error that an answer with status 200 names."""
