@@ -113,13 +113,15 @@ async def test_idle_connections_are_not_used_for_ever(filled, monkeypatch) -> No
     assert len(origin._direct._idle) == len(wanted)
 
 
+@pytest.mark.parametrize("more", [(), (("x-amz-request-payer", "requester"),)])
 @pytest.mark.parametrize("token", [None, "a/session+token=="])
-def test_signatures_are_botocore_s(token: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_are_botocore_s(token: str | None, more: tuple[tuple[str, str], ...]) -> None:
     keys = ReadOnlyCredentials("AKID", "se/cret+", token)
-    request = AWSRequest("GET", "http://host:9000/b/sp%20ace/%C3%A9")
+    request = AWSRequest("GET", "http://host:9000/b/sp%20ace/%C3%A9", dict(more))
     S3SigV4Auth(keys, "s3", "eu-west-1").add_auth(request)
     stamp = datetime.strptime(f"{request.context['timestamp']}+0000", "%Y%m%dT%H%M%SZ%z")
-    ours = signed_headers(keys, "eu-west-1", "host:9000", "/b/sp%20ace/%C3%A9", stamp.timestamp())
+    path, now_s = "/b/sp%20ace/%C3%A9", stamp.timestamp()
+    ours = signed_headers(keys, "eu-west-1", "host:9000", path, now_s, more)
     theirs = {name.lower(): value for name, value in request.headers.items()}
     assert {name.lower(): value for name, value in ours.items()} == theirs
 

@@ -5,9 +5,10 @@ from urllib.parse import quote
 
 import pytest
 
-from cachefs.errors import AccessDeniedError, NotEmptyError, NotFoundError
+from cachefs.errors import AccessDeniedError, BadDataError, NotEmptyError, NotFoundError, UsageError
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.writable import BufferContent
 from cachefs.types import Entry, ObjectMeta
 from tests.servers.told_s3 import DATE, Answer, Asked, ToldS3, page, row
 
@@ -145,3 +146,42 @@ async def test_writers_need_no_other_form(origin: Origin, store: Store) -> None:
     with pytest.raises(NotEmptyError):
         await origin.writer.remove_directory("home")
     assert not store.denied
+
+
+async def test_the_requester_pays(server: ToldS3, store: Store) -> None:
+    store.allows = lambda asked: (
+        asked.headers.get("x-amz-request-payer") == "requester"
+        and "x-amz-request-payer" in asked.headers["authorization"]
+    )
+    options = OriginOptions(endpoint=server.endpoint, requester_pays=True)
+    origin = open_origin("s3://b", options)
+    await origin.check()
+    assert await names(origin, "home/me") == ["a", "d"]
+    small, large = ObjectMeta(4, 1, '"one"'), ObjectMeta(1 << 20, 1, '"one"')
+    await origin.stat("home/me/a")
+    await origin.stat_and_read("home/me/a")
+    await origin.read("home/me/a", small, 0, 4)
+    await origin.read_many([("home/me/a", small)], 1, lambda: False)
+    with pytest.raises(BadDataError):  # it has another size
+        await origin.read("home/me/a", large, 0, large.size_bytes)
+    assert origin.writer is not None
+    for size_bytes in (1, 1 << 20):
+        with pytest.raises(AccessDeniedError):  # this store takes no writes
+            await origin.writer.put("new", BufferContent(bytes(size_bytes)))
+    assert not store.denied
+    await origin.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("oss://b", {}, "is for s3://"),
+        ("file:///tmp", {}, "is for s3://"),
+        ("s3://b", {"anonymous": True}, "contradict"),
+    ],
+)
+def test_what_does_not_go_with_requester_pays(
+    url: str, options: dict[str, bool], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        open_origin(url, OriginOptions(requester_pays=True, **options))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import pytest
 
 from cachefs.config import MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.config import load as load_module
+from cachefs.daemon.settings import origin_options
 from cachefs.errors import UsageError
 
 
@@ -122,6 +123,7 @@ def test_several_cache_directories_stand_with_colons_between() -> None:
         ("file_mode = 644", "file_mode", "644", '"644"'),
         ('dir_mode = "999"', "dir_mode", "999", "octal"),
         ('anonymous = "yes"', "anonymous", "yes", "true or false"),
+        ("requester_pays = 1", "requester_pays", "1", "true or false"),
         ("cache_dir = []", "cache_dir", "[]", "at least one"),
         ('cache_dir = ["/a", 1]', "cache_dir", "1", "path"),
         ('cache_dir = "/a:/a"', "cache_dir", "/a:/a", "twice"),
@@ -200,6 +202,12 @@ def test_an_address_of_a_bucket_says_what_to_write(source: str, said: str) -> No
     with pytest.raises(UsageError, match=said) as caught:
         load_mount_config(source, "/mnt", {})
     assert "\n" not in str(caught.value)
+
+
+def test_the_requester_pays() -> None:
+    config = load_mount_config("s3://b", "/mnt", {"requester_pays": True})
+    assert origin_options(config).requester_pays
+    assert not origin_options(load_mount_config("s3://b", "/mnt", {})).requester_pays
 
 
 def test_hadoops_names_of_a_scheme_are_the_same_source() -> None:

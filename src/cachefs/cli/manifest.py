@@ -20,6 +20,7 @@ _ORIGIN_FIELDS = (
     "region",
     "addressing",
     "anonymous",
+    "requester_pays",
     "profile",
     "credentials_dir",
     "ca_file",

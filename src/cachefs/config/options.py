@@ -64,6 +64,11 @@ class OriginSection(Section):
     anonymous: Annotated[bool, SWITCH, Flag()] = Field(
         False, description="Send unsigned requests. Use it for public buckets."
     )
+    requester_pays: Annotated[bool, SWITCH, Flag()] = Field(
+        False,
+        description="Agree to pay for the requests and the transfer of a bucket whose owner asks "
+        "for that (requester pays).",
+    )
     profile: Annotated[str | None, TEXT, Flag("NAME", shown_default="from the environment")] = (
         Field(None, description="Use this profile of the AWS credential files.")
     )

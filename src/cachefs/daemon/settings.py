@@ -24,6 +24,7 @@ def origin_options(config: MountConfig) -> OriginOptions:
         region=config.region,
         addressing=config.addressing,
         anonymous=config.anonymous,
+        requester_pays=config.requester_pays,
         profile=config.profile,
         max_threads=_MOST_THREADS,
         connect_timeout_s=config.request_timeout,

@@ -34,6 +34,10 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     ):
         if path is not None and scheme not in ("s3", "oss"):
             raise UsageError(f"{option} is for s3:// and oss://, not for {scheme}://")
+    if options.requester_pays and scheme not in ("s3", "fsspec+s3"):
+        raise UsageError(f"--requester-pays is for s3://, not for {scheme}://")
+    if options.requester_pays and options.anonymous:
+        raise UsageError("--requester-pays and --anonymous contradict each other: leave one out")
     if scheme == "s3":
         from cachefs.origin.s3.client import open_s3
 

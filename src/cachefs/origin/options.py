@@ -30,6 +30,7 @@ class OriginOptions:
     region: str | None = None
     addressing: Addressing = "auto"
     anonymous: bool = False
+    requester_pays: bool = False
     profile: str | None = None
     credentials_dir: Path | None = None
     ca_file: Path | None = None

@@ -23,6 +23,7 @@ def _arguments(target: S3Target, options: OriginOptions) -> dict[str, Any]:
         config["s3"] = {"addressing_style": options.addressing}
     settings: dict[str, Any] = {
         "anon": options.anonymous,
+        "requester_pays": options.requester_pays,
         "config_kwargs": config,
         "client_kwargs": {"region_name": target.region},
     }

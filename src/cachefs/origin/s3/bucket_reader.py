@@ -174,6 +174,7 @@ class _Wanted(NamedTuple):
 def _request(place: S3Target, credentials: ReadOnlyCredentials | None, wanted: _Wanted) -> Request:
     """Return the request, signed for `place`."""
     method, key, query, headers, most_bytes = wanted
+    headers = {**headers, **dict(place.headers)}
     address = urlsplit(place.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}" if key else address.path or "/"
     if credentials is not None:

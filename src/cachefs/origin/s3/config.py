@@ -51,6 +51,8 @@ class S3Target:
     owns_names: bool
     ca_file: str | None
     scheme: str = "s3"
+    headers: tuple[tuple[str, str], ...] = ()
+    """What all requests have, by lower-case names beginning with `x-amz-`. Signatures cover it."""
 
     @property
     def unpacks(self) -> bool:
@@ -112,6 +114,7 @@ def resolve_target(location: str, options: OriginOptions, session: Any) -> S3Tar
         region=region,
         owns_names=not custom or is_aws(endpoint),
         ca_file=chosen_ca_file(options, session.get_config_variable("ca_bundle")),
+        headers=(("x-amz-request-payer", "requester"),) if options.requester_pays else (),
     )
 
 

@@ -17,13 +17,21 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 def signed_headers(
-    credentials: ReadOnlyCredentials, region: str, host: str, path: str, now_s: float
+    credentials: ReadOnlyCredentials,
+    region: str,
+    host: str,
+    path: str,
+    now_s: float,
+    more: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, str]:
-    """Return the headers that sign `GET path`. `path` is quoted and has no query."""
+    """Return the headers that sign `GET path`, and `more` of them (lower-case names beginning with
+    `x-amz-`). `path` is quoted and has no query."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     headers = {"x-amz-content-sha256": NO_BODY, "x-amz-date": stamp}
     if credentials.token:
         headers["x-amz-security-token"] = credentials.token
+    if more:
+        headers = dict(sorted([*headers.items(), *more]))
     names = ";".join(["host", *headers])
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
     canonical = f"GET\n{path}\n\nhost:{host}\n{lines}\n{names}\n{NO_BODY}"

@@ -98,7 +98,9 @@ def _request(
     if target.unpacks:
         headers["accept-encoding"] = "gzip"
     if credentials is not None:
-        headers |= signed_headers(credentials, target.region, address.netloc, path, now_s)
+        headers |= signed_headers(
+            credentials, target.region, address.netloc, path, now_s, target.headers
+        )
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     if not "".join(lines).isprintable():
         raise UnusualError

@@ -349,6 +349,7 @@ class Sender:
         content: Content,
     ) -> Request:
         """Return the signed request. Reads the content, which may block."""
+        headers |= self.target.headers
         path = self._path or "/"
         if key:
             path = f"{self._path}/{quote(key, safe='/-_.~')}"
