@@ -1,6 +1,7 @@
 """Redirects of a store are followed within the store only (origin/s3/redirects.py)."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import trio
@@ -190,6 +191,22 @@ def test_the_endpoint_in_the_body(status: int) -> None:
     assert moved.base_url == "https://b.s3.eu-west-1.amazonaws.com"
     assert moved.region == "eu-west-1"
     assert redirects.followed(AWS, "p/k", "s3://b/p/k", 403, {}, body) is None
+
+
+def test_oss_denies_what_should_go_to_another_endpoint() -> None:
+    at = replace(OSS, scheme="oss")
+    for host in ("oss-cn-beijing.aliyuncs.com", "b.oss-cn-beijing.aliyuncs.com"):
+        body = named("AccessDenied", f"<Endpoint>{host}</Endpoint>")
+        moved = redirects.followed(at, "p/k", "oss://b/p/k", 403, {}, body)
+        assert moved is not None
+        assert moved.base_url == "https://b.oss-cn-beijing.aliyuncs.com"
+        assert moved.region == "cn-beijing"
+        assert redirects.followed(AWS, "p/k", "s3://b/p/k", 403, {}, body) is None
+    for body in (
+        named("AccessDenied"),
+        named("AccessDenied", "<Endpoint>169.254.169.254</Endpoint>"),
+    ):
+        assert redirects.followed(at, "p/k", "oss://b/p/k", 403, {}, body) is None
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "127.0.0.1", "other.example.com"])

@@ -15,6 +15,7 @@ import trio
 from cachefs.errors import (
     AccessDeniedError,
     BadDataError,
+    CredentialsError,
     NotADirError,
     NotFoundError,
     ObjectChangedError,
@@ -119,6 +120,11 @@ class ObjectStoreOrigin(Origin):
                 )
         if scope.cancelled_caught:
             self.counters.errors += 1
+            if self._provider.are_missing:
+                raise CredentialsError(
+                    f"{target.url} can't be read: nothing has given credentials in time: "
+                    f"{self._provider.advice}"
+                )
             raise s3_errors.unreachable(target, target.url)
 
     async def stat(self, path: str) -> ObjectMeta | None:

@@ -258,6 +258,11 @@ class CredentialProvider:
         return code in ENDED_CODES or (code in WRONG_CODES and self._has_worked)
 
     @property
+    def are_missing(self) -> bool:
+        """Whether requests must be signed, and there are no valid credentials at present."""
+        return not self.anonymous and self.at_hand() is None
+
+    @property
     def advice(self) -> str:
         return self._source.advice if self._source is not None else ""
 

@@ -20,6 +20,9 @@ from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.endpoints import aws_hosts
 
 STATUSES = (301, 302, 303, 307, 308)
+_DENIED_BY_OSS = (403, "oss")
+"""OSS denies a request that should go to another endpoint, which its answer names:
+https://www.alibabacloud.com/help/en/oss/support/http-status-code-403"""
 MOST = 3
 """The most redirects of one request. AWS sends one."""
 _MOST_CHARACTERS = 4096
@@ -42,6 +45,8 @@ def followed(
         moved = _own(target, key, place, region)
         if moved is not None:
             return moved
+        if status not in STATUSES:
+            return None
     if region not in (None, target.region) and s3_errors.concerns_region(status, headers, body):
         return _in_region(target, str(region))
     if place is None:
@@ -89,11 +94,11 @@ def _place(
     target: S3Target, status: int, headers: Mapping[str, str], body: bytes
 ) -> SplitResult | str | None:
     """Return the address that an answer names, or its text if it can't be parsed."""
-    if status not in STATUSES:
-        return None
-    text = headers.get("location", "")
+    text = headers.get("location", "") if status in STATUSES else ""
     if not text:
-        named = _ENDPOINT.search(body) if status in (301, 307) else None
+        if status not in (301, 307) and (status, target.scheme) != _DENIED_BY_OSS:
+            return None
+        named = _ENDPOINT.search(body)
         if named is None:
             return None
         text = f"{urlsplit(target.base_url).scheme}://{named[1].decode()}"
@@ -124,6 +129,10 @@ def _own(
     within = host.startswith(f"{bucket}.")
     there = host.removeprefix(f"{bucket}.") if within else host
     root = "" if within else f"/{bucket}"
+    if (
+        not within and not place.path and not here.path
+    ):  # the store keeps to the form of the address
+        root, place = "", place._replace(netloc=f"{bucket}.{place.netloc}")
     if unquote(place.path) not in ("", root, f"{root}/", f"{root}/{key}"):
         return None
     base_url = f"{here.scheme}://{place.netloc}{root}"

@@ -100,8 +100,11 @@ class LoopReader(LoopClient):
                 # `BucketReader` waits for others. Its HEAD may not tell what has been told here.
                 self._provider.note_refused(credentials, s3_errors.error_code(refused.body))
                 return None
-            if s3_errors.concerns_region(refused.status, refused.headers, refused.body):
-                return None  # `BucketReader` signs for the right one
+            is_elsewhere = b"<Endpoint>" in refused.body or s3_errors.concerns_region(
+                refused.status, refused.headers, refused.body
+            )
+            if is_elsewhere:
+                return None  # `BucketReader` asks there, or signs for the right region
             if item is None and not _is_plain_answer(refused.status):
                 return None  # such as 416 for an empty object; the caller's HEAD tells the cause
             raise s3_errors.from_answer(
