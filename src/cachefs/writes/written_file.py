@@ -248,7 +248,7 @@ class WrittenFile:
             self.ahead.cancel()
 
     def stop_parts(self) -> None:
-        """Let whoever sends parts of the file give the lock back soon. A close or fsync takes it
+        """Let the sender of parts of the file give the lock back soon. A close or fsync takes it
         again afterwards, and sends the file under its new name, if it still has one. Once the
         origin was asked to store the file, it is too late: then the lock comes with the answer."""
         self.stop_ahead()

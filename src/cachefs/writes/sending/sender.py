@@ -405,7 +405,7 @@ class Sender:
         except OriginError as error:
             if staged.freed_bytes:
                 return True
-            log.info("%s is sent anew: the store does not list its parts: %s", upload.path, error)
+            log.info("%s is sent again: the store does not list its parts: %s", upload.path, error)
             return False
         known = _progress(staged).parts.values()
         wrong = [
