@@ -12,12 +12,13 @@ from cachefs.errors import AccessDeniedError, OriginError
 from cachefs.origin.open_origin import open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.origin.resilience.writing import ResilientWriter
-from cachefs.origin.writable import ABSENT, Guarantees
+from cachefs.origin.writable import ABSENT, UNCHECKED, Guarantees
 from cachefs.types import ObjectMeta
 from tests.servers.told_s3 import Answer, Asked, ToldS3
 
 REFUSALS = [(501, "NotImplemented"), (405, "MethodNotAllowed"), (400, "MalformedPOSTRequest")]
 MIB = 1 << 20
+REFUSED = 6
 
 
 class Store:
@@ -209,3 +210,24 @@ async def test_a_check_of_a_busy_store_repeats_single_requests(monkeypatch) -> N
             return len(server.asked)
 
     assert await requests(10) < 1.5 * await requests(1000)
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "RequestExpired", "InvalidToken"])
+async def test_a_write_waits_for_new_credentials(monkeypatch, code: str) -> None:
+    """The answer to a HEAD can't say why it is refused."""
+    left = [0]
+
+    def refuses(asked: Asked) -> Answer | None:
+        if not left[0] or (left[0] == REFUSED and asked.method == "HEAD"):
+            return None
+        left[0] -= 1
+        return Answer(b"", 400) if asked.method == "HEAD" else error(400, code)
+
+    store = Store(refuses)
+    async with opened(monkeypatch, store) as (_, writer):
+        await writer.put("b", b"before")
+        writer.guarantees = UNCHECKED  # each try asks first what is there
+        left[0] = REFUSED
+        await writer.put("a", b"one", ABSENT)
+        assert store.objects["/bucket/a"][0] == b"one"
+        assert not left[0]

@@ -40,7 +40,13 @@ _MOST_WAIT_S = 30.0
 _LOGGED_S = 60.0
 
 ENDED_CODES = frozenset(
-    ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "SecurityTokenExpired")
+    (
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "RequestExpired",
+        "TokenRefreshRequired",
+        "SecurityTokenExpired",
+    )
 )
 """Codes of S3 and OSS for credentials that were valid."""
 WRONG_CODES = frozenset(
