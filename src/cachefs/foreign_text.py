@@ -9,6 +9,18 @@ the message names the file itself."""
 _GAPS = re.compile(r"\s+")
 
 
+def escaped(text: str) -> str:
+    """Return `text` on one line, with each character that is not printable as Python writes it:
+    `\\x1b`, `\\n`, `\\u202e`. A byte that is no UTF-8 becomes `\\udcXX`."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else _escape(mark) for mark in text)
+
+
+def _escape(mark: str) -> str:
+    return mark.encode("unicode_escape").decode("ascii")
+
+
 def said(text: str, most_characters: int = MOST_CHARACTERS) -> str:
     """Return one line of at most `most_characters` printable characters, without anything that
     looks like a secret. The result may be empty."""

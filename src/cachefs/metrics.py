@@ -5,6 +5,8 @@
 
 from typing import Literal, NamedTuple
 
+from cachefs.last_errors import LastErrors
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -273,6 +275,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.last_errors = LastErrors()
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
     def histogram(self, operation: str, outcome: str) -> Histogram:

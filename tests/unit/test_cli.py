@@ -294,6 +294,17 @@ REPORT: dict[str, Any] = {
         "hedges": 0,
     },
     "limits": {"max_downloads": 64, "download_limit": 0, "limit_uid": {"1000": 50 << 20}},
+    "errors": [
+        {
+            "errno": "EIO",
+            "operation": "read",
+            "path": "/d/f",
+            "text": "archived: [red]restore it",
+            "count": 7,
+            "first_at": 0.0,
+            "last_at": 0.0,
+        }
+    ],
 }
 
 
@@ -374,11 +385,13 @@ def test_status_of_one_mount_shows_its_tiers(machine: dict[str, Any]) -> None:
         "UP 1h 1m",
     ]
     assert lines[5] == "CACHED 1.5 GiB of 100 GiB"
+    epoch = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(0))
     assert lines[10:] == [
         "EVICTION epoch",
         "REQUESTS 3 under way of at most 64, held at 12 by its answers",
         "TROUBLE 5 retried, 2 times too busy, 1 given up",
         "LIMIT 50 MiB/s for uid 1000",
+        f"LAST ERROR {epoch} EIO, 7 times, the last read of /d/f: archived: [red]restore it",
         "",
         "TIER PATH HEALTH USED HIGH/LOW",
         "MEM /m normal 1.5 GiB of 101 GiB 95%/85%",

@@ -165,6 +165,7 @@ class MountState:
             },
             "origin_health": self.origin.state(),
             "limits": self._settings.settings(),
+            "errors": self.requests.last_errors.report(),
         }
         if self.cache.shared.members.option != OFF:
             report["shared"] = shared_report(self.cache.shared)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from cachefs.cache.counters import TierStatus
+from cachefs.last_errors import LastError
 from cachefs.origin.resilience import OriginState
 from cachefs.origin.writable import WriteCounters
 from cachefs.shared.tier import SharedTier
@@ -169,6 +170,7 @@ class StatusReport(TypedDict):
     origin doesn't answer, and stale answers have been shown since `stale_since`. `unshown_keys` is
     the number of keys that can't be shown as names, in the directories listed since the start, and
     `unshown_links` how many of them are links that lead out of the source.
+    `errors` are the last kinds of errors that programs got, the newest first.
     Only writable mounts have `writes`, and only mounts with a shared tier `shared`.
     """
 
@@ -193,6 +195,7 @@ class StatusReport(TypedDict):
     origin: OriginStatus
     origin_health: OriginState
     limits: dict[str, Any]
+    errors: list[LastError]
     writes: NotRequired[WritesStatus]
     shared: NotRequired[SharedReport]
 

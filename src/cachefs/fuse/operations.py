@@ -14,6 +14,7 @@ Handlers raise only `pyfuse3.FUSEError`, which carries the errno for the kernel.
 
 import errno
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from time import perf_counter_ns
@@ -73,6 +74,8 @@ def translated(
         except (CachefsError, pyfuse3.FUSEError) as error:
             number = error.errno if isinstance(error, pyfuse3.FUSEError) else errno_of(error)
             outcome = "absent" if number in _ABSENT else "error"
+            if outcome == "error" and isinstance(error, CachefsError):
+                self.note_failure(operation, args, error)
             raise pyfuse3.FUSEError(number) from None
         except Exception as error:
             outcome = "error"
@@ -96,14 +99,6 @@ def _report_bug(place: str, error: Exception) -> None:
     if (place, type(error)) not in _reported_bugs:
         _reported_bugs.add((place, type(error)))
         log.error("bug in %s; such requests fail with EIO", place, exc_info=error)
-
-
-def _read_failure(error: Exception) -> pyfuse3.FUSEError:
-    """Return the error for the kernel. An exception that is no `CachefsError` is logged."""
-    if isinstance(error, CachefsError):
-        return pyfuse3.FUSEError(errno_of(error))
-    _report_bug("read", error)
-    return pyfuse3.FUSEError(errno.EIO)
 
 
 class _LostInodeError(Exception):
@@ -234,7 +229,7 @@ class Operations(pyfuse3.Operations):
             self._errors.note(lasted_ns)
             if self.observers:
                 self._tell_read(fh, off, size, "error", lasted_ns)
-            raise _read_failure(error) from None
+            raise self._read_failure(fh, error) from None
         return await self._read_slowly(fh, off, size, began_ns)
 
     async def _read_slowly(self, fh: int, off: int, size: int, began_ns: int) -> Buffer:
@@ -250,7 +245,7 @@ class Operations(pyfuse3.Operations):
             return data
         except Exception as error:
             outcome = self._errors
-            raise _read_failure(error) from None
+            raise self._read_failure(fh, error) from None
         finally:
             self.requests.waiting -= 1
             lasted_ns = perf_counter_ns() - began_ns
@@ -431,6 +426,23 @@ class Operations(pyfuse3.Operations):
         stats.f_files = stats.f_ffree = stats.f_favail = 1 << 40
         stats.f_namemax = 255
         return stats
+
+    # -- failures -------------------------------------------------------------------------------
+
+    def note_failure(self, operation: str, args: tuple[Any, ...], error: CachefsError) -> None:
+        """Record an error that a program gets. `args` are the handler's, as for `tell`."""
+        path = self._path_of(args[0] & INO_MASK) if isinstance(args[0], int) else "/"
+        if len(args) > 1 and isinstance(args[1], bytes):
+            path = f"{path.rstrip('/')}/{os.fsdecode(args[1])}"
+        self.requests.last_errors.note(operation, path, errno_of(error), str(error))
+
+    def _read_failure(self, fh: int, error: Exception) -> pyfuse3.FUSEError:
+        """Return the error for the kernel, and record it."""
+        if isinstance(error, CachefsError):
+            self.note_failure("read", (fh & INO_MASK,), error)
+            return pyfuse3.FUSEError(errno_of(error))
+        _report_bug("read", error)
+        return pyfuse3.FUSEError(errno.EIO)
 
     # -- observers ------------------------------------------------------------------------------
 

@@ -7,17 +7,13 @@ order of letters around.
 
 import click
 
+from cachefs.foreign_text import escaped
+
 
 def shown(text: str) -> str:
     """Return `text` on one line, with each character that is not printable as Python writes it:
     `\\x1b`, `\\n`, `\\u202e`. A byte that is no UTF-8 becomes `\\udcXX`."""
-    if text.isprintable():
-        return text
-    return "".join(mark if mark.isprintable() else _escape(mark) for mark in text)
-
-
-def _escape(mark: str) -> str:
-    return mark.encode("unicode_escape").decode("ascii")
+    return escaped(text)
 
 
 def say(line: str = "", *, err: bool = False) -> None:

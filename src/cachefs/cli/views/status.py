@@ -50,6 +50,8 @@ def print_one(row: dict[str, Any]) -> None:
             console.print(f"{title:<14} {line}", soft_wrap=True)
         for title, line in _write_lines(row.get("writes")):
             console.print(f"{title:<14} {line}", soft_wrap=True)
+        for title, line in _error_lines(row.get("errors", [])):
+            console.print(f"{title:<14} {line}", soft_wrap=True)
         if row.get("shared"):
             console.print()
             print_shared(console, row)
@@ -118,6 +120,17 @@ def _write_lines(writes: dict[str, Any] | None) -> list[tuple[str, str]]:
         ("SPOOL", f"{used} of {most} in {writes['spool']}"),
         ("SENT", f"{format_bytes(writes['sent_bytes'])}: {requests}, {writes['errors']} failed"),
     ]
+
+
+def _error_lines(errors: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return a line for each of the last kinds of errors that programs got."""
+    lines = []
+    for error in errors:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(error["last_at"]))
+        times = counted(error["count"], "time")
+        last = f"the last {error['operation']} of {error['path']}: {error['text']}"
+        lines.append(("LAST ERROR", f"{when} {error['errno']}, {times}, {last}"))
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 import trio
 
@@ -15,6 +16,13 @@ from cachefs.metrics import BOUNDS_S
 _LEAST_AGE_S = 1.0
 """A snapshot is computed again when it is this old and a page asks."""
 
+_OF_ERRORS: tuple[Literal["errno", "operation", "count", "last_at"], ...] = (
+    "errno",
+    "operation",
+    "count",
+    "last_at",
+)
+"""Without the path and the text, which names it."""
 _ENDED_JOBS = 5
 """The number of ended jobs that are shown, the latest."""
 
@@ -46,6 +54,10 @@ class Snapshots:
             "data_path": state.data_path.name.value,
             "bounds_s": BOUNDS_S,
             "metrics": self._exporter.figures(),
+            "errors": [
+                {name: error[name] for name in _OF_ERRORS}
+                for error in state.requests.last_errors.report()
+            ],
             "jobs": _shown_jobs(state.jobs.all()),
         }
 

@@ -3,6 +3,7 @@ import { $, fillTable, make, meter, setFigure, setText } from "./dom.js";
 import { bytes, bytesParts, count, percent, printable, rate, short, time, timeParts } from "./format.js";
 import { all, at, one, sum } from "./history.js";
 
+const RECENT_ERROR_S = 300;
 const TONES = { normal: "good", unstable: "warn", down: "bad" };
 const WORDS = { normal: "Normal", unstable: "Unstable", down: "Down" };
 
@@ -96,6 +97,11 @@ export function troubleOf(snapshot) {
   if (snapshot.unready) return `The mount is not ready: ${snapshot.unready}.`;
   if (one(snapshot, "cachefs_origin_breaker_open")) return "The origin does not answer. The mount serves what is cached.";
   if (snapshot.problem) return `${snapshot.problem}.`;
+  const recent = snapshot.errors.filter((error) => snapshot.at - error.last_at < RECENT_ERROR_S);
+  if (recent.length) {
+    const said = recent.map((error) => `${error.operation}: ${error.errno}, ${error.count} times`).join("; ");
+    return `Programs got errors (${said}). \`cachefs status\` with the mountpoint and the log say why.`;
+  }
   return "";
 }
 
