@@ -142,7 +142,10 @@ def from_status(
         )
     if status in (401, 403) or code in CREDENTIAL_CODES:
         advice = _allow(target, subject, told, verb)
-        return AccessDeniedError(f"access denied to {place} ({reason}): {advice}")
+        denied = f"access denied to {place}"
+        if verb != "read":
+            denied = f"{place} can't be {verb}: access denied"
+        return AccessDeniedError(f"{denied} ({reason}): {advice}")
     if status == 404:
         return NotFoundError(f"{place} does not exist")
     if status in (412, 416):
