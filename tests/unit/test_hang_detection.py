@@ -83,3 +83,12 @@ def test_a_real_process() -> None:
             eventually(lambda: detector.look() == "stopped")
         finally:
             process.kill()
+
+
+def test_looks_from_before_a_gap_do_not_count(tmp_path: Path, write: Write) -> None:
+    write("T", "900 100 5")
+    detector = HangDetector(PID, tmp_path)
+    for _ in range(STOPPED_LOOKS):
+        assert detector.look() is None
+    detector.forget()
+    assert detector.look() is None

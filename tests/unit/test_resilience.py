@@ -610,3 +610,25 @@ async def test_bodies_that_hardly_move_make_fewer_requests(
     assert origin.state()["limit"] < 64
     assert origin.state()["failed_calls"] == 0
     assert origin.best_read_bytes < 2 * MIB
+
+
+async def test_after_a_gap_a_call_gets_one_more_try(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last try may have been under way while the process did not run."""
+    store = Store()
+    origin = resilient(store)
+    gap_at = trio.current_time() + 2.5
+    store.state = store.be_silent
+
+    def had_gap_since(began_at: float) -> bool:
+        return began_at <= gap_at <= trio.current_time()
+
+    async def come_back() -> None:
+        await trio.sleep(3.0)
+        store.state = None
+
+    monkeypatch.setattr("cachefs.origin.resilience.resilient.had_gap_since", had_gap_since)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come_back)
+        assert await origin.read("f", store.meta, 0, 4) == b"data"

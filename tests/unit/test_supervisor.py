@@ -337,3 +337,18 @@ def test_daemons_that_others_kill_are_replaced_for_ever(
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert stage.daemons == 8
+
+
+def test_a_daemon_has_more_time_after_a_gap() -> None:
+    """What the supervisor could not hear while it did not run."""
+    daemon = child.Child([sys.executable, "-c", "import time; time.sleep(60)"])
+    silent_by_s = daemon.silent_by_s
+    daemon.excuse(100.0)
+    assert daemon.silent_by_s == silent_by_s + 100.0
+    daemon.end(1.0)
+    ends_by_s = daemon.ends_by_s
+    assert ends_by_s is not None
+    daemon.excuse(100.0)
+    assert daemon.ends_by_s == ends_by_s + 100.0
+    daemon.kill()
+    daemon.reap()

@@ -20,6 +20,7 @@ from cachefs.daemon.tiers import (
 )
 from cachefs.db import database_exists
 from cachefs.errors import OriginUnavailableError, UsageError
+from cachefs.loop_clock import LoopClock
 from cachefs.manifest.view import open_view
 from cachefs.mounts import prepare_mountpoint, spare_path
 from cachefs.origin.host_names import HostNames
@@ -55,7 +56,7 @@ def run(
     calm_garbage_collector()
     bound_malloc_arenas()
     with single_error():
-        trio.run(_run, config, on_ready, manager, data_path, link, has_crashed)
+        trio.run(_run, config, on_ready, manager, data_path, link, has_crashed, clock=LoopClock())
 
 
 async def _run(

@@ -95,6 +95,15 @@ class Child:
         self.look_at_s = time.monotonic() + LOOK_INTERVAL_S
         return self._hang_detector.look()
 
+    def excuse(self, gap_s: float) -> None:
+        """Give the daemon more time: for `gap_s` the supervisor did not run, so perhaps it could
+        not run either."""
+        self.heard_s += gap_s
+        if self.ends_by_s is not None:
+            self.ends_by_s += gap_s
+        self.look_at_s = time.monotonic() + LOOK_INTERVAL_S
+        self._hang_detector.forget()
+
     def start(self, message: Mapping[str, object], table_fd: int) -> None:
         """Tell the daemon to begin. It must have sent its hello. `table_fd` stays the caller's."""
         self.was_told_to_start = True

@@ -21,6 +21,10 @@ class HangDetector:
         self._before: tuple[str, str] | None = None
         self._count = 0
 
+    def forget(self) -> None:
+        """Begin anew: the machine, or this process, did not run for a while."""
+        self._before, self._count = None, 0
+
     def look(self) -> str | None:
         """Return "stopped", "still", or None if the process is healthy or its state is unknown.
 

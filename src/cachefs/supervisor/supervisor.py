@@ -38,6 +38,8 @@ STOP_S = 25.0
 DRAIN_S = 5.0
 """Time for a daemon to answer all requests, if the kernel can't send them to the next one."""
 _DRAIN_LOOK_S = 0.02
+_GAP_S = 2.0
+"""If this process wakes later by this, the machine or its container did not run."""
 _ABORT_S = 5.0
 """Time for a daemon that hangs to log its stacks before SIGKILL."""
 
@@ -128,7 +130,13 @@ class Supervisor:
         return self._is_ending and self._daemon is None and self._successor is None
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._pause_s()):
+        pause_s, began_s = self._pause_s(), time.monotonic()
+        ready = self._selector.select(pause_s)
+        gap_s = time.monotonic() - began_s - (pause_s or 0.0)
+        if pause_s is not None and gap_s >= _GAP_S:  # paused, moved, or its lid was closed
+            for child in self._children():
+                child.excuse(gap_s)
+        for key, _ in ready:
             # An earlier callback may have unregistered it, and registered another file that has the
             # same number.
             if self._selector.get_map().get(key.fd) is key:

@@ -5,7 +5,9 @@ that there is time for a retry. A large body may take longer, in proportion to t
 other bodies, and for as long as bytes arrive: both deadlines restart when bytes arrive, and a retry
 requests only the missing bytes. Time in a queue (for a slot, or until a Retry-After ends) counts
 only while the origin answers no request, so that load on a working origin does not cause errors.
-Waits for the bandwidth limit never count. The methods that wait (`_take_slot`, `_back_off`,
+Waits for the bandwidth limit never count, nor
+does time in which this process did not run (`loop_clock.py`): each call that waited gets one more
+try after that. The methods that wait (`_take_slot`, `_back_off`,
 `_wait`) return the deadline after the wait: the time of the origin's last answer plus the time that
 was left when the wait began (`_put_off`).
 
@@ -37,6 +39,7 @@ from cachefs.errors import (
     OriginUnavailableError,
     UntrustedOriginError,
 )
+from cachefs.loop_clock import had_gap_since
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, next_page
 from cachefs.origin.options import CHECK_DEADLINE_S
@@ -285,6 +288,9 @@ class ResilientOrigin(WrappingOrigin):
                 tries += 1
                 if once or isinstance(failure, UntrustedOriginError):
                     raise failure
+                if had_gap_since(now):  # nobody could answer then
+                    again_at = trio.current_time() + _MOST_DELAY_S
+                    deadline = max(deadline, again_at + self._settings.request_timeout_s)
                 deadline = await self._back_off(tries, failure, deadline)
                 self._retries += 1
                 log.debug("%r: tried again, as %s", path, failure)
