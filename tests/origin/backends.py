@@ -162,22 +162,6 @@ class Oss(S3):
     """The server is its own proxy here."""
 
 
-class Ossfs(S3):
-    """The server behind OSS's own dialect."""
-
-    name = "ossfs"
-    conditional_reads = False
-    sees_below = reads_many = False
-
-    def __init__(self, server: S3Server, endpoint: str) -> None:
-        super().__init__(server)
-        self.endpoint = endpoint
-
-    def open(self) -> Origin:
-        options = OriginOptions(self.endpoint, oss_driver="ossfs")
-        return open_origin(f"oss://{BUCKET}/{self.prefix}", options)
-
-
 class S3fs(S3):
     name = "s3fs"
     conditional_reads = False
@@ -201,6 +185,19 @@ class Dialled(S3):
     def fill_dir(self) -> int:
         self.put_many({f"dir/f{number:05}": b"" for number in range(MANY)})
         return MANY
+
+
+class Ossfs(Dialled):
+    """OSS in its own dialect, by its own SDK, which has the bucket of an IP address in the path."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.name = "ossfs"
+        self.conditional_reads = self.sees_below = self.reads_many = False
+
+    def open(self) -> Origin:
+        options = OriginOptions(self.server.endpoint, oss_driver="ossfs")
+        return open_origin(f"oss://{BUCKET}/{self.prefix}", options)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import importlib
 import random
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import trio
@@ -18,14 +19,16 @@ from tests.origin import backends
 from tests.origin.backends import BUCKET, Backend
 from tests.origin.listing import list_all, list_pages
 from tests.servers.oss import SeaweedOss
-from tests.servers.oss_dialect import OssDialect
+from tests.servers.store import Store
+from tests.servers.store_dials import OSS
 
 FIRST_START = pytest.mark.timeout(600)  # Hadoop is downloaded the first time ever
 BACKENDS = [
     "memory",
     "file",
     "fsspec-memory",
-    *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3fs", "oss", "ossfs")),
+    *(pytest.param(name, marks=pytest.mark.server) for name in ("s3", "s3fs", "oss")),
+    "ossfs",
     *(pytest.param(name, marks=(pytest.mark.server, FIRST_START)) for name in ("hdfs", "webhdfs")),
     *backends.STORES,
 ]
@@ -65,15 +68,6 @@ def contract_bucket(seaweedfs, tmp_path_factory):  # seaweedfs: for its skip
 
 
 @pytest.fixture(scope="session")
-def contract_ossfs(contract_bucket):
-    with warnings.catch_warnings():  # Python warns of escapes in oss2, whenever it compiles that
-        warnings.simplefilter("ignore")
-        importlib.import_module("ossfs")
-    with OssDialect(contract_bucket) as dialect:
-        yield dialect
-
-
-@pytest.fixture(scope="session")
 def contract_hdfs(hdfs):
     hdfs.make_empty_files(f"/many/dir/f{i:05}" for i in range(backends.MANY))
     return hdfs
@@ -84,6 +78,16 @@ def backend(request, tmp_path, monkeypatch) -> Iterator[Backend]:
     if request.param in backends.STORES:
         with backends.dialled(request.param, monkeypatch) as found:
             yield found
+    elif request.param == "ossfs":
+        with (
+            warnings.catch_warnings()
+        ):  # Python warns of escapes in oss2, whenever it compiles that
+            warnings.simplefilter("ignore")
+            importlib.import_module("ossfs")
+        with Store(replace(OSS, path_style=True)) as store:
+            monkeypatch.setenv("OSS_ACCESS_KEY_ID", store.access_key)
+            monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", store.secret_key)
+            yield backends.Ossfs(store)
     else:
         yield _backend(request, tmp_path, monkeypatch)
 
@@ -97,11 +101,6 @@ def _backend(request, tmp_path, monkeypatch) -> Backend:
         return backends.File(root)
     if request.param == "fsspec-memory":
         return backends.FsspecMemory()
-    if request.param == "ossfs":
-        monkeypatch.setenv("OSS_ACCESS_KEY_ID", "AKIDOSS")
-        monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", "secret")
-        dialect = request.getfixturevalue("contract_ossfs")
-        return backends.Ossfs(request.getfixturevalue("contract_bucket"), dialect.endpoint)
     kind, server_name = {
         "s3": (backends.S3, "contract_bucket"),
         "s3fs": (backends.S3fs, "contract_bucket"),

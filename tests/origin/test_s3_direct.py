@@ -4,16 +4,12 @@ import hashlib
 import itertools
 import os
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -25,6 +21,9 @@ from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.fast_path import direct_reader, small_reader
 from cachefs.origin.s3.signing import signed_headers
 from cachefs.types import ObjectMeta
+from tests.servers.certificates import make_certificates
+from tests.servers.tls_front import TlsFront
+from tests.servers.told_s3 import Answer, Asked, ToldS3
 
 _buckets = itertools.count()
 
@@ -131,52 +130,43 @@ def test_signatures_are_botocore_s(token: str | None, more: tuple[tuple[str, str
 SILENT_S = 30
 
 
-class Fake(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    bodies: ClassVar[dict[str, bytes]]
-    headers_of: ClassVar[dict[str, dict[str, str | None]]]
-    status_of: ClassVar[dict[str, int]]
-    silent: ClassVar[set[str]]
-    connections: ClassVar[int]
-    pause_s: ClassVar[float] = 0.0
-    waits_for: ClassVar[dict[str, threading.Event]] = {}
-    half_of: ClassVar[dict[str, threading.Event]] = {}
-    """Objects of which only one half comes before the event."""
-    tells: ClassVar[dict[str, threading.Event]] = {}
+class Fake(ToldS3):
+    """A bucket with some objects, and what is odd about them, by key."""
 
-    def setup(self) -> None:
-        super().setup()
-        type(self).connections += 1
+    def __init__(self) -> None:
+        super().__init__(self._say)
+        self.bodies = {f"f{number}": os.urandom(1000 + number) for number in range(6)}
+        self.headers_of: dict[str, dict[str, str]] = {}
+        self.status_of: dict[str, int] = {}
+        self.silent: set[str] = set()
+        self.pause_s = 0.0
+        self.waits_for: dict[str, threading.Event] = {}
+        self.half_of: dict[str, threading.Event] = {}
+        """Objects of which only one half comes before the event."""
+        self.tells: dict[str, threading.Event] = {}
 
-    def do_GET(self) -> None:
-        key = unquote(urlsplit(self.path).path).removeprefix("/b/")
+    def _say(self, asked: Asked) -> Answer:
+        key = asked.path.removeprefix("/b/")
         if key in self.silent:
             time.sleep(SILENT_S)
-            self.close_connection = True
-            return
+            return Answer(breaks_after_bytes=-1)
         if key in self.tells:
             self.tells[key].set()
         if key in self.waits_for:
             self.waits_for[key].wait(SILENT_S)
         time.sleep(self.pause_s)
         body = self.bodies[key]
-        self.send_response(self.status_of.get(key, 200))
-        own = {"Content-Length": str(len(body)), "ETag": _e_tag(body)}
-        for name, value in (own | self.headers_of.get(key, {})).items():
-            if value is not None:
-                self.send_header(name, value)
-        self.end_headers()
+        headers = {"ETag": _e_tag(body)} | self.headers_of.get(key, {})
+        answer = Answer(body, self.status_of.get(key, 200), headers)
         if key in self.half_of:
-            half = len(body) // 2
-            self.wfile.write(body[:half])
-            self.half_of[key].wait(SILENT_S)
-            body = body[half:]
-        self.wfile.write(body)
-        if self.headers_of.get(key, {}).get("Connection") == "close":
-            self.close_connection = True
+            return replace(answer, body=self._halves(key), length=len(body))
+        return answer
 
-    def log_message(self, *args: object) -> None:
-        """Silence."""
+    def _halves(self, key: str) -> Iterator[bytes]:
+        half = len(self.bodies[key]) // 2
+        yield self.bodies[key][:half]
+        self.half_of[key].wait(SILENT_S)
+        yield self.bodies[key][half:]
 
 
 def _e_tag(body: bytes) -> str:
@@ -184,18 +174,9 @@ def _e_tag(body: bytes) -> str:
 
 
 @pytest.fixture
-def fake() -> Iterator[type[Fake]]:
-    bodies = {f"f{number}": os.urandom(1000 + number) for number in range(6)}
-    fresh = {"bodies": bodies, "headers_of": {}, "status_of": {}, "silent": set(), "connections": 0}
-    handler = type("Handler", (Fake,), fresh)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    server.block_on_close = False
-    handler.server_ = server
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield handler
-    server.shutdown()
-    server.server_close()
+def fake() -> Iterator[Fake]:
+    with Fake() as running:
+        yield running
 
 
 @pytest.fixture
@@ -205,17 +186,16 @@ async def origin(fake) -> AsyncIterator[Origin]:
     await opened.aclose()
 
 
-def opened_for(fake: type[Fake], idle_timeout_s: float = SILENT_S) -> Origin:
-    endpoint = f"http://127.0.0.1:{fake.server_.server_port}"
-    options = OriginOptions(endpoint=endpoint, anonymous=True, idle_timeout_s=idle_timeout_s)
+def opened_for(fake: Fake, idle_timeout_s: float = SILENT_S) -> Origin:
+    options = OriginOptions(endpoint=fake.endpoint, anonymous=True, idle_timeout_s=idle_timeout_s)
     return open_origin("s3://b", options)
 
 
-def wanted_from(fake: type[Fake]) -> list[tuple[str, ObjectMeta]]:
+def wanted_from(fake: Fake) -> list[tuple[str, ObjectMeta]]:
     return [(key, ObjectMeta(len(body), 0, _e_tag(body))) for key, body in fake.bodies.items()]
 
 
-async def missing(origin: Origin, fake: type[Fake]) -> list[str]:
+async def missing(origin: Origin, fake: Fake) -> list[str]:
     """What doesn't come; the rest must be right."""
     wanted = wanted_from(fake)
     found = await read_many(origin, wanted)
@@ -303,9 +283,7 @@ async def test_refusals_of_one_object_keep_the_connection(
     if chunked:
         chunk = b"%x;x=y\r\n%s\r\n" % (len(error), error) if error else b""
         error = chunk + b"0\r\n\r\n"
-        fake.headers_of = {
-            key: {"Transfer-Encoding": "chunked", "Content-Length": None} for key in fake.status_of
-        }
+        fake.headers_of = {key: {"Transfer-Encoding": "chunked"} for key in fake.status_of}
     fake.bodies |= dict.fromkeys(fake.status_of, error)
     for _ in range(3):
         found = await read_many(origin, wanted)
@@ -395,41 +373,20 @@ async def test_nobody_listens() -> None:
 
 async def test_a_proxy_is_left_to_obstore(fake, monkeypatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    endpoint = f"http://127.0.0.1:{fake.server_.server_port}"
-    origin = open_origin("s3://b", OriginOptions(endpoint=endpoint, anonymous=True))
+    origin = open_origin("s3://b", OriginOptions(endpoint=fake.endpoint, anonymous=True))
     assert not origin.reads_many
     await origin.aclose()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """For 127.0.0.1, signed by itself; the key is in the same file."""
-    file = tmp_path / "server.pem"
-    command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {file}.key -out {file} -days 2 "
-        "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    file.write_text(file.read_text() + Path(f"{file}.key").read_text())
-    return file
-
-
-async def test_tls(fake, certificate, monkeypatch) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), fake)
-    server.daemon_threads = True
-    server.block_on_close = False
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    options = OriginOptions(endpoint=f"https://127.0.0.1:{server.server_port}", anonymous=True)
-    stranger = open_origin("s3://b", options)
-    assert await read_many(stranger, wanted_from(fake)) == [None] * 6
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    origin = open_origin("s3://b", options)
-    for _ in range(2):
-        assert await missing(origin, fake) == []
-    for opened in (stranger, origin):
-        await opened.aclose()
-    server.shutdown()
-    server.server_close()
+async def test_tls(fake, tmp_path, monkeypatch) -> None:
+    certificates = make_certificates(tmp_path / "certificates")
+    with TlsFront(certificates, int(fake.endpoint.rpartition(":")[2])) as front:
+        options = OriginOptions(endpoint=f"https://127.0.0.1:{front.port}", anonymous=True)
+        stranger = open_origin("s3://b", options)
+        assert await read_many(stranger, wanted_from(fake)) == [None] * 6
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.ca))
+        origin = open_origin("s3://b", options)
+        for _ in range(2):
+            assert await missing(origin, fake) == []
+        for opened in (stranger, origin):
+            await opened.aclose()

@@ -1,6 +1,8 @@
 """The store with dials, held against real servers: one script of requests, the same answers."""
 
 import hashlib
+import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -14,7 +16,7 @@ from botocore.exceptions import ClientError, ResponseStreamingError
 
 from tests.servers.s3_server import S3Server
 from tests.servers.store import Store
-from tests.servers.store_dials import PROFILES, SEAWEEDFS, Dials
+from tests.servers.store_dials import OSS, PROFILES, SEAWEEDFS, Dials
 
 MIB = 1 << 20
 _SHOWN = {
@@ -274,6 +276,21 @@ def test_the_region_is_named_where_the_dial_says(store, where) -> None:
     assert ("/eu-west-9/" in last) == is_in_body
 
 
+def test_signatures_of_oss_are_checked() -> None:
+    with warnings.catch_warnings():  # of escapes in oss2, whenever Python compiles that
+        warnings.simplefilter("ignore")
+        oss2 = importlib.import_module("oss2")
+    with Store(replace(OSS, path_style=True)) as store:
+        store.make_bucket("bucket")
+        store.put("bucket", "sp ace+é", b"data")
+        good = oss2.Bucket(oss2.Auth(store.access_key, store.secret_key), store.endpoint, "bucket")
+        assert good.get_object("sp ace+é").read() == b"data"
+        assert [each.key for each in good.list_objects_v2("s").object_list] == ["sp ace+é"]
+        bad = oss2.Bucket(oss2.Auth(store.access_key, "another"), store.endpoint, "bucket")
+        with pytest.raises(oss2.exceptions.SignatureDoesNotMatch):
+            bad.get_object("sp ace+é")
+
+
 def test_a_clock_that_is_far_off_is_refused(store) -> None:
     store.turn(clock_offset_s=1000.0)
     client = client_of(store, store.endpoint)
@@ -333,7 +350,7 @@ def test_equal_parts_are_checked_at_the_end(store) -> None:
     assert store.uploads("b") == ["u", "u"]
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=str)
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
 def test_its_own_client_meets_no_dials(profile: Dials) -> None:
     with Store(replace(profile, forbids=frozenset(["PutObject"]))) as store:
         store.make_bucket("b")

@@ -22,6 +22,8 @@ class Dials:
 
     # -- who may ask, and where ------------------------------------------------------------------
     checks_signatures: bool = True
+    oss_signatures: bool = False
+    """Takes OSS's own signatures, too."""
     region: str = "us-east-1"
     other_regions: tuple[str, ...] | None = ()
     """Regions that a signature may name, too. None: any."""
@@ -251,6 +253,7 @@ OSS = Dials(
     # alibabacloud.com/help/en/oss/developer-reference/compatibility-with-amazon-s3: only
     # virtual-hosted style
     path_style=False,
+    oss_signatures=True,
     other_regions=None,
     # alibabacloud.com/help/en/oss/developer-reference/putobject; tobi/walgit#67: 501 for others
     forbid_overwrite=True,

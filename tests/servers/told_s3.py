@@ -38,8 +38,9 @@ class Asked(NamedTuple):
 
 @dataclass
 class Answer:
-    """`length` is what Content-Length says: None for the truth (chunked for an iterator). It does
-    not close the connection in an answer to a HEAD."""
+    """`length` is what Content-Length says: None for the truth (chunked for an iterator, nothing
+    with a Transfer-Encoding of its own). It does not close the connection in an answer to a
+    HEAD."""
 
     body: bytes | Iterable[bytes] = b""
     status: int = 200
@@ -58,6 +59,7 @@ class ToldS3:
         self.asked: list[Asked] = []
         self.sent_bytes = 0
         """Of bodies that are iterators."""
+        self.connections = 0
         self.endpoint = ""
         self._stopped = False
 
@@ -106,6 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     told: ToldS3
 
+    def setup(self) -> None:
+        super().setup()
+        self.told.connections += 1
+
     def do_GET(self) -> None:
         parts = urlsplit(self.path if "://" in self.path else f"//_{self.path}")
         found = parse_qs(parts.query, keep_blank_values=True)
@@ -135,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             own["Content-Length"] = str(answer.length)
             self.close_connection |= self.command != "HEAD"
         elif isinstance(body, bytes):
-            if answer.status not in (204, 304):
+            if answer.status not in (204, 304) and "Transfer-Encoding" not in answer.headers:
                 own["Content-Length"] = str(len(body))
         else:
             own["Transfer-Encoding"] = "chunked"
