@@ -42,6 +42,8 @@ class Backend(ABC):
     """Small objects are asked for together."""
     checks_absent = True
     """A write to a name that must be free is refused by the store itself."""
+    copies_parts = True
+    """An upload can take a part of another object."""
     completes_again = False
     """A second completion of an upload succeeds whatever came after the first."""
 
@@ -179,6 +181,7 @@ class Dialled(S3):
         self.reads_many = store.dials.path_style
         self.impossible = "" if store.dials.backslash else "\\"
         self.checks_absent = store.dials.put_absent == "checks" or store.dials.forbid_overwrite
+        self.copies_parts = "UploadPartCopy" not in store.dials.lacks
         self.completes_again = store.dials.completes_again == "always"
         store.make_bucket(BUCKET)
 
