@@ -45,13 +45,11 @@ def followed(
         moved = _own(target, key, place, region)
         if moved is not None:
             return moved
-        if status not in STATUSES:
-            return None
     if region not in (None, target.region) and s3_errors.concerns_region(status, headers, body):
         return _in_region(target, str(region))
-    if place is None:
-        return None
-    raise refusal(target, subject, status, headers, body) or OriginError(subject)
+    if (refused := refusal(target, subject, status, headers, body)) is not None:
+        raise refused
+    return None
 
 
 def _in_region(target: S3Target, region: str) -> S3Target:
@@ -80,9 +78,10 @@ def refusal(
     verb: str = "read",
 ) -> OriginError | None:
     """Return the error of a redirect that is not followed; None if the answer names no other
-    place. It is no `OriginUnavailableError`: the store has answered, and will answer the same."""
+    place, or names it only in the body of another error. It is no `OriginUnavailableError`: the
+    store has answered, and will answer the same."""
     place = _place(target, status, headers, body)
-    if place is None:
+    if place is None or not (status == 307 or (status in STATUSES and headers.get("location"))):
         return None
     return OriginError(
         f"{subject} can't be {verb}: {target.endpoint} redirects it to {_shown(place)} (HTTP "
