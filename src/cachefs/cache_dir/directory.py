@@ -4,6 +4,7 @@ Only `CacheDirectory.open` decides whether a directory may be used. It leaves a 
 unchanged, byte for byte. The methods that touch slab files block on the disk: worker threads call
 them. They raise `OSError` and change no state but that of the file."""
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -13,7 +14,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from cachefs.cache_dir.disk import Disk
+from cachefs.cache_dir.disk import NO_SPACE, Disk
 from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.probe import probe_read_flags
 from cachefs.cache_dir.slabs import SlabSet
@@ -309,7 +310,8 @@ def _close_to_others(paths: TierPaths) -> None:
     fd = open_directory(paths.root)
     try:
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        os.fchmod(fd, 0o700)
+        if mode != 0o700:
+            os.fchmod(fd, 0o700)
         below = check_tree(fd, str(paths.root), OWN_NAMES, _CHECKED_LATER, close=True)
     finally:
         os.close(fd)
@@ -342,8 +344,7 @@ def _lock(paths: TierPaths) -> tuple[int, ...]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        _note_pid(fd)
     except BlockingIOError:
         owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
         _close_all((fd, directory_fd))
@@ -357,6 +358,22 @@ def _lock(paths: TierPaths) -> tuple[int, ...]:
         _close_all((fd, directory_fd))
         raise
     return fd, directory_fd
+
+
+def _note_pid(fd: int) -> None:
+    """Write our pid into the lock file, for messages of others. On a full disk it may stay empty.
+
+    The file is written before it is truncated: a full XFS or btrfs has no block for it after its
+    own was freed.
+    """
+    text = f"{os.getpid()}\n".encode()
+    try:
+        os.ftruncate(fd, os.pwrite(fd, text, 0))
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)  # the pid of another process would mislead
 
 
 def _close_all(fds: tuple[int, ...]) -> None:

@@ -4,10 +4,14 @@ Tests replace it by a disk that fails, hangs or loses data that was not synced. 
 retries or decides. All methods except `read_nowait` may block: worker threads call them.
 """
 
+import errno
 import os
 from pathlib import Path
 
 from cachefs.trusted_path import open_own_file
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a full disk, or of one on which this user may use no more."""
 
 
 class Disk:

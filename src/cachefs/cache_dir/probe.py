@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+from cachefs.cache_dir.disk import NO_SPACE
 from cachefs.trusted_path import open_own_file
 
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
@@ -18,24 +19,29 @@ def probe_read_flags(path: Path) -> int | None:
     disk is full. The type of the file system matters because a network file system refuses too,
     and a plain read would wait there. Raises `OSError`.
     """
-    path.unlink(missing_ok=True)
-    fd = open_own_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        os.pwrite(fd, b"x" * 4096, 0)
-        os.pread(fd, 4096, 0)
-        buffer = bytearray(4096)
+        path.unlink(missing_ok=True)
+        fd = open_own_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            return os.RWF_NOWAIT if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) == 4096 else None
-        except OSError as error:
-            refused = error.errno in (errno.EAGAIN, errno.EOPNOTSUPP)
-            return 0 if refused and _file_system_of(fd) in _MEMORY_FILE_SYSTEMS else None
+            return _probe(fd)
+        finally:
+            os.close(fd)
+            path.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             return None  # a full disk costs speed, but must not fail the mount
         raise
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)
+
+
+def _probe(fd: int) -> int | None:
+    os.pwrite(fd, b"x" * 4096, 0)
+    os.pread(fd, 4096, 0)
+    buffer = bytearray(4096)
+    try:
+        return os.RWF_NOWAIT if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) == 4096 else None
+    except OSError as error:
+        refused = error.errno in (errno.EAGAIN, errno.EOPNOTSUPP)
+        return 0 if refused and _file_system_of(fd) in _MEMORY_FILE_SYSTEMS else None
 
 
 def is_in_memory(path: Path) -> bool:

@@ -54,9 +54,10 @@ class Database:
     checksum counts as missing (see `_meet_bad_row`).
     """
 
-    def __init__(self, env: lmdb.Environment, tables: Sequence[str]) -> None:
+    def __init__(self, path: str, env: lmdb.Environment, tables: Sequence[str]) -> None:
         self._env = env
-        self._data_path = Path(env.path()) / DATA_NAME
+        self._path = path
+        self._data_path = Path(path) / DATA_NAME
         self._handles = {name: env.open_db(stored_name(name)) for name in tables}
         self._seeds = {name: seed_of(name) for name in tables}
         self._pending = {name: PendingChanges() for name in tables}
@@ -98,8 +99,8 @@ class Database:
             Path(path).mkdir(parents=True, exist_ok=True, mode=0o700)
             env = open_env(path, max_dbs=len(tables), map_size=map_size_bytes, mode=0o600)
             try:
-                refuse_older(env, tables)
-                return cls(env, tables)
+                refuse_older(path, env, tables)
+                return cls(path, env, tables)
             except BaseException:
                 env.close()
                 raise
@@ -215,7 +216,7 @@ class Database:
             log.warning(
                 "the database %s is damaged (%s): what is in it counts as missing, and changes are "
                 "lost with this daemon; restart it to have a new one",
-                self._env.path(),
+                self._path,
                 error,
             )
 
@@ -225,14 +226,14 @@ class Database:
         The caller must close it before the database, and soon: LMDB can't reuse the pages that
         the view sees, so the file grows while it is open.
         """
-        return DatabaseSnapshot(self._env, self._handles)
+        return DatabaseSnapshot(self._path, self._env, self._handles)
 
     def read_through(self, table: str) -> None:
         """Read all committed rows of the table, to check them at the start.
 
         Raises `DamagedDatabaseError` if a row can't be read. Logs nothing and leaves no mark.
         """
-        with explained(self._env.path()), self._reader.cursor(db=self._handles[table]) as cursor:
+        with explained(self._path), self._reader.cursor(db=self._handles[table]) as cursor:
             for _ in cursor.iternext():
                 pass
 
@@ -276,7 +277,7 @@ class Database:
                 if isinstance(error, DAMAGE):
                     self._meet_damage(error)
                 if not self._failing and self._damage is None:
-                    log.warning("can't write the database %s: %s", self._env.path(), error)
+                    log.warning("can't write the database %s: %s", self._path, error)
                 self._failing = True
             finally:
                 self._end_commit(committed)
@@ -300,7 +301,7 @@ class Database:
         try:
             changes = read_write_ahead_log(self._wal_stem, position)
         except OSError as error:
-            log.warning("can't read the write-ahead log of %s: %s", self._env.path(), error)
+            log.warning("can't read the write-ahead log of %s: %s", self._path, error)
             changes = []
         pending = list(self._pending.values())
         for change in changes:
@@ -448,7 +449,7 @@ class Database:
             committed = True
         except (lmdb.Error, MemoryError, OSError) as error:
             if self._damage is None:
-                log.warning("can't write the database %s: %s", self._env.path(), error)
+                log.warning("can't write the database %s: %s", self._path, error)
         if self._wal is not None:
             self._wal.close(committed)
             self._wal = None

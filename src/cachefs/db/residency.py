@@ -110,7 +110,7 @@ class Residency:
                 return otherwise
             self._bringers += 1
         try:
-            rows = DatabaseSnapshot(self._env, self._handles)
+            rows = DatabaseSnapshot(str(self._path.parent), self._env, self._handles)
             try:
                 return read(rows)
             finally:

@@ -15,9 +15,9 @@ class DatabaseSnapshot:
     time. Methods block for the disk. They raise `DamagedDatabaseError` for rows that can't be
     read. A row with a wrong checksum counts as missing."""
 
-    def __init__(self, env: lmdb.Environment, handles: dict[str, Any]) -> None:
+    def __init__(self, path: str, env: lmdb.Environment, handles: dict[str, Any]) -> None:
         """`handles` are the tables by name; a table without a handle counts as empty."""
-        self._path = env.path()
+        self._path = path
         self._handles = handles
         self._txn = env.begin()
         self.bad_rows = 0
@@ -81,8 +81,9 @@ class DatabaseReader(DatabaseSnapshot):
         with explained(str(path)):
             self._env = open_env(str(path), max_dbs=len(tables), readonly=True, lock=False)
             try:
-                refuse_older(self._env, tables)
-                super().__init__(self._env, {name: self._table(name) for name in tables})
+                refuse_older(str(path), self._env, tables)
+                tables_by_name = {name: self._table(name) for name in tables}
+                super().__init__(str(path), self._env, tables_by_name)
             except BaseException:
                 self._env.close()
                 raise
