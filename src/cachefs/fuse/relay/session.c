@@ -74,6 +74,10 @@ static void note_request(const struct fuse_in_header *in) {
  * pages for O_TRUNC and tell nobody; now it sends SETATTR. It clears FUSE_AUTO_INVAL_DATA, because
  * only writes of this mount change the mtime of an inode. The size of a WRITE is limited if the
  * buffer of the relay's socket is small.
+ * It clears FUSE_ASYNC_DIO: the kernel drops the pages of a file when an asynchronous O_DIRECT write
+ * is sent, and not when it is answered. So a buffered read meanwhile left old pages for good
+ * (xfstests generic/451). Without the flag the write is done, and the pages are dropped, before
+ * io_submit(2) returns.
  * FUSE_HANDLE_KILLPRIV_V2 says that a write removes set-user-ID bits and capabilities: no file here
  * has any. Without it, the kernel asks for "security.capability" before each write(2). */
 static void edit_init_reply(const struct iovec *parts, int count) {
@@ -84,7 +88,7 @@ static void edit_init_reply(const struct iovec *parts, int count) {
     struct fuse_init_out *init = parts[1].iov_base;
     init->flags |= FUSE_PARALLEL_DIROPS;
     if (!accepts_writes) return;
-    init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA);
+    init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA | FUSE_ASYNC_DIO);
     init->flags |= FUSE_HANDLE_KILLPRIV_V2;
     if (init->max_write > most_write_bytes) init->max_write = most_write_bytes;
 }
