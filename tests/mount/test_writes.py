@@ -1,6 +1,7 @@
 """A writable mount of a local directory, through the real kernel."""
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -465,3 +466,42 @@ def test_files_that_stay_open_are_published(site: Site) -> None:
     os.truncate(part, 0)
     eventually(lambda: (site.files / "part").read_bytes() == b"")
     site.umount()
+
+
+def test_what_no_file_can_have_is_refused_at_once(rw: Site) -> None:
+    """A size behind the largest object. Times before 1678 or after 2262 become the nearest."""
+    path = rw.mountpoint / "far"
+    with path.open("w+b", buffering=0) as file:
+        for offset in (5 << 40, 6 << 40, 1 << 47, 1 << 62):
+            with pytest.raises(OSError) as raised:
+                os.pwrite(file.fileno(), b"a", offset)
+            assert raised.value.errno == errno.EFBIG
+        assert os.fstat(file.fileno()).st_size == 0
+    for seconds in (1 << 36, -(1 << 36)):
+        os.utime(path, (seconds, seconds))
+        found = path.stat()
+        assert found.st_atime_ns == found.st_mtime_ns
+        assert abs(found.st_mtime_ns) > 1 << 62
+    path.unlink()
+
+
+def test_what_a_writable_mount_does_not_have(rw: Site) -> None:
+    path, other = rw.mountpoint / "file", rw.mountpoint / "other"
+    path.write_bytes(b"content")
+    other.write_bytes(b"other")
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file:
+        assert libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(1 << 20)) == -1
+        assert ctypes.get_errno() == errno.EOPNOTSUPP
+    names = os.fsencode(path), os.fsencode(other)
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    assert libc.renameat2(here, names[0], here, names[1], exchange) == -1
+    assert ctypes.get_errno() == errno.EINVAL
+    with pytest.raises(OSError) as raised:
+        os.setxattr(path, "user.name", b"value")
+    assert raised.value.errno == errno.EOPNOTSUPP
+    for link in (os.symlink, os.link):
+        with pytest.raises(PermissionError):
+            link(path, rw.mountpoint / "link")
+    same(rw, "file", b"content")
+    same(rw, "other", b"other")

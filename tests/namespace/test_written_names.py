@@ -32,7 +32,7 @@ from cachefs.origin.writable import (
     content_of,
 )
 from cachefs.staging.spool import Spool
-from cachefs.types import NO_POSIX, ObjectMeta, Posix
+from cachefs.types import NO_POSIX, ObjectMeta, ObjectRef, Posix
 from cachefs.writes.block_copies import BlockCopies
 from cachefs.writes.files import WrittenFiles
 from cachefs.writes.naming.names import WrittenNames
@@ -657,3 +657,26 @@ async def test_a_close_waits_while_the_origin_takes_bytes(
     with pytest.raises(SendTimeoutError):
         await close()
     assert 15 <= trio.current_time() - moved_s < 16
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_holes_of_a_sparse_file_are_not_put_into_the_cache(
+    reading: Reading, timed: Mount, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """1 TiB with some bytes would fill it with zeros. Of a changed object the new bytes count."""
+    put: list[int] = []
+
+    async def noting(ref: ObjectRef, index: int, data: bytes) -> None:
+        put.append(index)
+
+    monkeypatch.setattr(reading.cache, "put_written", noting)
+    if is_new:
+        ino = await timed.create(ROOT_INO, b"sparse")
+    else:
+        timed.origin.put("sparse", b"base")
+        ino = (await timed.tree.find("sparse")).ino
+    await timed.files.write(ino, 9 << 20, b"here", 1)
+    await timed.files.truncate(ino, 15 << 20, 1)
+    await timed.files.close(ino, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert put == ([9] if is_new else [0, 9]), "block 0 has bytes of the base"

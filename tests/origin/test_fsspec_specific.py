@@ -157,6 +157,24 @@ async def test_names_that_no_listing_may_show(
     await origin.aclose()
 
 
+@pytest.mark.parametrize(
+    "odd", [{"size": -1}, {"size": 1 << 70}, {"size": "much"}, {"mtime": float("inf")}]
+)
+async def test_an_entry_that_can_not_be_a_file_is_left_out(root, origin, monkeypatch, odd) -> None:
+    """And counted; the directory has its other names."""
+    for name in ("a", "b", "c"):
+        (root / name).write_bytes(b"data")
+    listed = type(origin._fs).ls
+
+    def ls(fs, path, **options):
+        infos = listed(fs, path, **options)
+        return [info | odd if info["name"].endswith("/b") else info for info in infos]
+
+    monkeypatch.setattr(type(origin._fs), "ls", ls)
+    assert sorted(await list_all(origin)) == ["a", "c"]
+    assert origin.counters.unshown_keys == 1
+
+
 async def test_memory_root() -> None:
     fsspec.filesystem("memory").pipe_file("/at-the-root", b"data")
     origin = open_origin("memory://")

@@ -18,10 +18,11 @@ from cachefs.errors import (
     OriginUnavailableError,
     UsageError,
 )
+from cachefs.origin.base import OriginCounters
 from cachefs.origin.hdfs import client as hdfs_origin
 from cachefs.origin.hdfs.config import resolve_target
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.types import UNKNOWN_ID, ObjectMeta, Posix
+from cachefs.types import UNKNOWN_ID, Entry, ObjectMeta, Posix
 from tests.origin.listing import list_all
 from tests.servers.ports import free_ports, wait_until
 from tests.servers.suspend import suspend
@@ -399,3 +400,23 @@ def test_pyarrow_without_libhdfs(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("ARROW_LIBHDFS_DIR", str(tmp_path))
     with pytest.raises(UsageError, match=r"--hdfs-driver pyarrow finds no libhdfs"):
         open_origin("hdfs://127.0.0.1:1/x", OriginOptions(hdfs_driver="pyarrow"))
+
+
+async def test_an_entry_of_an_impossible_size_is_left_out() -> None:
+    class Origin:
+        counters = OriginCounters()
+
+        async def start_listing(self, path):
+            return iter(())
+
+        def start_page(self, path, statuses):
+            return [
+                Entry(name, ObjectMeta(size, 0, "v")) for name, size in (("a", 1), ("b", 1 << 63))
+            ]
+
+        async def finish_page(self, path, started):
+            return started
+
+    listing = hdfs_origin._Listing(Origin(), "")
+    assert [entry.name for entry in await listing.next_page()] == ["a"]
+    assert Origin.counters.unshown_keys == 1

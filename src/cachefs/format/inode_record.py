@@ -225,7 +225,7 @@ def unpack_listing(record: bytes) -> Listing:
 
 def pack_times(times: OwnTimes) -> bytes:
     """Return the value of a row in `times`."""
-    return _TIMES.pack(*times)
+    return _TIMES.pack(*map(storable_ns, times))
 
 
 def unpack_times(record: bytes) -> OwnTimes:

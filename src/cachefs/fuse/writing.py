@@ -205,7 +205,9 @@ class WritingOperations(Operations):
 
     @translated
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        """Write all of `buf` to the spool."""
+        """Write all of `buf` to the spool. Fails with EFBIG behind the largest object."""
+        if off + len(buf) > MOST_OBJECT_BYTES:
+            raise pyfuse3.FUSEError(errno.EFBIG)
         ino, process = fh & INO_MASK, request_process()
         if self._files.has(ino):
             await self._files.write(ino, off, buf, process)

@@ -174,6 +174,16 @@ class StagedContent:
             return [each for each in (freed, Piece(Source.SPOOL, kept, end - kept)) if each.length]
         return pieces_of(self._extents, self.base_bytes, offset, end)
 
+    def data_from(self, offset: int) -> int | None:
+        """Return where, from `offset` on, the first byte of the file is that is not in a hole; None
+        if there is none. One system call. Raises `SpoolError`."""
+        if self._extents is None:
+            with spool_errors(self.path):
+                found = self._parts.files.data_from(self.number, offset)
+        else:
+            found = offset if offset < self.base_bytes else self._extents.next_from(offset)
+        return found if found is not None and found < self.size_bytes else None
+
     def read_spool_now(self, offset: int, length: int) -> bytes | None:
         """Return bytes of the spool file if the page cache has them, without a wait; else None.
 

@@ -73,6 +73,11 @@ class Extents:
         self._ends[first:stop] = array("Q", (end,))
         self.total_bytes += end - begin
 
+    def next_from(self, offset: int) -> int | None:
+        """Return the first offset from `offset` on that is in a range; None if there is none."""
+        index = bisect_right(self._ends, offset)
+        return max(offset, self._begins[index]) if index < len(self._begins) else None
+
     def cut(self, size_bytes: int) -> None:
         """Drop everything from `size_bytes` on."""
         keep = bisect_left(self._begins, size_bytes)

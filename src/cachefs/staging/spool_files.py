@@ -7,6 +7,7 @@ here runs on the loop thread unless it says otherwise.
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from errno import EINVAL, ENXIO
 from functools import partial
 
 from cachefs.format.paths import SpoolPaths
@@ -87,6 +88,18 @@ class SpoolFiles:
         """Free the space of a range. Takes about 0.1 ms for each MiB of the page cache that it
         frees."""
         self._disk.free(self.fd(number), offset, length)
+
+    def data_from(self, number: int, offset: int) -> int | None:
+        """Return where the next bytes from `offset` on are that are in no hole; None if there are
+        none."""
+        try:
+            return os.lseek(self.fd(number), offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == ENXIO:
+                return None
+            if error.errno == EINVAL:  # the file system does not know
+                return offset
+            raise
 
     def read(self, number: int, offset: int, length: int) -> bytes:
         """Return `length` bytes; fewer only at the end of the file. Waits for the disk if they are

@@ -42,6 +42,7 @@ from cachefs.origin.names import Pages, chunked, is_name, resolve_twins
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
 from cachefs.origin.proxies import proxy_for
 from cachefs.types import (
+    MOST_SIZE_BYTES,
     NO_POSIX,
     UNKNOWN_MODE,
     Buffer,
@@ -315,13 +316,18 @@ class FsspecOrigin(Origin):
             yield Entry(name, meta)
 
     def _meta(self, info: dict[str, Any]) -> ObjectMeta | None:
-        """Return None for a path without bytes to read: a directory, a socket, a broken link."""
+        """Return None for a path without bytes to read: a directory, a socket, a broken link, and
+        what can be no file, because its size or its time is impossible."""
         if info["type"] != "file":
             return None
-        mtime_ns = _mtime_ns(info)
+        try:
+            mtime_ns, size = _mtime_ns(info), int(info["size"] or 0)
+        except (ValueError, TypeError, OverflowError):
+            return None
+        if not 0 <= size <= MOST_SIZE_BYTES:
+            return None
         if self._whole_seconds:
             mtime_ns -= mtime_ns % 1_000_000_000
-        size = int(info["size"] or 0)
         tag = next((str(info[key]) for key in _ETAG_KEYS if info.get(key)), None)
         file_id = next((f"-{info[key]}" for key in _FILE_ID_KEYS if key in info), "")
         version = tag or f"{mtime_ns}-{size}{file_id}"

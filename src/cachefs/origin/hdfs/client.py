@@ -37,7 +37,14 @@ from cachefs.origin.hdfs.errors import from_hdfs_native, is_of_the_namenode
 from cachefs.origin.local_ids import named_posix
 from cachefs.origin.names import Pages, is_name
 from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
-from cachefs.types import Buffer, Directory, Entry, Found, ObjectMeta
+from cachefs.types import (
+    MOST_SIZE_BYTES,
+    Buffer,
+    Directory,
+    Entry,
+    Found,
+    ObjectMeta,
+)
 from cachefs.workers import Workers
 
 T = TypeVar("T")
@@ -287,8 +294,8 @@ class _Listing:
             if len(page) == _PAGE_ENTRIES:
                 self._start(self._statuses)
             new = [entry for entry in page if _name_bytes(entry) > self._given_up_to]
-            entries = [entry for entry in new if is_name(entry.name)]
-            if unshown := [entry.name for entry in new if not is_name(entry.name)]:
+            entries = [entry for entry in new if _can_be_shown(entry)]
+            if unshown := [entry.name for entry in new if not _can_be_shown(entry)]:
                 self._origin.counters.note_unshown(self._path, unshown[0], len(unshown))
             if entries:
                 self._given_up_to = _name_bytes(entries[-1])
@@ -297,6 +304,12 @@ class _Listing:
 
     def _start(self, statuses: Iterator[FileStatus]) -> None:
         self._started = self._origin.start_page(self._path, statuses)
+
+
+def _can_be_shown(entry: Entry) -> bool:
+    meta = entry.meta
+    has_size = not isinstance(meta, ObjectMeta) or meta.size_bytes <= MOST_SIZE_BYTES
+    return is_name(entry.name) and has_size
 
 
 def _name_bytes(entry: Entry) -> bytes:

@@ -13,9 +13,15 @@ async def give_to_cache(
     file: WrittenFile, ref: ObjectRef, cache: BlockCache, is_stored: Callable[[], bool]
 ) -> None:
     """Give the cache the blocks of `ref`, which is the content of the file. Ends early when
-    `is_stored` says that the file has changed. Raises `SpoolError`."""
-    for index in range(ref.block_count):
+    `is_stored` says that the file has changed. Blocks that are only a hole are left out: a sparse
+    file would fill the cache with zeros. Raises `SpoolError`."""
+    index = 0
+    while index < ref.block_count:
         try:
+            offset = file.staged.data_from(index * BLOCK_BYTES)
+            if offset is None:
+                return
+            index = offset // BLOCK_BYTES
             data = await _local_block(file, cache, index, ref.block_length(index))
         except SpoolError:
             if is_stored():
@@ -25,6 +31,7 @@ async def give_to_cache(
             return
         if data is not None:
             await cache.put_written(ref, index, data)
+        index += 1
 
 
 async def _local_block(
