@@ -14,6 +14,7 @@ from cachefs.errors import (
     NotOfferedError,
     OriginError,
     OriginUnavailableError,
+    RefusedError,
 )
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.origin.writable import (
@@ -45,6 +46,7 @@ class PartStore(ObjectStore):
         self.gone: set[str] = set()
         self.failures: list[OriginError] = []
         """What the next lists of parts raise."""
+        self.refusal: OriginError = NotOfferedError("no UploadPartCopy")
         self._ids = count(1)
 
     async def start_upload(
@@ -73,7 +75,7 @@ class PartStore(ObjectStore):
         self, upload: Upload, number: int, offset: int, path: str, meta: ObjectMeta, length: int
     ) -> PartTag:
         async with self._request("copy part", upload.path):
-            raise NotOfferedError("no UploadPartCopy")
+            raise self.refusal
 
     async def parts(self, upload: Upload) -> list[PartTag]:
         async with self._request("list", upload.path):
@@ -174,7 +176,14 @@ async def test_an_upload_that_the_store_has_dropped_is_replaced(mount: Mount) ->
     assert mount.objects()["large"] == PIECE * SIZE_MIB
 
 
-async def test_parts_that_the_store_does_not_copy_are_sent(mount: Mount) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [NotOfferedError("501"), RefusedError("400"), AccessDeniedError("403"), NotFoundError("404")],
+)
+async def test_parts_that_the_store_does_not_copy_are_sent(
+    mount: Mount, refusal: OriginError
+) -> None:
+    store_of(mount).refusal = refusal
     before = PIECE * SIZE_MIB
     mount.origin.put("base", before)
     inode = await mount.tree.find("base")
@@ -186,7 +195,8 @@ async def test_parts_that_the_store_does_not_copy_are_sent(mount: Mount) -> None
     mount.store.requests.clear()
     await mount.files.close(inode.ino, 1)
     assert mount.objects()["base"] == b"changed" + before[7:] + b"and more"
-    assert ("copy part", "base") not in mount.store.requests
+    is_asked_again = ("copy part", "base") in mount.store.requests
+    assert is_asked_again is not isinstance(refusal, NotOfferedError)
 
 
 async def test_a_file_that_outgrows_its_parts_gets_larger_ones(

@@ -454,7 +454,8 @@ class Sender:
             copy = self._writer.copy_part
             try:
                 tag = await copy(upload, number, offset, upload.path, base, length)
-            except (RefusedError, AccessDeniedError) as error:
+            except (RefusedError, AccessDeniedError, NotFoundError) as error:
+                # Some stores call a request that they don't have a missing object.
                 self._copies_parts = not isinstance(error, NotOfferedError)
                 if wanted.end > staged.size_bytes:
                     raise PartChangedError("the file was truncated meanwhile") from None
