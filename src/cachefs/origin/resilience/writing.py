@@ -118,7 +118,11 @@ class ResilientWriter(WritableOrigin):
         self.can_rename = inner.can_rename
         self.checks_parts = inner.checks_parts
         self.leaves_rest = inner.leaves_rest
-        self.repeats_versions = inner.repeats_versions
+
+    @property
+    def repeats_versions(self) -> bool:  # type: ignore[override]
+        """See `WritableOrigin.repeats_versions`: as the inner writer says."""
+        return self._inner.repeats_versions
 
     @property
     def guarantees(self) -> Guarantees:

@@ -41,10 +41,9 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import keys_in, next_token, parse_page
-from cachefs.origin.s3.objects import is_strong
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
-from cachefs.origin.s3.versions import Versions, is_same, version_by_time
+from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
@@ -101,7 +100,9 @@ class ObjectStoreOrigin(Origin):
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
         self._sender = Sender(target, provider, options, tls, self.counters)
-        self._writer = S3Writer(self._sender, self._lister, self.checked_key, self._subject)
+        self._writer = S3Writer(
+            self._sender, self._lister, self.versions, self.checked_key, self._subject
+        )
 
     @property
     def writer(self) -> S3Writer:
@@ -232,7 +233,7 @@ class ObjectStoreOrigin(Origin):
         except OriginError:
             return False
         is_listed = page.entries[:1] == [Entry(key.removeprefix(parent), meta)]
-        return is_listed and not is_same(meta, found)
+        return is_listed and not is_version(meta.version, found)
 
     async def _read_version(
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None

@@ -20,7 +20,7 @@ from cachefs.origin.s3 import digest
 from cachefs.origin.s3.bucket_reader import BucketReader
 from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
-from cachefs.origin.s3.versions import is_same
+from cachefs.origin.s3.versions import is_strong, is_version
 from cachefs.types import ObjectMeta
 
 log = logging.getLogger(__name__)
@@ -123,14 +123,14 @@ class _Bytes:
         wanted_bytes = self.meta.size_bytes if self._is_whole_answer else self._length
         self.told_bytes = wanted_bytes if told is None else told
         found = meta_from(headers, self._size_bytes(status, headers))
-        is_version = is_same(self.meta, found)
-        self.version = self.meta.version if is_version else found.version
+        is_right = is_version(self.meta.version, found)
+        self.version = self.meta.version if is_right else found.version
         is_other_length = self.told_bytes != wanted_bytes
         self.is_changed_on_the_way = is_unpacked(headers) or (
             is_other_length and _depends_on_encoding(headers)
         )
-        is_right = not self.is_changed_on_the_way and not is_other_length
-        self.is_wanted = is_right and is_version
+        is_right = is_right and not is_other_length
+        self.is_wanted = is_right and not self.is_changed_on_the_way
         if self.is_wanted and self._is_whole_answer:
             self._skip_to_part()
         return self.is_wanted
@@ -258,9 +258,3 @@ def meta_from(headers: Mapping[str, str], size: str) -> ObjectMeta:
     if size_bytes is None or size_bytes > MOST_BYTES:
         raise BadDataError("the answer does not tell a size that an object can have")
     return ObjectMeta(size_bytes, mtime_ns or 0, version_of(e_tag, mtime_ns or 0, size_bytes))
-
-
-def is_strong(version: str) -> bool:
-    """Whether `version` is an ETag that can be sent as If-Match. Weak ETags never match. A version
-    that no header can hold is only compared with the version of the answer."""
-    return version.startswith('"') and version.isascii() and version.isprintable()

@@ -24,10 +24,16 @@ def version_by_time(meta: ObjectMeta) -> str:
     return version_of(None, meta.mtime_ns, meta.size_bytes)
 
 
-def is_same(meta: ObjectMeta, found: ObjectMeta) -> bool:
-    """Whether `found`, as a HEAD or GET tells it, is the version `meta`. A version that consists of
-    time and size is compared with these."""
-    return meta.version in (found.version, version_by_time(found))
+def is_version(version: str | None, found: ObjectMeta) -> bool:
+    """Whether `found`, as a HEAD or GET tells it, has this version. One that consists of time and
+    size is compared with these."""
+    return version in (found.version, version_by_time(found))
+
+
+def is_strong(version: str) -> bool:
+    """Whether `version` is an ETag that can be sent as If-Match. Weak ETags never match. A version
+    that no header can hold is only compared with the version of the answer."""
+    return version.startswith('"') and version.isascii() and version.isprintable()
 
 
 class Versions:

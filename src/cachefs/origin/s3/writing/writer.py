@@ -11,7 +11,7 @@ upload in parts: the MD5 of the MD5s of the parts).
 
 import contextlib
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -28,6 +28,7 @@ from cachefs.errors import (
     RefusedError,
 )
 from cachefs.origin.s3.lister import S3Lister
+from cachefs.origin.s3.versions import Versions, is_strong, is_version
 from cachefs.origin.s3.writing import messages, probe
 from cachefs.origin.s3.writing.markers import Markers
 from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sender
@@ -71,12 +72,14 @@ class S3Writer(WritableOrigin):
         self,
         sender: Sender,
         lister: S3Lister,
+        versions: Versions,
         checked_key: Callable[[str], str],
         subject: Callable[[str], str],
     ) -> None:
         self.guarantees = UNCHECKED
         self._sender = sender
         self._lister = lister
+        self._versions = versions
         self._key = checked_key
         self._subject = subject
         self._is_oss = sender.target.scheme == "oss"
@@ -85,6 +88,11 @@ class S3Writer(WritableOrigin):
         self._single_deletes = trio.CapacityLimiter(_DELETES_AT_A_TIME)
         self._markers = Markers(sender, lister, checked_key, subject)
 
+    @property
+    def repeats_versions(self) -> bool:  # type: ignore[override]
+        """See `WritableOrigin.repeats_versions`."""
+        return self._versions.are_by_time
+
     async def check_key(self) -> str:
         """See `WritableOrigin.check_key`."""
         return await self._sender.identity()
@@ -92,7 +100,7 @@ class S3Writer(WritableOrigin):
     async def check_writable(self, path: str = "", ask: Ask = ask_once) -> Guarantees:
         """See `WritableOrigin.check_writable`. Costs about 30 requests."""
         # Other writes may be under way. They must not rely on what is only tried here.
-        trial = S3Writer(self._sender, self._lister, self._key, self._subject)
+        trial = S3Writer(self._sender, self._lister, self._versions, self._key, self._subject)
         trial.guarantees = Guarantees()
         self.guarantees = await probe.find_guarantees(trial, path, ask)
         return self.guarantees
@@ -122,16 +130,14 @@ class S3Writer(WritableOrigin):
         except (ConflictError, NotFoundError) as error:
             return await self._own_or_raise(key, write_id, e_tag, condition, error)
         found = answer.headers.get("etag", "")
-        if not found:
-            return await self._described(path)
-        return messages.written(answer.headers, found, content.size_bytes)
+        return await self._stored(path, answer.headers, found, content.size_bytes)
 
     async def written_by(self, path: str, write_id: str) -> ObjectMeta | None:
         """See `WritableOrigin.written_by`. Costs one HEAD."""
         found = await self._sender.head(self._key(path))
         if found is None or messages.write_id_of(found) != write_id:
             return None
-        return messages.described(found)
+        return self._told(found)
 
     async def start_upload(
         self, path: str, attributes: Attributes = NO_ATTRIBUTES, write_id: str | None = None
@@ -160,7 +166,7 @@ class S3Writer(WritableOrigin):
     ) -> PartTag:
         """See `WritableOrigin.copy_part`. Costs one UploadPartCopy."""
         query = messages.query_of(partNumber=str(number), uploadId=upload.upload_id)
-        headers = self._source(path, meta)
+        headers = await self._source(path, meta)
         headers["x-amz-copy-source-range"] = f"bytes={offset}-{offset + length - 1}"
         try:
             answer = await self._sender.send("PUT", self._key(upload.path), query, headers)
@@ -191,7 +197,8 @@ class S3Writer(WritableOrigin):
         except (ConflictError, NotFoundError) as error:
             return await self._own_or_raise(key, upload.write_id, e_tag, condition, error)
         size_bytes = sum(part.size_bytes for part in parts)
-        return messages.written(answer.headers, messages.e_tag_in(answer.body), size_bytes)
+        e_tag = messages.e_tag_in(answer.body)
+        return await self._stored(upload.path, answer.headers, e_tag, size_bytes)
 
     async def parts(self, upload: Upload) -> list[PartTag]:
         """See `WritableOrigin.parts`. Costs one request for each 1,000 parts."""
@@ -270,7 +277,7 @@ class S3Writer(WritableOrigin):
         headers, done = await self._begin(key, condition, guaranteed, write_id, None)
         if done is not None:
             return done
-        headers |= self._source(path, meta)
+        headers |= await self._source(path, meta)
         if condition is not None:
             headers |= await self._metadata_of(path, meta, write_id)
             headers["x-amz-metadata-directive"] = "REPLACE"
@@ -279,7 +286,8 @@ class S3Writer(WritableOrigin):
         except ConflictError as error:
             await self._metadata_of(path, meta, write_id)  # or is it the source that has changed?
             return await self._own_or_raise(key, write_id, None, condition, error)
-        return messages.written(answer.headers, messages.e_tag_in(answer.body), meta.size_bytes)
+        e_tag = messages.e_tag_in(answer.body)
+        return await self._stored(target, answer.headers, e_tag, meta.size_bytes)
 
     async def _copy_in_parts(
         self,
@@ -323,13 +331,14 @@ class S3Writer(WritableOrigin):
         key = self._key(path)
         headers = {}
         if condition is not None:
-            if condition.version is not None and self.guarantees.delete_version:
+            is_checked = condition.version is not None and self.guarantees.delete_version
+            if is_checked and not self._is_by_time(condition):
                 headers = messages.condition_headers(condition, self._is_oss)
             else:
                 found = await self._sender.head(key)
                 if found is None:
                     return
-                if messages.described(found).version != condition.version:
+                if not is_version(condition.version, messages.described(found)):
                     raise self._conflict(path)
         try:
             await self._sender.send("DELETE", key, "", headers)
@@ -445,19 +454,26 @@ class S3Writer(WritableOrigin):
     ) -> tuple[dict[str, str], ObjectMeta | None]:
         """Return the headers for a condition, or, if the store does not check it, compare first.
         The second value is the object if this write has made it already. Raises `ConflictError`."""
-        if condition is None or guaranteed:
+        if condition is None or (guaranteed and not self._is_by_time(condition)):
             return messages.condition_headers(condition, self._is_oss), None
         found = await self._sender.head(key)
         if found is None:
             if condition.version is None:
                 return {}, None
             raise self._conflict_at(key)
-        meta = messages.described(found)
         if self._is_own(found, write_id, e_tag):
-            return {}, meta
-        if meta.version != condition.version:
+            return {}, self._told(found)
+        meta = messages.described(found)
+        if not is_version(condition.version, meta):
             raise self._conflict_at(key)
-        return {}, None
+        present = Condition(meta.version) if guaranteed and is_strong(meta.version) else None
+        return messages.condition_headers(present, self._is_oss), None
+
+    @staticmethod
+    def _is_by_time(condition: Condition) -> bool:
+        """Whether no header can hold the version of a condition, which consists of time and
+        size."""
+        return condition.version is not None and not is_strong(condition.version)
 
     async def _own_or_raise(
         self,
@@ -470,7 +486,7 @@ class S3Writer(WritableOrigin):
         """Return the object if this write has made it, though the store has refused a try."""
         found = await self._sender.head(key)
         if found is not None and self._is_own(found, write_id, e_tag):
-            return messages.described(found)
+            return self._told(found)
         is_upload_gone = isinstance(error, NoSuchUploadError)
         if isinstance(error, NotFoundError) and condition is not None and not is_upload_gone:
             raise self._conflict_at(key) from None  # the version that it is based on is gone
@@ -481,8 +497,18 @@ class S3Writer(WritableOrigin):
             return messages.write_id_of(headers) == write_id
         return messages.is_same_e_tag(headers.get("etag"), e_tag)
 
-    def _source(self, path: str, meta: ObjectMeta) -> dict[str, str]:
-        return messages.copy_source(self._sender.target.bucket, self._key(path), meta.version)
+    async def _source(self, path: str, meta: ObjectMeta) -> dict[str, str]:
+        """Return the headers that name the source of a copy. Costs a HEAD for a version that
+        consists of time and size. Raises `ObjectChangedError`, `NotFoundError`."""
+        version = meta.version
+        if not is_strong(version):
+            found = await self._sender.head(self._key(path))
+            if found is None:
+                raise NotFoundError(f"{self._subject(path)} does not exist")
+            version = messages.described(found).version
+            if not is_version(meta.version, messages.described(found)):
+                raise self._changed(path)
+        return messages.copy_source(self._sender.target.bucket, self._key(path), version)
 
     async def _metadata_of(self, path: str, meta: ObjectMeta, write_id: str) -> dict[str, str]:
         """Return the headers that give a copy of the version `meta` its metadata. Raises
@@ -490,7 +516,7 @@ class S3Writer(WritableOrigin):
         found = await self._sender.head(self._key(path))
         if found is None:
             raise NotFoundError(f"{self._subject(path)} does not exist")
-        if messages.described(found).version != meta.version:
+        if not is_version(meta.version, messages.described(found)):
             raise self._changed(path)
         return messages.metadata_again(found, write_id)
 
@@ -503,7 +529,19 @@ class S3Writer(WritableOrigin):
         found = await self._sender.head(self._key(path))
         if found is None:
             raise NotFoundError(f"{self._subject(path)} does not exist")
-        return messages.described(found)
+        return self._told(found)
+
+    async def _stored(
+        self, path: str, headers: Mapping[str, str], e_tag: str, size_bytes: int
+    ) -> ObjectMeta:
+        """Return the metadata of what was written, of which `headers` and `e_tag` are the answer.
+        Costs a HEAD if the version consists of the time, which is not in the answer."""
+        if not e_tag or self._versions.are_by_time:
+            return await self._described(path)
+        return messages.written(headers, e_tag, size_bytes)
+
+    def _told(self, found: Mapping[str, str]) -> ObjectMeta:
+        return self._versions.told(messages.described(found))
 
     async def described(self, path: str) -> dict[str, str] | None:
         """Return the headers of the object at `path`, or None."""
