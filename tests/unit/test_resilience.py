@@ -19,6 +19,7 @@ from cachefs.errors import (
     RefusedError,
 )
 from cachefs.origin.body import Body
+from cachefs.origin.names import Pages
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import Buffer, Entry, ObjectMeta
 from tests.memory_origin import MemoryOrigin
@@ -241,6 +242,7 @@ async def test_a_short_outage_is_waited_out(autojump_clock: MockClock) -> None:
         assert origin.state()["failed_calls"] == 0
 
 
+@pytest.mark.expect_log("the listing takes longer than --request-timeout")
 async def test_one_path_that_is_never_answered_is_no_outage(autojump_clock: MockClock) -> None:
     store = Store()
 
@@ -632,3 +634,68 @@ async def test_after_a_gap_a_call_gets_one_more_try(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(come_back)
         assert await origin.read("f", store.meta, 0, 4) == b"data"
+
+
+class SlowListing(Store):
+    """Each page takes `listing_s`; everything else is quick, unless `state` says otherwise."""
+
+    listing_s = 20.0
+
+    def list_dir(self, path: str, below: object = None) -> Pages:
+        async def page() -> list[Entry] | None:
+            await trio.sleep(self.listing_s)
+            return [] if self.state is None else await trio.sleep_forever()
+
+        return Pages(page)
+
+
+async def first_page(origin: ResilientOrigin) -> list[Entry]:
+    return await anext(aiter(origin.list_dir("d")))
+
+
+@pytest.mark.expect_log("the listing takes longer than --request-timeout")
+async def test_a_slow_listing_of_an_origin_that_answers(autojump_clock: MockClock) -> None:
+    store = SlowListing()
+    async with running(store) as origin:
+        assert await first_page(origin) == []
+        assert not origin.is_down
+        assert origin.state()["retries"] == 0
+        assert origin.state()["failed_calls"] == 0
+
+
+@pytest.mark.expect_log("the listing takes longer than --request-timeout")
+async def test_a_listing_that_never_comes(autojump_clock: MockClock) -> None:
+    store = SlowListing()
+    store.listing_s = 1e6
+    async with running(store) as origin:
+        began_at = trio.current_time()
+        with pytest.raises(OriginUnavailableError, match="can't be listed: no answer within"):
+            await first_page(origin)
+        assert 60 < trio.current_time() - began_at < 70
+        assert not origin.is_down
+
+
+async def test_a_listing_of_an_origin_that_is_silent(autojump_clock: MockClock) -> None:
+    store = SlowListing()
+    store.state = store.be_silent
+    origin = resilient(store)
+    began_at = trio.current_time()
+    with pytest.raises(OriginUnavailableError):
+        await first_page(origin)
+    assert trio.current_time() - began_at <= 5
+
+
+@pytest.mark.expect_log("the listing takes longer than --request-timeout")
+async def test_a_look_up_that_needs_a_slow_listing(autojump_clock: MockClock) -> None:
+    class SlowLookUp(Store):
+        lists = 0
+
+        async def stat(self, path: str) -> None:
+            self.lists += 1
+            await trio.sleep(20)
+
+    store = SlowLookUp()
+    async with running(store) as origin:
+        assert await origin.stat("f") is None
+        assert store.lists == 2
+        assert not origin.is_down

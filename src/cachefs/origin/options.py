@@ -12,6 +12,9 @@ VerifyOrigin = Literal["auto", "off"]
 
 CHECK_DEADLINE_S = 4.0
 """`Origin.check` returns or fails within this time, so that a mount fails within 5 s."""
+LISTING_PATIENCE_S = 60.0
+"""How much longer than other answers one page of a listing may take, while the origin answers other
+requests."""
 
 
 @dataclass(frozen=True, slots=True)

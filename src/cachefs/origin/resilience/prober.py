@@ -103,18 +103,26 @@ class Prober:
         finally:
             self._watching = False
 
+    async def answers(self, path: str) -> bool:
+        """Whether the origin answers, whatever it says of `path` or of another object."""
+        return await self._asked(path or self._answered_path)
+
+    async def _asked(self, path: str) -> bool:
+        try:
+            await (self._origin.stat_unlisted(path) if path else self._origin.check())
+        except OriginBusyError:
+            return True
+        except OriginError as error:
+            return not isinstance(error, OriginUnavailableError)
+        return True
+
     async def _probe(self, path: str) -> None:
         """Look up a path; an empty one stands for the source as a whole. Any definite or busy
         answer ends the run of failures. Only the source can open the breaker: one object may fail
         for ever."""
         answered = False
         with trio.move_on_after(self._probe_s):
-            try:
-                await (self._origin.stat_unlisted(path) if path else self._origin.check())
-                answered = True
-            except OriginError as error:
-                busy = isinstance(error, OriginBusyError)
-                answered = busy or not isinstance(error, OriginUnavailableError)
+            answered = await self._asked(path)
         if answered:
             self.note_answer()
         elif not path:

@@ -32,6 +32,17 @@ class Transfer:
         return deadline + max(0.0, self.moved_at - began_at)
 
 
+class Listing(Transfer):
+    """One page of a listing. `patient_until`: the latest time until which its timeout is postponed
+    because the origin answers other requests."""
+
+    verb = "listed"
+
+    def __init__(self, patient_until: float) -> None:
+        super().__init__()
+        self.patient_until = patient_until
+
+
 class Reading(Transfer):
     """A read of `length` bytes."""
 

@@ -30,6 +30,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import outcome
 import trio
 
 from cachefs.errors import (
@@ -39,16 +40,17 @@ from cachefs.errors import (
     OriginUnavailableError,
     UntrustedOriginError,
 )
+from cachefs.log import warn_once
 from cachefs.loop_clock import had_gap_since
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, next_page
-from cachefs.origin.options import CHECK_DEADLINE_S
+from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S
 from cachefs.origin.resilience.bandwidth import Bandwidth
 from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
 from cachefs.origin.resilience.pace import Pace
 from cachefs.origin.resilience.prober import Prober
-from cachefs.origin.resilience.reading import Reading, Transfer
+from cachefs.origin.resilience.reading import Listing, Reading, Transfer
 from cachefs.origin.resilience.settings import OriginState, Resilience
 from cachefs.origin.resilience.writing import ResilientWriter
 from cachefs.origin.wrapping import WrappingOrigin
@@ -174,20 +176,97 @@ class ResilientOrigin(WrappingOrigin):
 
     async def stat(self, path: str) -> Found:
         """See `Origin.stat`."""
-        return await self._call(path, partial(self._timed, self._inner.stat, path))
+        ask = partial(self._timed, self._inner.stat, path)
+        return await self._look_up(path, ask, ask)
 
     async def stat_and_read(self, path: str) -> tuple[Found, Buffer | None]:
         """See `Origin.stat_and_read`. With a bandwidth limit, return metadata only, so that no
         bytes are fetched that no reader needs."""
         if self._bandwidth.bytes_per_s:
             return await self.stat(path), None
-        return await self._call(path, partial(self._timed, self._inner.stat_and_read, path))
+        ask = partial(self._timed, self._inner.stat_and_read, path)
+        return await self._look_up(path, ask, partial(self._stat_only, path))
+
+    async def _stat_only(self, path: str) -> tuple[Found, Buffer | None]:
+        return await self._timed(self._inner.stat, path), None
+
+    async def _look_up(
+        self, path: str, ask: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Look up a path. That may need a LIST, which may be slow: so further tries (`again`) have
+        more time, as long as an object of that path can be asked for."""
+        listing: Listing | None = None
+        turn = Transfer()
+
+        async def attempt() -> T:
+            nonlocal listing
+            if listing is None:
+                listing = Listing(trio.current_time() + LISTING_PATIENCE_S)
+                return await ask()
+            listing.scope = turn.scope
+            try:
+                return await self._ask_patiently(path, again, listing, own_only=True)
+            finally:
+                turn.moved_at = listing.moved_at
+
+        return await self._call(path, attempt, reading=turn)
 
     def list_dir(self, path: str, below: dict[str, list[Entry]] | None = None) -> Pages:
         """See `Origin.list_dir`. Each page has its own deadline."""
         pages = aiter(self._inner.list_dir(path, below))
-        request_s = _WHOLE_LISTING_S if self._inner.lists_in_one_piece else None
-        return Pages(partial(self._call, path, partial(next_page, pages), request_s=request_s))
+        ask = partial(next_page, pages)
+        if self._inner.lists_in_one_piece:
+            return Pages(partial(self._call, path, ask, request_s=_WHOLE_LISTING_S))
+        return Pages(partial(self._list_page, path, ask))
+
+    async def _list_page(
+        self, path: str, ask: Callable[[], Awaitable[list[Entry] | None]]
+    ) -> list[Entry] | None:
+        """Return the next page. A store may work on a page for long, because of many deleted names
+        or slow disks. So it has more time, as long as the origin answers other requests."""
+        listing = Listing(trio.current_time() + LISTING_PATIENCE_S)
+        attempt = partial(self._ask_patiently, path, ask, listing)
+        return await self._call(path, attempt, reading=listing)
+
+    async def _ask_patiently(
+        self,
+        path: str,
+        ask: Callable[[], Awaitable[T]],
+        listing: Listing,
+        own_only: bool = False,
+    ) -> T:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait_for_listing, path, listing, own_only)
+            found = await outcome.acapture(ask)
+            nursery.cancel_scope.cancel()
+        return found.unwrap()
+
+    async def _wait_for_listing(self, path: str, listing: Listing, own_only: bool) -> None:
+        """Postpone the timeout of a listing while the origin answers other requests; with
+        `own_only`, only those for an object of that path. If there are none, send one."""
+        interval_s = self._settings.request_timeout_s / 2
+        began_at = trio.current_time()
+        while (asked_at := trio.current_time()) + interval_s < listing.patient_until:
+            await trio.sleep(interval_s)
+            is_answered = self._answered_at >= asked_at and not own_only
+            if not is_answered:
+                with trio.move_on_after(interval_s):
+                    is_answered = await self._prober.answers(path)
+            now = trio.current_time()
+            if not is_answered or listing.scope is None:
+                continue
+            self._note_answer()
+            listing.moved_at = now
+            listing.scope.deadline = max(listing.scope.deadline, now + 2 * interval_s)
+            if now - began_at >= 2 * interval_s:
+                warn_once(
+                    log,
+                    self.url,
+                    "%s: the listing takes longer than --request-timeout, while other requests are "
+                    "answered; cachefs waits for up to %.0f s for each page",
+                    self._subject(path),
+                    LISTING_PATIENCE_S,
+                )
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
         """See `Origin.read`. Waits first as long as the bandwidth limit requires."""

@@ -25,7 +25,7 @@ from cachefs.origin.base import Learned, Origin, OriginCounters
 from cachefs.origin.body import Body
 from cachefs.origin.early_call import EarlyCall
 from cachefs.origin.names import Pages, is_key_name
-from cachefs.origin.options import CHECK_DEADLINE_S, OriginOptions
+from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S, OriginOptions
 from cachefs.origin.s3 import digest, objects
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.bucket_reader import BucketReader
@@ -433,7 +433,7 @@ class ObjectStoreOrigin(Origin):
     def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
         """Send one LIST now."""
         self.counters.lists += 1
-        exchange = Exchange()
+        exchange = Exchange(LISTING_PATIENCE_S)
         return EarlyCall(partial(self._lister.fetch, request, exchange), exchange.give_up)
 
     async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:

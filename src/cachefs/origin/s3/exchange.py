@@ -114,9 +114,11 @@ def head_of(request: Request, host: str) -> bytes:
 
 class Exchange:
     """The connection that a request uses at present, so that the loop can break it. `_lock`
-    protects both fields."""
+    protects `_socket` and `_given_up`. `patience_s` is how much longer than others the answer may
+    take; the loop ends what takes too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.0) -> None:
+        self.patience_s = patience_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._given_up = False
@@ -152,10 +154,10 @@ class _Received(io.RawIOBase):
         self._idle_s = idle_s
         self.ends_at = float("inf")
 
-    def begin(self, total_s: float) -> None:
-        """Begin an answer, which must be complete after `total_s`."""
-        self.ends_at = time.monotonic() + total_s
-        self._socket.settimeout(self._idle_s)
+    def begin(self, total_s: float, patience_s: float) -> None:
+        """Begin an answer, which must be complete after `total_s` and the patience."""
+        self.ends_at = time.monotonic() + total_s + patience_s
+        self._socket.settimeout(self._idle_s + patience_s)
 
     def readable(self) -> bool:
         """See `io.IOBase.readable`."""
@@ -196,7 +198,7 @@ class _Connection:
         except OSError as error:  # perhaps the server has answered early and closed
             failure = error
         try:
-            self._received.begin(self._total_s)
+            self._received.begin(self._total_s, exchange.patience_s)
             return self._answer(request, sink)
         except (OSError, BrokenAnswerError) as error:
             raise failure or error from None
