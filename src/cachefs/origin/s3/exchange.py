@@ -152,10 +152,13 @@ class _Received(io.RawIOBase):
     def __init__(self, opened: socket.socket, idle_s: float) -> None:
         self._socket = opened
         self._idle_s = idle_s
-        self.ends_at = float("inf")
+        self.ends_at = self._total_s = float("inf")
+        self._is_patient = False
 
     def begin(self, total_s: float, patience_s: float) -> None:
-        """Begin an answer, which must be complete after `total_s` and the patience."""
+        """Begin an answer. Its first byte may take `patience_s` longer; then it must be complete
+        after `total_s`."""
+        self._total_s, self._is_patient = total_s, patience_s > 0
         self.ends_at = time.monotonic() + total_s + patience_s
         self._socket.settimeout(self._idle_s + patience_s)
 
@@ -170,7 +173,12 @@ class _Received(io.RawIOBase):
             raise TimeoutError
         if left_s < self._idle_s:
             self._socket.settimeout(left_s)
-        return self._socket.recv_into(room)
+        count = self._socket.recv_into(room)
+        if self._is_patient:
+            self._is_patient = False
+            self.ends_at = time.monotonic() + self._total_s
+            self._socket.settimeout(self._idle_s)
+        return count
 
 
 class _Connection:
