@@ -91,8 +91,8 @@ class Dials:
     no_such_key: str = "NoSuchKey"
 
     # -- ETags -----------------------------------------------------------------------------------
-    e_tags: Literal["md5", "opaque"] = "md5"
-    """Of objects that were put in one piece. `opaque`: as with SSE-KMS."""
+    e_tags: Literal["md5", "kms"] = "md5"
+    """Of objects that were put in one piece. `kms`: no digests, and a header says so."""
     e_tags_of_uploads: Literal["md5-n", "md5", "opaque"] = "md5-n"
 
     # -- writes ----------------------------------------------------------------------------------

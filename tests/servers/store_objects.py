@@ -190,7 +190,10 @@ def kept_headers(call: Call) -> dict[str, str]:
         for name, value in call.asked.headers.items()
         if name in _KEPT or (keeps and name.startswith(_META))
     }
-    return {"content-type": "binary/octet-stream", **headers}
+    own = {"content-type": "binary/octet-stream"}
+    if dials.e_tags == "kms":
+        own["x-amz-server-side-encryption"] = "aws:kms"
+    return own | headers
 
 
 def put(call: Call) -> Answer:
@@ -242,7 +245,7 @@ def copy(call: Call) -> Answer:
     e_tag = source.e_tag
     if "-" in e_tag and dials.e_tags == "md5":
         e_tag = md5(source.data)  # a copy has one part
-    elif dials.e_tags == "opaque":
+    elif dials.e_tags == "kms":
         e_tag = opaque(source.data)
     fresh = StoredObject(source.data, e_tag, kept)
     call.bucket.put(call.key, fresh)
