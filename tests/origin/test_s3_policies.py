@@ -34,6 +34,7 @@ class Store:
     def __init__(self) -> None:
         self.allows: Callable[[Asked], bool] = user_folder
         self.denied = 0
+        self.written: list[str] = []
 
     def answer(self, asked: Asked) -> Answer:
         if not self.allows(asked):
@@ -41,6 +42,9 @@ class Store:
             return DENIED
         if asked.is_list:
             return self._page(asked.query.get("prefix", ""), asked.query.get("delimiter", ""))
+        if asked.method == "PUT":
+            self.written.append(asked.path)
+            return Answer(headers={"ETag": '"one"'})
         if asked.path.removeprefix("/b/") in KEYS:
             return Answer(b"data", headers={"ETag": '"one"', "Last-Modified": DATE})
         # S3 tells nobody what is absent who may not list the whole bucket.
@@ -148,6 +152,17 @@ async def test_writers_need_no_other_form(origin: Origin, store: Store) -> None:
     assert not store.denied
 
 
+async def test_a_directory_is_made_where_the_head_of_what_is_absent_is_denied(
+    origin: Origin, store: Store
+) -> None:
+    assert origin.writer is not None
+    await origin.writer.make_directory("home/me/new")
+    await origin.writer.make_directory("home/me/new", is_new=True, write_id="1")
+    assert store.written == ["/b/home/me/new/"] * 2
+    with pytest.raises(AccessDeniedError):
+        await origin.writer.make_directory("home/other/new")
+
+
 async def test_the_requester_pays(server: ToldS3, store: Store) -> None:
     store.allows = lambda asked: (
         asked.headers.get("x-amz-request-payer") == "requester"
@@ -166,8 +181,7 @@ async def test_the_requester_pays(server: ToldS3, store: Store) -> None:
         await origin.read("home/me/a", large, 0, large.size_bytes)
     assert origin.writer is not None
     for size_bytes in (1, 1 << 20):
-        with pytest.raises(AccessDeniedError):  # this store takes no writes
-            await origin.writer.put("new", BufferContent(bytes(size_bytes)))
+        await origin.writer.put("new", BufferContent(bytes(size_bytes)))
     assert not store.denied
     await origin.aclose()
 

@@ -40,7 +40,7 @@ from cachefs.origin.s3.fast_path.small_reader import address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
-from cachefs.origin.s3.listing import keys_in, next_token, parse_page
+from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
@@ -99,7 +99,7 @@ class ObjectStoreOrigin(Origin):
         self._lister = S3Lister(self._reader)
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
-        self._sender = Sender(target, provider, options, tls, self.counters)
+        self._sender = Sender(target, provider, options, tls, self.counters, self._lister)
         self._writer = S3Writer(
             self._sender, self._lister, self.versions, self.checked_key, self._subject
         )
@@ -177,16 +177,17 @@ class ObjectStoreOrigin(Origin):
 
     async def _explain_denial(self, path: str, error: AccessDeniedError) -> None:
         """Return if a denied HEAD was for a directory. Raises `NotFoundError` if there is no
-        such key, and else `error`. S3 denies a HEAD of an absent key to those who may list only
-        some prefixes, and policies often allow to list a directory and to read only below it."""
+        such key (see `S3Lister.has_key`), and else `error`. Policies often allow to list a
+        directory and to read only below it."""
         key = self.checked_key(path)
         try:
             if await self._has_keys(key + "/"):
                 return
-            body = await self.fetch_page(self.start_page(PageRequest(key, "/", max_keys=1)))
+            self.counters.lists += 1
+            is_there = await self._in_thread(partial(self._lister.has_key, key))
         except AccessDeniedError:
             raise error from None
-        if key in await trio.to_thread.run_sync(keys_in, body):
+        if is_there:
             raise error
         raise NotFoundError(f"{self._subject(path)} does not exist: no listing shows it")
 

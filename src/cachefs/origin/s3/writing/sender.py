@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import (
+    AccessDeniedError,
     BadDataError,
     ConflictError,
     NotFoundError,
@@ -32,6 +33,7 @@ from cachefs.origin.s3.credentials import CredentialProvider
 from cachefs.origin.s3.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
 from cachefs.origin.s3.fast_path.small_reader import address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector
+from cachefs.origin.s3.lister import S3Lister
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
@@ -137,11 +139,13 @@ class Sender:
         options: OriginOptions,
         tls: TlsConnector | None,
         counters: OriginCounters,
+        lister: S3Lister,
     ) -> None:
         self.target = target
         self._provider = provider
         self._counters = counters
         self._options = options
+        self._lister = lister
         self._workers: Workers | None = None
         self._exchanges = Exchanges(target, options, tls)
         self._loop = LoopExchanges(target, provider, options, tls)
@@ -255,6 +259,14 @@ class Sender:
         try:
             return (await self.send("HEAD", key)).headers
         except NotFoundError:
+            return None
+        except AccessDeniedError:
+            try:
+                is_there = await self.in_thread(partial(self._lister.has_key, key))
+            except AccessDeniedError:
+                is_there = True
+            if is_there:
+                raise
             return None
 
     async def in_thread(self, work: Callable[[], T]) -> T:
