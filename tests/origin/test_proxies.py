@@ -202,6 +202,16 @@ async def test_no_request_goes_through_the_proxy(
     assert "urllib3" not in str([asked.headers for asked in store.asked])
 
 
+async def test_a_proxy_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, opened: list[Origin]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:hunter2@127.0.0.1:1")
+    opened.append(open_origin("s3://b", OriginOptions(endpoint="http://store.invalid")))
+    said = r"store\.invalid does not answer through the proxy http://127\.0\.0\.1:1$"
+    with pytest.raises(OriginError, match=said):
+        await opened[0].check()
+
+
 @pytest.mark.parametrize("source", ["http://web.invalid/d", "webhdfs://namenode.invalid:9870/d"])
 async def test_other_sources_over_http(
     monkeypatch: pytest.MonkeyPatch, proxy: ToldS3, opened: list[Origin], source: str

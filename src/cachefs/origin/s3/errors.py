@@ -25,6 +25,7 @@ from cachefs.errors import (
     RefusedError,
     UntrustedOriginError,
 )
+from cachefs.origin.proxies import proxy_for
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import error_document
 from cachefs.origin.s3.config import S3Target
@@ -335,4 +336,8 @@ def web_page(target: S3Target) -> BadDataError:
 
 def unreachable(target: S3Target, subject: str, verb: str = "read") -> OriginUnavailableError:
     """Return the exception for a connection that fails, breaks or times out."""
-    return OriginUnavailableError(f"{subject} can't be {verb}: {target.endpoint} does not answer")
+    proxy = proxy_for(target.base_url)
+    way = "" if proxy is None else f" through the proxy {proxy.address}"
+    return OriginUnavailableError(
+        f"{subject} can't be {verb}: {target.endpoint} does not answer{way}"
+    )
