@@ -24,7 +24,7 @@ from cachefs.errors import (
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience, ResilientOrigin
-from cachefs.types import ObjectMeta
+from cachefs.types import Entry, ObjectMeta
 from tests.origin.listing import list_all
 from tests.servers.told_s3 import Answer, Asked, ToldS3
 
@@ -123,6 +123,21 @@ async def test_markers(put, either) -> None:
     assert either.counters.unshown_keys == 0
 
 
+async def test_markers_with_content_are_counted(put, origin) -> None:
+    put("dir/", b"content that no name leads to")
+    put("dir/f")
+    put("d/e/", b"content")
+    assert sorted(await list_all(origin)) == ["d", "dir"]
+    assert sorted(await list_all(origin, "dir")) == ["f"]
+    assert sorted(await list_all(origin, "d")) == ["e"]
+    assert await list_all(origin, "d/e") == {}
+    assert origin.counters.unshown_in_dir == {"dir": 1, "d/e": 1}
+    below: dict[str, list[Entry]] = {}
+    async for _ in origin.list_dir("", below):
+        pass
+    assert sum(origin.counters.unshown_in_dir.values()) == 2
+
+
 async def test_key_that_is_file_and_prefix(put, either) -> None:
     put("full", b"data")
     put("full-1")
@@ -136,6 +151,7 @@ async def test_key_that_is_file_and_prefix(put, either) -> None:
     assert listed["empty"].meta is None
     for name, entry in listed.items():
         assert await either.stat(name) == entry.meta
+    assert either.counters.unshown_in_dir == {"": 1}, "full/"
     with pytest.raises(NotADirError):
         await list_all(either, "last")
 
@@ -149,6 +165,7 @@ async def test_twins_pages_apart(moto, put, bucket, origin) -> None:
     assert len(listed) == 1102
     assert isinstance(listed["a"].meta, ObjectMeta)
     assert listed["e"].meta is None
+    assert origin.counters.unshown_in_dir == {"": 1}
     assert origin.counters.lists == 2
 
 

@@ -57,14 +57,18 @@ def chunked(entries: list[Entry], page_size: int) -> Iterator[list[Entry]]:
         yield entries[start : start + page_size]
 
 
-def resolve_twins(entries: Iterable[Entry]) -> list[Entry]:
+def resolve_twins(entries: Iterable[Entry], hidden: list[str] | None = None) -> list[Entry]:
     """Return each name of a complete listing once. If a name is both an object and a directory, the
-    rule of `Origin.stat` decides."""
+    rule of `Origin.stat` decides. Directories that are hidden by an object are added to `hidden`,
+    with a `/` at the end."""
     by_name: dict[str, Entry] = {}
     for entry in entries:
         rival = by_name.get(entry.name)
         if rival is None or _rank(entry) > _rank(rival):
             by_name[entry.name] = entry
+        is_twin = rival is not None and rival.is_dir != entry.is_dir
+        if is_twin and hidden is not None and _size(by_name[entry.name]):
+            hidden.append(entry.name + "/")
     return list(by_name.values())
 
 
@@ -86,6 +90,8 @@ class TwinMerger:
     def __init__(self) -> None:
         self._stack: list[Entry] = []
         self._last_dir = ""
+        self.hidden: list[str] = []
+        """Directories that are hidden by an object, as in `resolve_twins`; the caller clears it."""
 
     def feed(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the entries that are final now. An empty file is held back as long as a directory
@@ -109,7 +115,9 @@ class TwinMerger:
             self._last_dir = name
             if not is_twin:
                 out.append(entry)
-            elif not _size(stack[-1]):
+            elif _size(stack[-1]):
+                self.hidden.append(name + "/")
+            else:
                 stack.pop()
                 out.append(entry)
         return out

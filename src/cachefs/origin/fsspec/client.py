@@ -288,7 +288,10 @@ class FsspecOrigin(Origin):
     async def _entries(self, path: str) -> list[Entry]:
         full = self._full(path)
         infos = await self._ls(path)
-        entries = resolve_twins(self._named(path, full, infos))
+        hidden: list[str] = []
+        entries = resolve_twins(self._named(path, full, infos), hidden)
+        if hidden:
+            self.counters.note_unshown(path, hidden[0], len(hidden))
         if not entries and infos:
             # fsspec lists a file as a directory whose only entry is the file itself.
             own = [info for info in infos if info["name"].rstrip("/") == full.rstrip("/")]

@@ -346,8 +346,11 @@ def _page(columns: _Columns, prefix: str) -> Page:
     for key, (size_text, time_text, e_tag) in zip(columns.keys, metas, strict=True):
         if columns.encoded and ("%" in key or "+" in key):
             key = _decoded(key)
-        if key == prefix:
-            continue  # the marker of this directory itself
+        if key == prefix:  # the marker of this directory itself
+            if whole_number(size_text):
+                unshown += 1  # nobody can read what is in it
+                example = key
+            continue
         name = key[start:]
         if not key.startswith(prefix) or not is_key_name(name):
             unshown += 1

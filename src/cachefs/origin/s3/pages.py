@@ -154,6 +154,8 @@ class PagedListing:
                 if page.unshown:
                     self._origin.counters.note_unshown(self._path, page.example, page.unshown)
                 entries = self._merger.feed(self._entries_of(page))
+                _note_hidden(self._origin.counters, self._path, self._merger.hidden)
+                self._merger.hidden.clear()
             if self._step is _Step.FINISH:
                 if not self._keys and self._path:
                     raise await self._origin.no_such_dir(self._path)
@@ -212,8 +214,10 @@ class PagedListing:
             is_above = not path or self._path.startswith(path + "/")
             goes_on = not tree.is_in_order or tree.last_key.startswith(f"{root}{path}/")
             if not is_above and (tree.is_whole or not goes_on):
-                self._below[path] = resolve_twins(self._entries_of(page))
+                hidden: list[str] = []
+                self._below[path] = resolve_twins(self._entries_of(page), hidden)
                 self._origin.counters.begin_listing(path)
+                _note_hidden(self._origin.counters, path, hidden)
                 if page.unshown:
                     self._origin.counters.note_unshown(path, page.example, page.unshown)
 
@@ -254,6 +258,11 @@ class PagedListing:
         if place and hash(place) in self._places:
             raise BadDataError(f"the listing of {self._next.prefix or '/'} goes round in a circle")
         return place is not None
+
+
+def _note_hidden(counters: OriginCounters, path: str, hidden: list[str]) -> None:
+    if hidden:
+        counters.note_unshown(path, join(path, hidden[0]), len(hidden))
 
 
 def _is_past(key: str, prefix: str) -> bool:
