@@ -4,6 +4,7 @@ Every 4 KiB of an object say which object, which version and which page they are
 version is: a reader that got bytes of two versions, a hole or the wrong end would notice.
 """
 
+import contextlib
 import os
 import random
 import struct
@@ -231,3 +232,30 @@ def test_an_open_file_is_one_version_or_stale(replaced: tuple[Site, Store], tmp_
     assert names == [f"{number:02}" for number in sorted(store._sizes)]
     for name in names:
         assert (site.mountpoint / name).stat().st_size == store._sizes[int(name)]
+
+
+@pytest.mark.root
+def test_an_overlay_is_stale_until_it_is_remounted(site: Site, tmp_path: Path) -> None:
+    """Overlayfs keeps what it has found in its lower directory, and can't look it up again."""
+    (site.files / "file").write_text("old")
+    site.mount("--entry-ttl", "0", "--attr-ttl", "0", "--list-ttl", "0")
+    upper, overlay = tmp_path / "upper", tmp_path / "overlay"
+    for place in (upper, overlay):
+        place.mkdir()
+    with contextlib.ExitStack() as stack:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", upper], check=True)
+        stack.callback(subprocess.run, ["umount", upper], check=True)
+        for name in ("u", "w"):
+            (upper / name).mkdir()
+        layers = f"lowerdir={site.mountpoint},upperdir={upper}/u,workdir={upper}/w"
+        subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", overlay], check=True)
+        stack.callback(subprocess.run, ["umount", overlay], check=True)
+        assert (overlay / "file").read_text() == "old"
+        new = site.files / "new"
+        new.write_text("newer")
+        new.rename(site.files / "file")
+        with pytest.raises(OSError, match="Stale file handle"):
+            (overlay / "file").read_text()
+        assert (site.mountpoint / "file").read_text() == "newer"
+        subprocess.run(["mount", "-o", "remount", overlay], check=True)
+        assert (overlay / "file").read_text() == "newer"
