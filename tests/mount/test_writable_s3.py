@@ -245,3 +245,12 @@ def test_an_object_that_a_new_file_has_replaced_does_not_return(
     rw.cli("refresh", rw.mountpoint)
     left = ["other"] if then == "rename" else []
     assert os.listdir(rw.mountpoint) == bucket.files() == left
+
+
+def test_a_name_with_a_control_character_is_refused(rw: Site) -> None:
+    rw.mount("--rw")
+    for name in ("new\nline", "tab\t", "\x01"):
+        with pytest.raises(OSError) as raised:
+            (rw.mountpoint / name).write_bytes(b"x")
+        assert raised.value.errno == errno.EINVAL
+    assert os.listdir(rw.mountpoint) == []

@@ -505,3 +505,34 @@ def test_what_a_writable_mount_does_not_have(rw: Site) -> None:
             link(path, rw.mountpoint / "link")
     same(rw, "file", b"content")
     same(rw, "other", b"other")
+
+
+class _Handle(ctypes.Structure):
+    """See open_by_handle_at(2)."""
+
+    _fields_ = (("size", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
+
+
+def _opened(libc: ctypes.CDLL, site: Site, handle: _Handle) -> int:
+    """Open a file by its handle and close it. Return 0, or the errno."""
+    top = os.open(site.mountpoint, os.O_RDONLY)
+    opened = libc.open_by_handle_at(top, ctypes.byref(handle), os.O_RDONLY)
+    error = 0 if opened >= 0 else ctypes.get_errno()
+    os.close(top)
+    if opened >= 0:
+        os.close(opened)
+    return error
+
+
+def test_a_file_handle_is_valid_only_while_the_kernel_knows_the_file(rw: Site) -> None:
+    path = rw.mountpoint / "file"
+    path.write_bytes(b"content")
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle, mount_id = _Handle(size=128), ctypes.c_int()
+    found = ctypes.byref(handle), ctypes.byref(mount_id)
+    assert libc.name_to_handle_at(-100, os.fsencode(path), *found, 0) == 0
+    assert _opened(libc, rw, handle) == 0
+    rw.umount()
+    rw.mount("--rw")
+    assert _opened(libc, rw, handle) == errno.ESTALE
+    assert path.read_bytes() == b"content"
